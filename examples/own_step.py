@@ -1,0 +1,19 @@
+"""The loop runs anything that takes steps: here Newton's method."""
+
+import rein
+from rein.handlers.early_stop import early_stop
+
+
+def newton(state):
+    """One step toward the square root of the batch's number."""
+    guess = state.step_state
+    return guess - (guess * guess - state.batch) / (2 * guess)
+
+
+loop = rein.Loop(newton)
+loop.metric("residual", lambda state: abs(state.step_state**2 - state.batch), reduce="last")
+early_stop(loop, "residual", patience=0)
+
+for state in loop.stream([2.0], epochs=50, init=1.0):
+    print(f"epoch {state.epoch}: {state.step_state:.15f}, residual {state.metrics['residual']:.1e}")
+print(state.status, "-", state.reason)

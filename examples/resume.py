@@ -1,0 +1,28 @@
+"""Stop in the middle of an epoch, go on in new objects, and end where a run without a break ends: to the last bit."""
+
+import torch
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+
+
+def make_loop():
+    environment = Gridworld(num_envs=8, seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, learning_rate=0.5, seed=0)
+    return rein.training_loop(agent, environment)
+
+
+whole = make_loop()
+whole.run(epochs=10, iterations=25)
+
+first = make_loop()
+first.iteration_completed(once=137)(lambda state: first.interrupt("somebody tripped over the cable"))
+state = first.run(epochs=10, iterations=25)
+print(f"{state.status} in epoch {state.epoch}, iteration {state.iteration}: {state.reason}")
+saved = first.state_dict()
+
+second = make_loop()
+second.load_state_dict(saved)
+second.run(epochs=10, iterations=25)
+print("equal to the bit:", torch.equal(whole.parts["agent"].table, second.parts["agent"].table))

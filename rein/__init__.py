@@ -1,0 +1,65 @@
+"""Reinforcement learning as one small, event-driven loop, with trajectories in HDF5 files that plot themselves."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rein.errors import (
+    CheckpointError,
+    EnvironmentContractError,
+    NonFiniteError,
+    ReinError,
+    StoreError,
+    WorkerDied,
+    WorkerTimeout,
+)
+from rein.loop import Loop
+from rein.rollout import Evaluation, batch_step, evaluate
+from rein.training import train, training_loop
+from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
+
+if TYPE_CHECKING:
+    from rein.stores.hdf5 import HDF5Store
+    from rein.stores.memory import MemoryStore
+    from rein.stores.reader import open_run
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "CheckpointError",
+    "EnvironmentContractError",
+    "Episodes",
+    "Evaluation",
+    "HDF5Store",
+    "Loop",
+    "MemoryStore",
+    "NonFiniteError",
+    "ReinError",
+    "State",
+    "StepState",
+    "StoreError",
+    "TimeStep",
+    "Trajectory",
+    "Transition",
+    "WorkerDied",
+    "WorkerTimeout",
+    "batch_step",
+    "evaluate",
+    "open_run",
+    "train",
+    "training_loop",
+]
+
+# what brings h5py with it is imported when it is first asked for
+_LAZY = {"HDF5Store": "rein.stores.hdf5", "MemoryStore": "rein.stores.memory", "open_run": "rein.stores.reader"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'rein' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,256 @@
+"""Tabular Q-learning for N environments at once.
+
+Shapes: N environments, S states, A actions.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.ops.exploration import epsilon_greedy
+from rein.ops.random import generator
+from rein.ops.trees import map_tree, pack, unpack
+from rein.ops.values import share_of_duplicates, step_toward_, td_target
+from rein.schedules import Schedule, as_schedule
+from rein.types import NAMED_TUPLES, Transition
+
+
+class QLearning:
+    """Off-policy control by a table of action values.
+
+        Q(s, a) <- Q(s, a) + learning_rate * (r + gamma * max_a' Q(s', a') - Q(s, a))
+
+    and no second term where the task terminated at s'. It learns from the transition that was recorded last; where
+    several environments were in the same state with the same action, see `rein.ops.values.step_toward_`. `table` (S, A)
+    begins uniform on [-0.1, 0.1); a state's row is the row-major index of its observation. `epsilon`, the probability
+    of a random action, may be a schedule of `rein.schedules`.
+
+    Source: Watkins & Dayan 1992; Sutton & Barto 2018, 6.5.
+
+    Raises ValueError for spaces other than Discrete or MultiDiscrete observations and Discrete actions, and for numbers
+    out of their range.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        learning_rate: float = 0.1,
+        gamma: float = 0.99,
+        epsilon: float | Schedule = 0.1,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"QLearning: the action space is {action_space}; a table needs Discrete actions")
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = torch.device(device)
+        self.learning_rate = _within("learning_rate", learning_rate, 0.0, 1.0)
+        self.gamma = _within("gamma", gamma, 0.0, 1.0)
+        self.epsilon = as_schedule(epsilon)
+        for bound in self.epsilon.bounds:
+            _within("epsilon", bound, 0.0, 1.0)
+        self.seed = seed
+        self.env_steps = 0
+        self.updates = 0
+        self._row = _RowIndex(observation_space, self.device)
+        self._first_action = int(action_space.start)
+        self._last: Transition | None = None  # recorded and not yet learned from
+        self.table = torch.empty(self._row.states, int(action_space.n), device=self.device)
+        self._cells = self.table.view(-1)
+        self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
+        self._share, self._share_of = torch.empty(0), (0.0, 0)  # see _shares
+        self._draw(secrets.randbits(31) if seed is None else seed)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "observation_space": str(self.observation_space),
+            "action_space": str(self.action_space),
+            "learning_rate": self.learning_rate,
+            "gamma": self.gamma,
+            "epsilon": self.epsilon.config,
+            "seed": self.seed,
+            "device": str(self.device),
+        }
+
+    def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """An epsilon-greedy action (N,) int64 for an observation (N,) or (N, K)."""
+        value_NA = self.table.index_select(0, self._row(observation))
+        action_N = epsilon_greedy(value_NA, self._exploration(), self._generator)
+        return (action_N + self._first_action if self._first_action else action_N), {}
+
+    def record_observation(self, transition: Transition) -> None:
+        """Keep the transition for `optimize_model`, in place of any before it."""
+        self._last = transition
+        self.env_steps += transition.reward.numel()
+
+    def observe_reset(self, observation: Tensor, mask: Tensor) -> None:
+        """Nothing to forget: no update reaches over more than one transition."""
+
+    def optimize_model(self) -> dict[str, Any]:
+        """Learn from the last transition; `td_error` is the mean absolute error of its valid rows before the update."""
+        if self._last is None:
+            return {}
+        last, self._last = self._last, None
+        action_N = last.action - self._first_action if self._first_action else last.action
+        cell_N = torch.add(action_N, self._row(last.observation), alpha=self.table.shape[1])
+        next_value_N = self.table.index_select(0, self._row(last.next_observation)).amax(dim=1)
+        target_N = td_target(last.reward, last.terminated, next_value_N, self.gamma)
+        share = self._shares(target_N.numel())
+        error_N = step_toward_(self._cells, cell_N, target_N, last.valid, share, self._count)
+        self.updates += 1
+        td_error = error_N.abs().sum() / last.valid.count_nonzero().clamp(min=1)
+        return {"td_error": td_error, "epsilon": self._exploration()}
+
+    def q_values(self, observation: Tensor) -> Tensor:
+        """The values (N, A) of all actions at an observation: a copy, for looking at."""
+        return self.table.index_select(0, self._row(observation))
+
+    def policy(self, deterministic: bool = True) -> TabularPolicy:
+        """The greedy policy of the table as it learns on; epsilon-greedy where not `deterministic`.
+
+        An epsilon-greedy one begins the same stream of its own each time, so evaluations compare like with like.
+        """
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return TabularPolicy(self.table, self._row, self._first_action, self._exploration, own)
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` and draw the table anew; RuntimeError after the first step, whose learning would be lost."""
+        if self.env_steps:
+            raise RuntimeError(f"QLearning.reseed({seed}): {self.env_steps} env_steps are recorded; build a new one")
+        self.seed = seed
+        self._draw(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Table, hyper-parameters, generator, counts and what was recorded and not yet learned from."""
+        return {
+            "table": self.table,
+            "learning_rate": self.learning_rate,
+            "gamma": self.gamma,
+            "epsilon": self.epsilon.config,
+            "seed": self.seed,
+            "root": self._root,
+            "generator": self._generator.get_state(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "last": pack(self._last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the agent that `state_dict` was taken from; ValueError where it is of another size."""
+        mine = self.state_dict()
+        if missing := mine.keys() - state.keys():
+            raise ValueError(f"QLearning.load_state_dict: the state lacks {', '.join(sorted(missing))}")
+        for name in ("table", "generator"):
+            if state[name].shape != mine[name].shape:
+                raise ValueError(
+                    f"QLearning.load_state_dict: {name} is {tuple(state[name].shape)} in the state and "
+                    f"{tuple(mine[name].shape)} here; build the agent with the same spaces and device"
+                )
+        epsilon, last = as_schedule(state["epsilon"]), unpack(state["last"], NAMED_TUPLES)
+        self.table.copy_(state["table"])  # in place: policies share it
+        self._generator.set_state(state["generator"].cpu())
+        self.epsilon = epsilon
+        self._last = map_tree(lambda x: x.to(self.device, copy=True), last)
+        self._root = state["root"]
+        for name in ("learning_rate", "gamma", "seed", "env_steps", "updates"):
+            setattr(self, name, state[name])
+
+    def _draw(self, root: int) -> None:
+        """Begin all streams at `root`: the seed, or a number of the system's where none was given."""
+        self._root = root
+        self._generator = generator(root, "agent", device=self.device)
+        self.table.uniform_(-0.1, 0.1, generator=self._generator)
+
+    def _shares(self, rows: int) -> Tensor:
+        """The weight of each of n duplicates, made anew when the learning rate or N is another."""
+        if self._share_of != (self.learning_rate, rows):
+            self._share = share_of_duplicates(self.learning_rate, rows, self.device)
+            self._share_of = (self.learning_rate, rows)
+        return self._share
+
+    def _exploration(self) -> float:
+        """Epsilon now."""
+        return self.epsilon(env_steps=self.env_steps, updates=self.updates)
+
+
+class TabularPolicy:
+    """Acts by a table that it shares with an agent: greedily, or epsilon-greedily with a generator of its own."""
+
+    def __init__(
+        self,
+        table: Tensor,
+        row: Callable[[Tensor], Tensor],
+        first_action: int,
+        epsilon: Callable[[], float],
+        own_generator: torch.Generator | None,
+    ) -> None:
+        self._table = table
+        self._row = row
+        self._first_action = first_action
+        self._epsilon = epsilon
+        self._generator = own_generator
+
+    def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The action (N,) int64 for an observation (N,) or (N, K)."""
+        value_NA = self._table.index_select(0, self._row(observation))
+        if self._generator is None:
+            return value_NA.argmax(dim=1) + self._first_action, {}
+        return epsilon_greedy(value_NA, self._epsilon(), self._generator) + self._first_action, {}
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Nothing to forget: an action depends on the observation alone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its own generator; the table is the agent's."""
+        return {"generator": None if self._generator is None else self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
+        if (state["generator"] is None) != (self._generator is None):
+            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+        if self._generator is not None:
+            self._generator.set_state(state["generator"].cpu())
+
+
+class _RowIndex:
+    """The table's row of an observation: row-major, counted from the `start` of each dimension."""
+
+    def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
+        if isinstance(space, spaces.Discrete):
+            sizes, start = [int(space.n)], [int(space.start)]
+        elif isinstance(space, spaces.MultiDiscrete):
+            sizes, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        else:
+            raise ValueError(f"QLearning: the observation space is {space}; a table needs Discrete or MultiDiscrete")
+        strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        self.states = math.prod(sizes)
+        self._shape = space.shape or ()
+        self._first = sum(s * stride for s, stride in zip(start, strides, strict=True))
+        self._stride = torch.tensor(strides, device=device)
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        if observation.shape[1:] != self._shape:
+            expected = ", ".join(["N", *map(str, self._shape)])
+            raise ValueError(f"QLearning: an observation of shape {tuple(observation.shape)}; expected ({expected})")
+        if self._shape:
+            observation = (observation.flatten(1) * self._stride).sum(dim=1)
+        return observation - self._first if self._first else observation
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    """The number, if it is between the two."""
+    if not low <= value <= high:
+        raise ValueError(f"QLearning({name}={value}): {name} is between {low} and {high}")
+    return float(value)

@@ -1,0 +1,1 @@
+"""What keeps transitions; one file for each way of keeping them."""

@@ -1,0 +1,118 @@
+"""The record of one epoch: a preallocated `[T, N, ...]` tensor for each field, filled row by row.
+
+Shapes: T vector steps, N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.ops.trees import map_tree
+from rein.types import Tree
+
+
+class Rows:
+    """Rows of N environments, T in time. Storage lives where the data does and is used again for the next epoch."""
+
+    def __init__(
+        self,
+        capacity: int | None = None,
+        *,
+        everything: bool = True,
+        derive: Callable[[Any], Mapping[str, Tree]] | None = None,
+    ) -> None:
+        """`capacity` rows are allocated at first (256 if not given), twice as many whenever they are full.
+
+        `everything` asks for all that a store wants of a step, without it for what episode statistics need;
+        `derive(state)` adds fields of one's own, each (N, ...).
+        """
+        self.everything = everything
+        self.derive = derive
+        self.length = 0
+        self._capacity = capacity or 256
+        self._storage: dict[str, Tree] = {}
+
+    def append(self, row: Mapping[str, Tree]) -> None:
+        """Copy in one row: for each field a tensor (N, ...) or a nested dictionary of them.
+
+        Raises ValueError when the fields are not those of the rows before.
+        """
+        if self.length == self._capacity:
+            self._grow()
+        if row.keys() != self._storage.keys():
+            self._begin(row)
+        for name, value in row.items():
+            kept = self._storage.get(name)
+            if kept is None:
+                kept = self._storage[name] = map_tree(self._allocate, value)
+            self._write(kept, value)
+        self.length += 1
+
+    def _begin(self, row: Mapping[str, Tree]) -> None:
+        """Other fields than before: fine for a first row, an error later."""
+        if self.length:
+            differ = sorted(row.keys() ^ self._storage.keys())
+            raise ValueError(f"row {self.length} of this epoch differs from those before it in its fields: {differ}")
+        self._storage = {name: kept for name, kept in self._storage.items() if name in row}
+
+    def _write(self, kept: Tree, value: Tree) -> None:
+        if isinstance(kept, Tensor):
+            kept[self.length] = value
+        else:
+            for name, part in kept.items():
+                self._write(part, value[name])
+
+    def _allocate(self, value: Tensor) -> Tensor:
+        return torch.zeros((self._capacity, *value.shape), dtype=value.dtype, device=value.device)
+
+    def _grow(self) -> None:
+        self._capacity *= 2
+
+        def grown(kept: Tensor) -> Tensor:
+            larger = torch.zeros((self._capacity, *kept.shape[1:]), dtype=kept.dtype, device=kept.device)
+            larger[: self.length] = kept
+            return larger
+
+        self._storage = {name: map_tree(grown, kept) for name, kept in self._storage.items()}
+
+    def add_copy(self, name: str, of: str) -> None:
+        """Begin a field in mid-epoch that equalled another one in every row so far."""
+        if name not in self._storage:
+            self._storage[name] = map_tree(Tensor.clone, self._storage[of])
+
+    def __contains__(self, name: object) -> bool:
+        """Whether rows have that field."""
+        return name in self._storage
+
+    def __getitem__(self, name: str) -> Tree:
+        """The rows of one field so far, (T, N, ...), as views into the storage."""
+        return map_tree(lambda kept: kept[: self.length], self._storage[name])
+
+    def fields(self) -> dict[str, Tree]:
+        """All fields by name, as views into the storage."""
+        return {name: self[name] for name in self._storage}
+
+    def clear(self) -> None:
+        """Forget the rows; the storage is kept. The fields may be others afterwards."""
+        self.length = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows so far; see `rein.protocols.Stateful`."""
+        return {"length": self.length, "fields": self.fields() if self.length else {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        length = int(state["length"])
+        self._capacity = max(self._capacity, length)
+
+        def stored(rows: Tensor) -> Tensor:
+            kept = torch.zeros((self._capacity, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+            kept[:length] = rows
+            return kept
+
+        self._storage = {name: map_tree(stored, rows) for name, rows in state["fields"].items()}
+        self.length = length

@@ -1,0 +1,65 @@
+"""The command line: `rein train | show | list`. Errors are one readable line; `--debug` gives the traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rein.errors import ReinError
+
+USAGE = """\
+usage: rein COMMAND ...
+
+  rein train RECIPE [options]     run a recipe, or a function that returns a loop: my_module:make_loop
+  rein train RECIPE --help        its options
+  rein list                       the recipes there are
+  rein show PATH                  what is in a run's folder or in one of its files
+  rein --version
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        _run(words)
+    except KeyboardInterrupt:
+        raise SystemExit(_say("interrupted", 130)) from None
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        raise SystemExit(141) from None
+    except Exception as error:
+        if debug:
+            raise
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+        told = isinstance(error, ReinError | ValueError | TypeError)  # by a text that was written to be read
+        raise SystemExit(_say(f"{error if told else repr(error)}{notes}", 1)) from None
+
+
+def _say(text: str, status: int) -> int:
+    print(f"rein: {text}", file=sys.stderr)
+    return status
+
+
+def _run(words: list[str]) -> None:
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+    elif command == "--version":
+        from rein import __version__
+
+        print(f"rein {__version__}")
+    elif command == "train":
+        from rein.cli.train import train
+
+        train(rest)
+    elif command == "show":
+        from rein.cli.show import main as show
+
+        show(rest)
+    elif command == "list":
+        from rein.cli.listing import show_recipes
+
+        show_recipes()
+    else:
+        raise ValueError(f"there is no command {command!r}; the commands are train, show and list")

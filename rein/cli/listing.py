@@ -1,0 +1,52 @@
+"""Recipes by name: the one place where names stand for things."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import rein.recipes
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes: the modules of `rein.recipes`."""
+    return sorted(module.name for module in pkgutil.iter_modules(rein.recipes.__path__))
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function of a recipe, or of `module:function`. Raises ValueError with the closest name there is."""
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        names = recipe_names()
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}"
+            raise ValueError(f"there is no recipe {name!r}; {hint} A function of your own is named my_module:make_loop")
+        module_name, function_name = f"rein.recipes.{name}", name
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:  # it exists, and misses something itself
+            raise
+        raise ValueError(f"there is no module {module_name!r} to take {function_name!r} from") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"{module_name} has no function {function_name!r}")
+    return function
+
+
+def show_recipes() -> None:
+    """Print the recipes with the first line of what each says of itself."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("recipe", "what it trains", box=None, pad_edge=False, header_style="bold")
+    for name in recipe_names():
+        text = inspect.getdoc(find(name)) or ""
+        table.add_row(name, text.splitlines()[0] if text else "")
+    Console().print(table)
+    print("\nrein train RECIPE --help shows its options")

@@ -1,0 +1,1 @@
+"""Environments of tensors: N at once, on any device; one file each."""

@@ -1,0 +1,275 @@
+"""Events: functions attached in order, filtered, and called with the state. The only file that imports blinker.
+
+Handlers may change the run: they are called one after the other in the order of attachment, each is held strongly, and
+what one raises ends the run. Observers must not: they hang on a blinker signal, are called after the handlers, and one
+that raises is reported once and disconnected.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, MutableSet
+from typing import Any, TypeVar, overload
+
+import attrs
+import blinker
+
+from rein.filters import Filter, Gate, make_filter, make_gate
+from rein.types import Handler, State
+
+logger = logging.getLogger("rein")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _OrderedSet(MutableSet):  # type: ignore[type-arg]
+    """A set that iterates in order of insertion: blinker's own order changes from run to run."""
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        self._values = dict.fromkeys(values)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._values
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tuple(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: Any) -> None:
+        self._values[value] = None
+
+    def discard(self, value: Any) -> None:
+        self._values.pop(value, None)
+
+    remove = discard
+
+    def update(self, values: Iterable[Any]) -> None:
+        self._values.update(dict.fromkeys(values))
+
+    def copy(self) -> _OrderedSet:
+        return _OrderedSet(self._values)
+
+
+class _Signal(blinker.Signal):
+    set_class = _OrderedSet  # type: ignore[assignment]
+
+
+@attrs.define(eq=False)
+class Handle:
+    """One attachment of a function to an event; `detach()` takes it off again."""
+
+    event: Event
+    function: Handler
+    filter: Filter | None
+    key: str  # where in state.counts its filter remembers
+    gate: Gate | None  # None where a modulus of the event's own count says it all
+
+    def detach(self) -> None:
+        """Take the function off its event; nothing happens when it is off already."""
+        self.event.remove(self)
+
+
+def name_of(function: object) -> str:
+    """A readable name for any callable: partials and callable objects have no `__qualname__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def check_function(where: str, role: str, function: Any) -> None:
+    """Refuse, where it is given, what cannot be called with the state alone or does nothing when it is called."""
+    if isinstance(function, type) or not callable(function):
+        what = f"the class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
+        raise TypeError(f"{where}: a {role} is a function of the state, not {what}")
+    name, never_runs = name_of(function), (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
+    if any(test(f) for test in never_runs for f in (function, type(function).__call__)):
+        raise TypeError(f"{where}: {role} {name} is asynchronous or yields: called, it would run nothing")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise TypeError(f"{where}: {role} {name} cannot be called with the state alone: {error}") from None
+    except ValueError:
+        pass  # written in C, without a signature
+
+
+class Event:
+    """Something that happens in a loop: call it to decorate a handler, with or without filters.
+
+        @loop.epoch_ended(every=10)
+        def report(state): ...
+
+    `calls` is what firing costs: an ordered tuple of callables, empty when nobody listens.
+    """
+
+    def __init__(self, name: str, owner: object, state: State, count: Callable[[State], int] | None = None) -> None:
+        """`owner` is the sender that observers see; `count` replaces the event's own count where the loop keeps one."""
+        self.name = name
+        self.calls: tuple[Handler, ...] = ()
+        self._owner = owner
+        self._state = state
+        self._count = count
+        self._handles: tuple[Handle, ...] = ()
+        self._signal: blinker.Signal | None = None
+        self._muted = 0
+
+    @overload
+    def __call__(self, function: F) -> F: ...
+    @overload
+    def __call__(self, **filters: Any) -> Callable[[F], F]: ...
+    def __call__(self, function: Any = None, **filters: Any) -> Any:
+        """Attach a handler, as a decorator: it returns the function itself, so decorators stack.
+
+        Filters, all given must hold: `every=n`, `once=n`, `before=n`, `after=n`, `when=predicate(state)`, counted on
+        `unit` (the event's own count by default, a clock, or "iteration" for the count within the epoch).
+        """
+        if function is not None:
+            self.attach(function, **filters)
+            return function
+        make_filter(self.name, **filters)  # nonsense fails here, where it is written
+
+        def decorate(function: F) -> F:
+            self.attach(function, **filters)
+            return function
+
+        return decorate
+
+    def attach(self, function: Handler, **filters: Any) -> Handle:
+        """Attach a handler and return the handle that detaches it. Filters as in `__call__`."""
+        check_function(self.name, "handler", function)
+        filter = make_filter(self.name, **filters)
+        key = self._free_key(name_of(function))
+        handle = Handle(self, function, filter, key, self._gate(filter, key))
+        self._handles = (*self._handles, handle)
+        self._rebuild()
+        return handle
+
+    def detach(self, function: Handle | Handler) -> None:
+        """Detach by handle or by function (every attachment of it). Raises ValueError if it is not attached."""
+        found = [h for h in self._handles if h is function or h.function == function]
+        if not found:
+            raise ValueError(f"{self.name}: {name_of(function)} is not attached")
+        for handle in found:
+            handle.detach()
+
+    def observe(self, function: F) -> F:
+        """Call `function(loop, state=state)` after the handlers; it watches and must change nothing.
+
+        What it raises is logged once, and it is disconnected.
+        """
+        if not callable(function):
+            raise TypeError(f"{self.name}: an observer is called with (loop, state=state); it is no function")
+        if self._signal is None:
+            self._signal = _Signal(self.name)
+        signal = self._signal
+
+        def guarded(owner: object, state: State) -> None:
+            try:
+                function(owner, state=state)
+            except Exception:
+                logger.exception("observer %s of %s failed and is disconnected", name_of(function), self.name)
+                signal.disconnect(guarded)
+                self._rebuild()
+
+        signal.connect(guarded, weak=False)
+        self._rebuild()
+        return function
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The attached functions, in the order in which they are called."""
+        return tuple(handle.function for handle in self._handles)
+
+    def fire(self, state: State) -> None:
+        """Count this firing and call everything attached. What a handler raises gets a note that says where."""
+        if self._count is None:
+            state.counts[self.name] = state.counts.get(self.name, 0) + 1
+        call = None
+        try:
+            for call in self.calls:
+                if call(state) is not None:
+                    self.reject(call)
+        except BaseException as error:
+            self.annotate(error, call, state)
+            raise
+
+    def reject(self, function: object) -> None:
+        """Refuse what a handler returned."""
+        raise TypeError(
+            f"handler {name_of(function)} on {self.name} must return None; "
+            "assign to the state, or ask with state.halt_epoch() and state.halt_loop()"
+        )
+
+    def annotate(self, error: BaseException, call: object, state: State) -> None:
+        """Add to an exception which handler raised it, and when."""
+        if call != self._dispatch:  # which has added its own
+            where = f"epoch {state.epoch}, iteration {state.iteration}"
+            error.add_note(f"in handler {name_of(call)} on {self.name}, {where}")
+
+    def _dispatch(self, state: State) -> None:
+        """The general way, where something is filtered or observed."""
+        count = state.counts.get(self.name, 0) if self._count is None else self._count(state)
+        function = None
+        try:
+            for function, modulus, gate in self._gated:
+                if modulus:
+                    if count % modulus:
+                        continue
+                elif gate is not None and not gate(state, count):
+                    continue
+                if function(state) is not None:
+                    self.reject(function)
+        except BaseException as error:
+            self.annotate(error, function, state)
+            raise
+        if self._signal is not None:
+            self._signal.send(self._owner, state=state)
+
+    def _free_key(self, name: str) -> str:
+        """By event, order of attachment and name: the nth handler of that name on this event."""
+        taken = {handle.key for handle in self._handles}
+        return next(key for n in range(len(taken) + 1) if (key := f"{self.name}/{name}/{n}") not in taken)
+
+    def remove(self, handle: Handle) -> None:
+        """Take one attachment off; nothing happens when it is off already."""
+        if handle in self._handles:
+            self._handles = tuple(h for h in self._handles if h is not handle)
+            self._state.counts.pop(handle.key, None)
+            self._rebuild()
+
+    def recount(self) -> None:
+        """A state was loaded: filters go on as it says; one that it does not know counts from its clocks on."""
+        for handle in self._handles:
+            handle.gate = self._gate(handle.filter, handle.key)
+        self._rebuild()
+
+    def _gate(self, filter: Filter | None, key: str) -> Gate | None:
+        if filter is None or filter.never or filter.modulus:
+            return None
+        return make_gate(filter, key, self._state)
+
+    def mute(self, by: int) -> None:
+        """Call nothing while muted more often than unmuted; firings are counted all the same."""
+        self._muted += by
+        if self._muted == 0:  # what clocks crossed meanwhile was muted too, and is not made up for
+            for handle in self._handles:
+                self._state.counts.pop(handle.key, None)
+            self.recount()
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        heard = [h for h in self._handles if h.filter is None or not h.filter.never]
+        self._gated = tuple((h.function, h.filter.modulus if h.filter else 0, h.gate) for h in heard)
+        observed = self._signal is not None and bool(self._signal.receivers)
+        if self._muted:
+            self.calls = ()
+        elif observed or any(h.filter is not None for h in heard):
+            self.calls = (self._dispatch,)
+        else:
+            self.calls = tuple(h.function for h in heard)
+
+    def __repr__(self) -> str:
+        return f"Event({self.name!r}, handlers=[{', '.join(name_of(f) for f in self.handlers)}])"

@@ -1,0 +1,52 @@
+"""Evaluate a policy while it is being trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rein.loop import Loop
+from rein.protocols import Environment, Policy, Stateful
+from rein.rollout import evaluate as play
+from rein.types import State
+
+
+def evaluate(
+    loop: Loop,
+    policy: Policy,
+    environment: Environment,
+    *,
+    episodes: int,
+    max_episode_steps: int | None = 10_000,
+    name: str = "evaluation",
+    event: str = "epoch_ended",
+    **filters: Any,
+) -> None:
+    """Run whole episodes when `event` fires; their means are the metrics `<name>_return` and `<name>_length`.
+
+        evaluate(loop, agent.policy(), Gridworld(num_envs=16, seed=1), episodes=100, every=10)
+
+    Training goes on as if nothing had been evaluated: the policy has its own generator, and `environment` must be one
+    that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
+    `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
+    raises ends the run. See `rein.rollout.evaluate`.
+
+    Raises ValueError where the environment is part of the loop already, for a name that is taken, and for fewer than
+    one episode.
+    """
+    if episodes < 1:
+        raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
+    for taken, part in loop.parts.items():
+        if part is environment:
+            raise ValueError(
+                f"evaluate(environment=...): this is the loop's own {taken!r}; build another to evaluate in"
+            )
+    attach = loop.event(event)(**filters)
+    loop.own(f"{name}_environment", environment)
+    if isinstance(policy, Stateful):
+        loop.own(f"{name}_policy", policy)
+
+    @attach
+    def evaluate_policy(state: State) -> None:
+        result = play(policy, environment, episodes, max_episode_steps=max_episode_steps)
+        state.metrics[f"{name}_return"] = result.mean_return
+        state.metrics[f"{name}_length"] = result.mean_length

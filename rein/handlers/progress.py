@@ -1,0 +1,203 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import math
+import sys
+import time
+from typing import NamedTuple, TextIO
+
+from rein.loop import Loop
+from rein.types import CLOCKS, State
+
+BAR_SECONDS = 0.2  # between two drawings of the bar
+LINE_SECONDS = 5.0  # between two plain lines
+WINDOW = 100  # drawings over which the rate is taken
+
+
+def progress(
+    loop: Loop,
+    *,
+    description: str = "",
+    unit: str = "env_steps",
+    total: float | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Show how far the run is, its rate, the latest `episode_return` and the time left, on `file` (standard output).
+
+    On a terminal it is a bar, elsewhere a line every few seconds and one at the end. `unit` is the clock that is
+    counted; the share that is done is of `total` on that clock where one is given, else of the run's epochs. It only
+    watches: it reads clocks and metrics when it draws and not in between. Raises ValueError for an unknown clock or a
+    total that is not above 0.
+    """
+    if unit not in CLOCKS:
+        raise ValueError(f"progress(unit={unit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
+    if total is not None and not total > 0:
+        raise ValueError(f"progress(total={total!r}): give a number of {unit} above 0, or None for the run's epochs")
+    display = _Display(description, unit, total, file)
+    loop.started.observe(display.begin)
+    loop.iteration_completed.observe(display.tick)
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.observe(display.end)
+
+
+class _Sample(NamedTuple):
+    """What one drawing has read."""
+
+    seconds: float
+    counted: float  # of the unit
+    done: float  # the share of the run, 0 to 1; NaN where it has no end
+
+
+class _Display:
+    """Decides when to draw, reads what is drawn, and hands it to a bar or to lines."""
+
+    def __init__(self, description: str, unit: str, total: float | None, file: TextIO | None) -> None:
+        self._description, self._unit, self._total, self._file = description, unit, total, file
+        self._screen: _Bar | _Lines | None = None
+        self._due = math.inf
+        self._samples: collections.deque[_Sample] = collections.deque(maxlen=WINDOW)
+        self._episode_return = math.nan
+
+    def begin(self, loop: Loop, state: State) -> None:
+        """A run has started."""
+        self._close()
+        file = sys.stdout if self._file is None else self._file
+        self._screen = _Bar(file, self._description) if _draws_bars(file) else _Lines(file, self._description)
+        self._samples.clear()
+        self._episode_return = math.nan
+        first = self._sample(state)
+        self._screen.begin(first.done, self._text(first))
+
+    def tick(self, loop: Loop, state: State) -> None:
+        """An iteration is done: draw if it is time to. This stands on the hot path."""
+        if time.perf_counter() >= self._due and self._screen is not None:
+            sample = self._sample(state)
+            self._read_return(state)
+            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample)}")
+
+    def end(self, loop: Loop, state: State) -> None:
+        """The run has ended, one way or another: draw once more and give the terminal back."""
+        if self._screen is None:  # a handler of `started` failed
+            return
+        try:
+            sample = self._sample(state)
+            self._read_return(state)
+            ending = f"{state.status} after {_duration(state.clocks.seconds)}"
+            ending += f": {state.reason}" if state.reason else ""
+            self._screen.draw(sample.done, f"{self._text(sample)}  {ending}")
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        screen, self._screen, self._due = self._screen, None, math.inf
+        if screen is not None:
+            screen.close()
+
+    def _sample(self, state: State) -> _Sample:
+        counted = getattr(state.clocks, self._unit)
+        done = 1.0 - state.remaining if self._total is None else min(1.0, counted / self._total)
+        now = time.perf_counter()
+        self._samples.append(_Sample(now, counted, done))
+        self._due = now + (self._screen.every if self._screen is not None else 0.0)
+        return self._samples[-1]
+
+    def _read_return(self, state: State) -> None:
+        """The latest there is: early in an epoch no episode has ended yet."""
+        if "episode_return" in state.metrics:
+            value = state.metrics["episode_return"]
+            self._episode_return = self._episode_return if math.isnan(value) else value
+
+    def _text(self, sample: _Sample) -> str:
+        """` 42%  12,800 env_steps  51,200/s  return -10.25`, as far as it is known."""
+        parts = [] if math.isnan(sample.done) else [f"{sample.done:4.0%}"]
+        parts.append(f"{sample.counted:,.0f} {self._unit}")
+        seconds, counted = sample.seconds - self._samples[0].seconds, sample.counted - self._samples[0].counted
+        if counted > 0:
+            parts.append(f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s")
+        if not math.isnan(self._episode_return):
+            parts.append(f"return {self._episode_return:,.5g}")
+        return "  ".join(parts)
+
+    def _left(self, sample: _Sample) -> str:
+        first = self._samples[0]
+        if not sample.done > first.done:
+            return ""
+        seconds = (sample.seconds - first.seconds) * (1.0 - sample.done) / (sample.done - first.done)
+        return f"  {_duration(seconds)} left"
+
+
+class _Bar:
+    """A bar that is drawn over itself; whatever else is printed meanwhile scrolls by above it."""
+
+    every = BAR_SECONDS
+
+    def __init__(self, file: TextIO, description: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        def text(field: str) -> TextColumn:
+            return TextColumn(field, markup=False, table_column=Column(no_wrap=True))
+
+        label = [text("{task.description}")] if description else []
+        self._progress = Progress(
+            *label,
+            BarColumn(20),  # this is what shrinks first where the terminal is narrow
+            text("{task.fields[text]}"),
+            console=Console(file=file, force_terminal=True),
+            auto_refresh=False,  # no thread: it is drawn by the loop
+            redirect_stdout=sys.stdout.isatty(),  # and not where it is written to a file
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task(description, total=None, text="")
+
+    def begin(self, done: float, text: str) -> None:
+        """Take the terminal."""
+        self._progress.start()
+        atexit.register(self.close)  # a terminal without its cursor is no way to leave, whatever happens
+        self.draw(done, text)
+
+    def draw(self, done: float, text: str) -> None:
+        """Show this now."""
+        if not math.isnan(done):
+            self._progress.update(self._task, total=1.0, completed=done)
+        self._progress.update(self._task, text=text, refresh=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is and give the terminal back; may be called twice."""
+        atexit.unregister(self.close)
+        self._progress.stop()
+
+
+class _Lines:
+    """A line for each drawing."""
+
+    every = LINE_SECONDS
+
+    def __init__(self, file: TextIO, description: str) -> None:
+        self._file, self._label = file, [description] if description else []
+
+    def begin(self, done: float, text: str) -> None:
+        """Nothing has happened yet that would be worth a line."""
+
+    def draw(self, done: float, text: str) -> None:
+        """Write this now."""
+        print(*self._label, text, sep="  ", file=self._file, flush=True)
+
+    def close(self) -> None:
+        """The last line is written already."""
+
+
+def _draws_bars(file: TextIO) -> bool:
+    from rich.console import Console
+
+    return file.isatty() and not Console(file=file, force_terminal=True).is_dumb_terminal
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,34 @@
+"""Whether the task is solved, by the metric and the value that say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rein.loop import Loop
+from rein.types import State
+
+
+def solved(
+    loop: Loop, metric: str, at_least: float, *, stop: bool = True, event: str = "epoch_ended", **filters: Any
+) -> None:
+    """Take down in `state.memory["solved"]` when `metric` first reached `at_least`, and halt the loop there if `stop`.
+
+        solved(loop, "evaluation_return", at_least=7.0)
+
+    Attach it after what provides the metric; an epoch without it says nothing. What is solved stays solved: such a run,
+    resumed with `stop`, halts in `started`.
+    """
+
+    @loop.event(event)(**filters)
+    def take_down(state: State) -> None:
+        if "solved" in state.memory or metric not in state.metrics or not state.metrics[metric] >= at_least:
+            return
+        clocks = {name: getattr(state.clocks, name) for name in ("env_steps", "episodes", "seconds")}
+        state.memory["solved"] = {"metric": metric, "value": state.metrics[metric], "at_least": at_least, **clocks}
+        if stop:
+            state.halt_loop("solved")
+
+    @loop.started
+    def halt_if_solved(state: State) -> None:
+        if stop and "solved" in state.memory:
+            state.halt_loop("solved")

@@ -1,0 +1,69 @@
+"""End a run at a value of a clock or of a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rein.loop import Loop
+from rein.types import CLOCKS, State
+
+
+def stop_at(
+    loop: Loop,
+    metric: str | None = None,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    event: str = "epoch_ended",
+    **clocks: float,
+) -> None:
+    """Halt the loop when a clock or a metric reaches a value; of several rules the first to be reached counts.
+
+        stop_at(loop, env_steps=1_000_000)
+        stop_at(loop, "episode_return_100", at_least=475)
+
+    Clocks are read after every iteration and every epoch (reading one that holds a tensor fetches it), the metric when
+    `event` fires; NaN reaches nothing. What was reached stays reached: such a run, resumed, halts in `started`.
+
+    Raises TypeError where the metric is not given with exactly one bound, ValueError for an unknown clock or a limit
+    that is not above 0; KeyError at a firing, with the metrics there are, where there is no such metric.
+    """
+    if metric is None and not clocks:
+        raise TypeError("stop_at(loop, ...): give a clock, env_steps=1_000_000, or a metric with at_least= or at_most=")
+    if (at_least is not None) + (at_most is not None) != (metric is not None):
+        raise TypeError("stop_at(loop, metric, ...): a metric and one of at_least= and at_most= go together")
+    for clock, limit in clocks.items():
+        if clock not in CLOCKS:
+            raise ValueError(f"stop_at({clock}={limit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
+        if not limit > 0:
+            raise ValueError(f"stop_at({clock}={limit!r}): give a limit above 0")
+    if metric is not None and at_least is not None:
+        _stop_at_metric(loop, metric, f">= {at_least}", lambda value: value >= at_least, event)
+    if metric is not None and at_most is not None:
+        _stop_at_metric(loop, metric, f"<= {at_most}", lambda value: value <= at_most, event)
+    for clock, limit in clocks.items():
+        _stop_at_clock(loop, clock, limit)
+
+
+def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
+    # `epochs` advances in an epoch's end events, and a part may advance its clock there
+    @loop.on("started", "iteration_completed", "epoch_ended")
+    def stop_at_clock(state: State) -> None:
+        if getattr(state.clocks, clock) >= limit:
+            state.halt_loop(f"{clock} has reached {limit:,}")
+
+
+def _stop_at_metric(loop: Loop, metric: str, bound: str, reached: Callable[[float], bool], event: str) -> None:
+    rule = f"stop_at/{metric} {bound}"  # in state.memory: why it stopped the run
+
+    @loop.event(event)
+    def stop_at_metric(state: State) -> None:
+        value = state.metrics[metric]
+        if reached(value):
+            state.memory[rule] = f"{metric} has reached {value:,.5g}, which is {bound}"
+            state.halt_loop(state.memory[rule])
+
+    @loop.started
+    def halt_if_reached(state: State) -> None:
+        if rule in state.memory:
+            state.halt_loop(state.memory[rule])

@@ -1,0 +1,1 @@
+"""Bridges to other projects, each with its own optional import."""

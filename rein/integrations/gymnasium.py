@@ -1,0 +1,286 @@
+"""Any Gymnasium environment as N synchronous environments, each episode with a seed of its own.
+
+The environments are stepped here one by one: `gymnasium.vector.SyncVectorEnv` does the same, and copies more.
+
+Shapes: N environments, O one observation, A one action, T steps of an episode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec
+from torch import Tensor
+
+from rein.errors import EnvironmentContractError
+from rein.ops.trees import leaves
+from rein.rollout.contract import check_action, check_observation, restored
+from rein.rollout.seeds import HostEpisodeSeeds
+from rein.rollout.spaces import Codec, column
+from rein.types import TimeStep, Tree
+
+logger = logging.getLogger(__name__)
+
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+
+Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
+
+
+class GymnasiumEnvironment:
+    """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns one.
+
+    Episode k of environment i is, to the bit, what a single environment gives for the same actions after
+    `reset(seed=episode_seeds(seed, i, k))`. Rewards are float32 whatever they were. `info` names what is wanted of the
+    steps' infos, each with the value for steps without it, which also says shape and dtype: `info={"success": False}`.
+    `replayable=False` says that a seed and actions do not give an episode again, as where a clock is part of it.
+
+    Raises ValueError for an id that Gymnasium does not know, TypeError for a space that is no tensor.
+    """
+
+    def __init__(
+        self,
+        id_or_factory: Source,
+        num_envs: int = 1,
+        seed: int | None = None,
+        *,
+        info: Mapping[str, Any] | None = None,
+        replayable: bool = True,
+        **make_kwargs: Any,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"GymnasiumEnvironment(num_envs={num_envs}): give 1 or more")
+        self.num_envs = num_envs
+        self.replayable = replayable
+        self.device = torch.device("cpu")
+        self._name = _name_of(id_or_factory)
+        self._make_kwargs = make_kwargs
+        self._seeds = HostEpisodeSeeds(num_envs, seed)
+        self._envs = _make_all(id_or_factory, make_kwargs, num_envs)
+        self.single_observation_space = self._envs[0].observation_space
+        self.single_action_space = self._envs[0].action_space
+        self._observations = Codec("observation", self.single_observation_space)
+        self._actions = Codec("action", self.single_action_space)
+        self._info = {key: _without_float64(missing) for key, missing in (info or {}).items()}
+        self._observation: Tree = None  # the current one; None where there are no episodes
+        self._taken: list[list[Any]] = [[] for _ in self._envs]  # the actions of the current episodes
+        self._nobody = (False,) * num_envs
+        self._no_flags_3N = np.array((self._nobody, self._nobody, (True,) * num_envs))  # terminated, truncated, valid
+        self._checked = False
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        return self._seeds.seed
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: what each environment's current episode was reset with; -1 before the first reset."""
+        return self._seeds.current
+
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether there are no episodes to step: before the first reset, or where a resume could not restore them."""
+        return self._observation is None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "id": self._name,
+            "num_envs": self.num_envs,
+            "seed": self.seed,
+            "info": {key: missing.tolist() for key, missing in self._info.items()},
+            "replayable": self.replayable,
+            "make_kwargs": {key: _as_json(value) for key, value in self._make_kwargs.items()},
+        }
+
+    def reset(self, seed: int | None = None) -> Tree:
+        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        if seed is not None:
+            self._seeds.restart(seed)
+        return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
+
+    def reset_to(self, episode_seeds: Tensor) -> Tree:
+        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        return self._begin(self._seeds.override(episode_seeds))
+
+    def apply_action(self, action: Tree) -> TimeStep:
+        """Step every environment by `action` (N, *A).
+
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
+        fit its space; what an environment raises passes through, with a note of environment, episode seed and step.
+        """
+        self._check(action)
+        results = self._step(self._actions.split(action, self.num_envs))
+        try:
+            observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
+        except ValueError as error:
+            wanted = "(observation, reward, terminated, truncated, info)"
+            raise EnvironmentContractError(f"{self._name}: expected {wanted} from step, got {results[0]}") from error
+        final_observation = self._observation = self._observations.stack(observations)
+        flags_3N = self._no_flags_3N.copy()
+        if terminateds != self._nobody or truncateds != self._nobody:
+            flags_3N[0] = column("terminated", terminateds, _BOOL)
+            flags_3N[1] = column("truncated", truncateds, _BOOL)
+            self._observation = self._begin_where(flags_3N[0] | flags_3N[1], list(observations))
+        terminated_N, truncated_N, valid_N = torch.from_numpy(flags_3N).unbind()
+        return TimeStep(
+            observation=self._observation,
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT)),
+            terminated=terminated_N,
+            truncated=truncated_N,
+            final_observation=final_observation,
+            valid=valid_N,
+            info={key: _wanted(infos, key, missing) for key, missing in self._info.items()},
+        )
+
+    def render(self, index: int = 0) -> Any:
+        """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
+        environment = self._envs[index]
+        if environment.render_mode != "rgb_array":
+            mode = environment.render_mode
+            raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
+        return environment.render()
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` for all streams; RuntimeError after the first reset."""
+        self._seeds.reseed(seed)
+
+    def close(self) -> None:
+        """Close every environment; a second time does nothing."""
+        self._observation = None
+        while self._envs:
+            self._envs.pop().close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seeds of the current episodes and, where these are replayable, their actions so far."""
+        return {
+            "seeds": self._seeds.state_dict(),
+            "observation": self._observation,
+            "actions": [self._actions.stack(taken) for taken in self._taken],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Reset with the seeds and repeat the actions; where not replayable, wait for `reset` to begin new episodes.
+
+        Raises ValueError for the state of other environments and EnvironmentContractError where the repeated episode
+        is not the saved one.
+        """
+        self._seeds.load_state_dict(state["seeds"])
+        self._observation = None
+        saved, actions = state["observation"], state["actions"]
+        if saved is None:
+            return
+        if not self.replayable:
+            logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+            return
+        observation = self._observations.stack([self._replay(index, taken) for index, taken in enumerate(actions)])
+        self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
+        self._observation = observation
+
+    def _check(self, action: Tree) -> None:
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        if not self._checked:
+            check_action(action, self.num_envs, self.single_action_space)
+            check_observation(self._observation, self.num_envs, self.single_observation_space)
+            self._checked = True
+
+    def _step(self, actions: list[Any]) -> list[Any]:
+        results = []
+        try:
+            for environment, action in zip(self._envs, actions, strict=True):
+                results.append(environment.step(action))
+        except Exception as error:
+            index = len(results)
+            step = f", step {len(self._taken[index])}" if self.replayable else ""
+            error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{step}")
+            raise
+        if self.replayable:
+            for taken, action in zip(self._taken, actions, strict=True):
+                taken.append(action)
+        return results
+
+    def _begin(self, seeds: Sequence[int]) -> Tree:
+        self._observation = self._observations.stack([self._begin_one(index, seed) for index, seed in enumerate(seeds)])
+        return self._observation
+
+    def _begin_where(self, ended_N: np.ndarray[Any, Any], observations: list[Any]) -> Tree:
+        for index in ended_N.nonzero()[0].tolist():
+            observations[index] = self._begin_one(index, self._seeds.advance(index))
+        return self._observations.stack(observations)
+
+    def _begin_one(self, index: int, seed: int) -> Any:
+        self._taken[index] = []
+        observation, _ = self._envs[index].reset(seed=seed)
+        return observation
+
+    def _replay(self, index: int, taken: Tree) -> Any:
+        observation = self._begin_one(index, self._seeds.of(index))
+        steps = next(len(leaf) for _, leaf in leaves(taken))
+        for action in self._actions.split(taken, steps):
+            observation, *_ = self._envs[index].step(action)
+            self._taken[index].append(action)
+        return observation
+
+    def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        for path, value in replayed.items():
+            same = value == restored(saved, path, value)
+            wrong = (~same.reshape(self.num_envs, -1).all(1)).nonzero().flatten().tolist()
+            if wrong:
+                raise EnvironmentContractError(
+                    f"{self._name}: {path} of environment {wrong[0]} did not come back by seed and actions: it is not"
+                    " replayable; built with replayable=False, it begins new episodes instead"
+                )
+
+
+def _wanted(infos: Sequence[Mapping[str, Any]], key: str, missing: np.ndarray[Any, Any]) -> Tensor:
+    values = [info.get(key, missing) for info in infos]
+    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape))
+
+
+def _without_float64(value: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
+    """The first one as Gymnasium makes it; the others without its checks, for what holds of one holds of all."""
+    first = _make(source, make_kwargs)
+    if first.spec is not None and not callable(source):
+        spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
+        source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
+    return [first, *(_make(source, make_kwargs) for _ in range(num_envs - 1))]
+
+
+def _make(source: Source, make_kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    if callable(source):
+        return source(**make_kwargs)
+    try:
+        return gymnasium.make(source, **make_kwargs)
+    except gymnasium.error.Error as error:
+        if not isinstance(source, str) or source in gymnasium.registry:  # it is known: something else is wrong
+            raise
+        known = {name.lower(): name for name in gymnasium.registry}
+        close = [known[name] for name in difflib.get_close_matches(source.lower(), known, n=3)]
+        hint = f"did you mean {' or '.join(close)}?" if close else f"{error} gymnasium.pprint_registry() lists all"
+        raise ValueError(f"unknown environment {source!r}; {hint}") from error
+
+
+def _name_of(source: Source) -> str:
+    if isinstance(source, str):
+        return source
+    return (
+        source.id if isinstance(source, EnvSpec) else f"{source.__module__}:{getattr(source, '__qualname__', source)}"
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

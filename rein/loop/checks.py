@@ -1,0 +1,58 @@
+"""What a loop refuses, each at the earliest line that can know."""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rein.events import name_of
+from rein.ops.trees import signature_drift, tree_signature
+from rein.types import State
+
+Step = Callable[[State], Any]
+
+
+def limit(name: str, value: int | None) -> int | None:
+    """`value` as an int of 1 or more, or None for no limit."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: give a whole number, or None for no limit") from None
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name}={value!r}: give 1 or more, or None for no limit")
+    return number
+
+
+def event_name(name: str) -> None:
+    """Refuse what could not be written as `@loop.<name>`."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"define({name!r}): an event's name is a Python identifier")
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """How to go on after an unknown event's name."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; its events are {', '.join(names)}"
+
+
+def strict(step: Step) -> Step:
+    """Refuse a step_state that is not shaped as the first one."""
+    expected: list[Any] = []
+
+    def strict_step(state: State) -> Any:
+        result = step(state)
+        signature = tree_signature(result)
+        if not expected:
+            expected.append(signature)
+        elif signature != expected[0]:
+            raise TypeError(f"strict: step_state drifted: {signature_drift(expected[0], signature)}")
+        return result
+
+    strict_step.__qualname__ = name_of(step)
+    return strict_step

@@ -1,0 +1,184 @@
+"""The run itself: epochs, iterations, and which event fires when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rein.data import END, Batches
+from rein.events import Event, name_of
+from rein.types import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
+
+if TYPE_CHECKING:
+    from rein.loop.loop import Loop
+
+logger = logging.getLogger("rein")
+
+
+def run(loop: Loop, source: Batches | None) -> Iterator[State]:
+    """The whole run, yielding at each epoch's end; fires exactly one of `completed`, `halted` and `failed`."""
+    loop.check_idle("run")  # once more: a stream begins when its first state is asked for
+    state = loop.state
+    loop.running, loop.resumed = True, False
+    # an epoch that an interrupt or a failure left open still ends if it was to; other halts ended the run before
+    state._halts = {HALT_EPOCH: None} if state._epoch_open and state._cut else {}
+    state.status = "running"
+    state.clocks.start()
+    try:
+        try:
+            loop.started.fire(state)
+            yield from _epochs(loop, source)
+        except GeneratorExit:
+            state.halt_loop("the stream was left")
+        except BaseException as error:
+            _fail(loop, error)
+            raise
+        _fire_final(state, loop.halted if HALT_LOOP in state._halts or INTERRUPT in state._halts else loop.completed)
+    finally:
+        loop.running = False
+        state.clocks.stop()
+
+
+def _epochs(loop: Loop, source: Batches | None) -> Iterator[State]:
+    state, halts = loop.state, loop.state._halts
+    while INTERRUPT not in halts:
+        # a halt of the loop ends an epoch that is open as halted; only an interrupt leaves it open
+        done = HALT_LOOP in halts or _enough(state)
+        if not state._epoch_open and (done or (source is not None and source.exhausted())):
+            return
+        _run_epoch(loop, source)
+        if state._epoch_open:
+            return
+        yield state
+        halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended
+
+
+def _enough(state: State) -> bool:
+    return state.max_epochs is not None and state._epochs_ended >= state.max_epochs
+
+
+def _run_epoch(loop: Loop, source: Batches | None) -> None:
+    """One epoch, or the rest of one that is open. It is still open afterwards if it was interrupted."""
+    state = loop.state
+    if not state._epoch_open:
+        state._epoch += 1
+        state._iteration, state._epoch_open, state._epoch_status = 0, True, None
+        loop.metrics.zero()
+        state.times.clear()
+        loop.epoch_began = state.clocks.seconds
+        loop.epoch_started.fire(state)
+    if not state._halts:
+        if source is not None:
+            source.begin_epoch(state._iteration)
+        _iterate(loop, source)
+    if INTERRUPT not in state._halts:
+        _end_epoch(loop, loop.epoch_halted if state._halts else loop.epoch_completed)
+
+
+def _iterate(loop: Loop, source: Batches | None) -> None:
+    """Iterations until the limit, the end of the data or a halt.
+
+    The hot path (tests/benchmarks/loop.py): a handler costs one call, an event that nobody hears one attribute check.
+    """
+    state, step, metrics = loop.state, loop.step, loop.metrics
+    started, completed = loop.iteration_started, loop.iteration_completed
+    limit = -1 if state.max_iterations is None else state.max_iterations
+    if 0 <= limit <= state._iteration:
+        return
+    event, call, batch = started, None, END
+    try:
+        while True:
+            if source is not None:
+                call = source
+                batch = state.batch = source.take(state._iteration)
+                if batch is END:
+                    break
+            event = started
+            for call in started.calls:
+                if call(state) is not None:
+                    started.reject(call)
+            if state._halts and state._cut:  # an interrupt waits for the iteration's edge
+                state.counts[started.name] = state.counts.get(started.name, 0) + 1  # a firing without an iteration
+                break
+            call = step
+            state.step_state = step(state)
+            batch = END
+            state._iteration += 1
+            state._total_iterations += 1
+            for call in metrics.updates:
+                call(state)
+            event = completed
+            for call in completed.calls:
+                if call(state) is not None:
+                    completed.reject(call)
+            if state._requests:
+                call = None
+                _take_requests(state)
+            if state._halts or state._iteration == limit:
+                break
+    except BaseException as error:
+        _annotate(loop, error, event, call)
+        raise
+    finally:
+        if source is not None and batch is not END:
+            source.give_back(batch)  # its step was skipped or failed
+        state.batch = None
+
+
+def _annotate(loop: Loop, error: BaseException, event: Event, call: Any) -> None:
+    """Say in the exception what raised it; `call` is what was called last, None where that said so itself."""
+    if call is loop.step:
+        error.add_note(f"in step {name_of(call)}, {_where(loop.state)}")
+    elif isinstance(call, Batches):
+        error.add_note(f"in the data, {_where(loop.state)}")
+    elif call in loop.metrics.updates:
+        error.add_note(f"in metric {call.__self__.name!r}, {_where(loop.state)}")
+    elif call is not None:
+        event.annotate(error, call, loop.state)
+
+
+def _where(state: State) -> str:
+    return f"epoch {state.epoch}, iteration {state.iteration}"
+
+
+def _end_epoch(loop: Loop, ending: Event) -> None:
+    state = loop.state
+    state._epochs_ended += 1
+    state._epoch_status = status = ending.name.removeprefix("epoch_")
+    state.times["epoch"] = seconds = state.clocks.seconds - loop.epoch_began
+    try:
+        ending.fire(state)
+        loop.epoch_ended.fire(state)
+        metrics = loop.metrics.freeze()
+    except BaseException:
+        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
+        raise
+    state.history.append(EpochRecord(state.epoch, status, state.iteration, seconds, metrics))
+    state._epoch_open = False
+    _take_requests(state)
+
+
+def _take_requests(state: State) -> None:
+    requests, state._requests = state._requests, []
+    for action in requests:
+        try:
+            action(state)
+        except BaseException as error:
+            error.add_note(f"in {name_of(action)}, which was asked for by state.request, {_where(state)}")
+            raise
+
+
+def _fail(loop: Loop, error: BaseException) -> None:
+    loop.state._requests = []
+    try:
+        _fire_final(loop.state, loop.failed)
+    except BaseException as second:  # the caller must see the first error; the second is told along with it
+        error.add_note(f"and a handler of `failed` raised {second!r}")
+        logger.exception("a handler of `failed` raised")
+
+
+def _fire_final(state: State, final: Event) -> None:
+    state.status = final.name
+    final.fire(state)
+    _take_requests(state)

@@ -1,0 +1,246 @@
+"""`Loop`: what a run is composed of, and its public face."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from rein.data import Batches
+from rein.events import Event, check_function, name_of
+from rein.filters import NOT_GIVEN
+from rein.loop import checks, engine, resume
+from rein.metrics import Metrics, Reduce
+from rein.types import HALT_LOOP, INTERRUPT, State
+
+logger = logging.getLogger("rein")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Loop:
+    """Calls `step(state) -> the next step_state` and fires events around it.
+
+    `compile` (True or options) passes the step through `torch.compile`; `device` is where batches are moved to;
+    `strict` refuses a step_state whose structure, shapes, dtypes or devices drift, naming the path; `debug` logs every
+    event with the time since the one before. `epochs` and `iterations` are the defaults of `run`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[State], Any],
+        *,
+        epochs: int | None = 1,
+        iterations: int | None = None,
+        compile: bool | Mapping[str, Any] = False,
+        device: torch.device | str | None = None,
+        strict: bool = False,
+        debug: bool = False,
+    ) -> None:
+        check_function("Loop(step)", "step", step)
+        self.epochs, self.iterations = checks.limit("epochs", epochs), checks.limit("iterations", iterations)
+        if compile:
+            step = torch.compile(step, **({} if compile is True else compile))
+        self.step = checks.strict(step) if strict else step
+        self.state = State(metrics=Metrics())
+        self.parts: dict[str, Any] = {}
+        self.events: dict[str, Event] = {}
+        self.running = False
+        self.resumed = False  # whether the state was loaded and no run has gone on from it yet
+        self.epoch_began = 0.0  # when the epoch began, by clocks.seconds
+        self._device = device
+        self._source: Batches | None = None
+        self._debug, self._traced_at = debug, time.perf_counter()
+        self.started = self.define("started")
+        self.epoch_started = self.define("epoch_started")
+        self.iteration_started = self._define("iteration_started", _iteration_begun)
+        self.iteration_completed = self._define("iteration_completed", operator.attrgetter("_total_iterations"))
+        self.epoch_completed = self.define("epoch_completed")
+        self.epoch_halted = self.define("epoch_halted")
+        self.epoch_ended = self.define("epoch_ended")
+        self.completed = self.define("completed")
+        self.halted = self.define("halted")
+        self.failed = self.define("failed")
+
+    def define(self, name: str) -> Event:
+        """Add an event of your own, with the same rights: fire it with `loop.emit(name)`, attach as `@loop.<name>`."""
+        return self._define(name, None)
+
+    def _define(self, name: str, count: Callable[[State], int] | None) -> Event:
+        checks.event_name(name)
+        if name in self.events or name in self.__dict__ or hasattr(type(self), name):
+            raise ValueError(f"define({name!r}): the loop has that name already")
+        event = self.events[name] = Event(name, self, self.state, count)
+        if self._debug:
+            event.observe(lambda loop, state: loop._trace(name))
+        return event
+
+    def __getattr__(self, name: str) -> Event:
+        events = self.__dict__.get("events", {})
+        if name in events:
+            return events[name]
+        raise AttributeError(f"a loop has no event {name!r}{checks.closest(name, events)}")
+
+    def event(self, name: str) -> Event:
+        """The event of that name. Raises ValueError with the names there are."""
+        if name not in self.events:
+            raise ValueError(f"a loop has no event {name!r}{checks.closest(name, self.events)}")
+        return self.events[name]
+
+    def on(self, *names: str, **filters: Any) -> Callable[[F], F]:
+        """A decorator that attaches a handler to several events by name."""
+        events = [self.event(name) for name in names]
+        if not events:
+            raise ValueError(f"on() needs the names of events: {', '.join(self.events)}")
+
+        def decorate(function: F) -> F:
+            for event in events:
+                event.attach(function, **filters)
+            return function
+
+        return decorate
+
+    def on_all(self, function: F) -> F:
+        """Attach a handler to every event that the loop has now."""
+        return self.on(*self.events)(function)
+
+    def emit(self, name: str) -> None:
+        """Fire an event by name with the loop's state."""
+        self.event(name).fire(self.state)
+
+    @contextlib.contextmanager
+    def muted(self, *names: str) -> Iterator[None]:
+        """For a while, call nothing that is attached to these events; they are counted all the same."""
+        events = [self.event(name) for name in names]
+        for event in events:
+            event.mute(+1)
+        try:
+            yield
+        finally:
+            for event in events:
+                event.mute(-1)
+
+    def metric(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
+        """Accumulate a number over each epoch, from a key of the step's metrics or a function of the state.
+
+        `reduce` is "mean", "sum", "min", "max", "last", or a function of (accumulated or None, value, count) that
+        returns what is accumulated then. A step that does not report it does not count. Read it as
+        `state.metrics[name]`.
+        """
+        self.metrics.accumulate(name, source, reduce)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of the current epoch."""
+        return self.state.metrics  # type: ignore[return-value]  # set in __init__
+
+    def own(self, name: str, part: Any) -> Any:
+        """Register a part that has state or configuration: checkpoints, resume and run.json are made from these."""
+        if name in self.parts:
+            raise ValueError(f"own({name!r}): the loop owns a part of that name already")
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) and not hasattr(part, "config"):
+            raise TypeError(f"own({name!r}): {type(part).__name__} has neither state_dict/load_state_dict nor config")
+        self.parts[name] = part
+        return part
+
+    def run(
+        self,
+        data: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = NOT_GIVEN,
+        iterations: int | None = NOT_GIVEN,
+        init: Any = None,
+    ) -> State:
+        """Run until `epochs` epochs have ended in all, each of `iterations` steps, or until `data` ends or a halt.
+
+        None is no limit. `data` is iterated anew each epoch; `init` is the first step_state. A second run goes on from
+        where the first one ended. Raises ValueError for empty data and for limits below 1.
+        """
+        for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init):
+            pass
+        return self.state
+
+    def stream(
+        self,
+        data: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = NOT_GIVEN,
+        iterations: int | None = NOT_GIVEN,
+        init: Any = None,
+    ) -> Iterator[State]:
+        """As `run`, yielding the state at each epoch's end; leaving the `for` early halts the loop."""
+        self.check_idle("run")
+        state = self.state
+        state.max_epochs = self.epochs if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
+        state.max_iterations = self.iterations if iterations is NOT_GIVEN else checks.limit("iterations", iterations)
+        source = self._open(data)
+        if state.step_state is None:
+            state.step_state = init
+        elif self.resumed and init is not None:  # the state came from a file that knows names but not your types
+            state.step_state = resume.retype(state.step_state, like=init)
+        return engine.run(self, source)
+
+    def stop(self, reason: str | None = None) -> None:
+        """From any thread: end the run as `state.halt_loop(reason)` does. Warns if there is none to be ended."""
+        self.state._ask(HALT_LOOP, reason)
+
+    def interrupt(self, reason: str | None = None) -> None:
+        """From any thread: end the run at this iteration's edge, leaving the epoch open to be resumed in its middle."""
+        self.state._ask(INTERRUPT, reason)
+
+    def _open(self, data: Iterable[Any] | None) -> Batches | None:
+        if data is None:
+            return None
+        source = self._source
+        if source is None or source.data is not data or not source.one_shot:
+            source = Batches(data, self._device)
+            if source.one_shot and self.resumed:
+                raise ValueError("a bare iterator cannot be resumed: give data that can be iterated anew")
+            self._source = source
+        return source
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the run and of every part it owns, in dictionaries, lists, tensors and numbers only.
+
+        Taken at an edge (see `State.request`), it resumes exactly. It may share memory with the parts.
+        """
+        return resume.save(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where `state_dict` was taken, in a loop composed of the same parts.
+
+        Raises ValueError for another format or other parts, and RuntimeError while running.
+        """
+        self.check_idle("load_state_dict")
+        resume.load(self, state)
+        self._source, self.resumed = None, True
+
+    def check_idle(self, what: str) -> None:
+        """Raise RuntimeError while the loop runs."""
+        if self.running:
+            raise RuntimeError(f"{what}: the loop is running; not from a handler, and not before its stream is closed")
+
+    def _trace(self, name: str) -> None:
+        before, self._traced_at = self._traced_at, time.perf_counter()
+        state, passed = self.state, self._traced_at - before
+        logger.info("%s epoch=%d iteration=%d +%.6f s", name, state.epoch, state.iteration, passed)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a loop is not copied or pickled: build another one and load loop.state_dict() into it")
+
+    def __repr__(self) -> str:
+        lines = [f"Loop({name_of(self.step)}, epochs={self.epochs}, iterations={self.iterations})"]
+        lines += [f"  {e.name}: {', '.join(map(name_of, e.handlers))}" for e in self.events.values() if e.handlers]
+        lines += [f"  metrics: {', '.join(self.metrics)}"] if len(self.metrics) else []
+        parts = ", ".join(f"{name}={type(part).__name__}" for name, part in self.parts.items())
+        lines += [f"  parts: {parts}"] if parts else []
+        return "\n".join(lines)
+
+
+def _iteration_begun(state: State) -> int:
+    return state._total_iterations + state.counts.get("iteration_started", 0) + 1  # those whose step was skipped, too

@@ -1,0 +1,82 @@
+"""What a loop is saved as, and how one is made to stand where it was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rein.ops.trees import namedtuples, pack, unpack
+from rein.types import HALT_EPOCH, NAMED_TUPLES, EpochRecord, State
+
+if TYPE_CHECKING:
+    from rein.loop.loop import Loop
+
+FORMAT = 1
+
+
+def _stateful(loop: Loop) -> Iterator[tuple[str, Any]]:
+    return ((name, part) for name, part in loop.parts.items() if hasattr(part, "state_dict"))
+
+
+def save(loop: Loop) -> dict[str, Any]:
+    """The state of the run and of every part that the loop owns; see `Loop.state_dict`."""
+    state = loop.state
+    return {
+        "format": FORMAT,
+        "epoch": state.epoch,
+        "iteration": state.iteration,
+        "total_iterations": state.total_iterations,
+        "epochs_ended": state.clocks.epochs,
+        "epoch_open": state.epoch_open,
+        # that the open epoch is to end is part of where it stands; that the run was to be stopped is not
+        "halt_epoch": state.epoch_open and state._cut,
+        "epoch_began": loop.epoch_began,
+        "step_state": pack(state.step_state),
+        "metrics": loop.metrics.state_dict(),
+        "history": [dict(record._asdict(), metrics=dict(record.metrics)) for record in state.history],
+        "clocks": state.clocks.state_dict(),
+        "counts": {name: value for name, value in state.counts.items() if name != "started"},
+        "memory": pack(state.memory),
+        "times": dict(state.times),
+        "parts": {name: part.state_dict() for name, part in _stateful(loop)},
+    }
+
+
+def load(loop: Loop, saved: Mapping[str, Any]) -> None:
+    """Make `loop` stand where `saved` was taken; see `Loop.load_state_dict`."""
+    if saved.get("format") != FORMAT:
+        raise ValueError(f"this state has format {saved.get('format')!r}; this version of rein reads format {FORMAT}")
+    mine, theirs = dict(_stateful(loop)), saved["parts"]
+    if set(mine) != set(theirs):
+        missing, extra = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
+        raise ValueError(f"the loop's parts are not those of the state: missing {missing}, not in the state {extra}")
+    for name, part in mine.items():
+        part.load_state_dict(theirs[name])
+    state = loop.state
+    _load_counters(state, saved)
+    state.step_state = unpack(saved["step_state"], NAMED_TUPLES | namedtuples(state.step_state))
+    loop.metrics.load_state_dict(saved["metrics"])
+    state.history.clear()
+    state.history.extend(EpochRecord(**record) for record in saved["history"])
+    state.memory.clear()
+    state.memory.update(unpack(saved["memory"]))
+    state.times = dict(saved["times"])
+    loop.epoch_began = float(saved["epoch_began"])
+    for event in loop.events.values():
+        event.recount()
+
+
+def _load_counters(state: State, saved: Mapping[str, Any]) -> None:
+    state._epoch, state._iteration = int(saved["epoch"]), int(saved["iteration"])
+    state._total_iterations, state._epochs_ended = int(saved["total_iterations"]), int(saved["epochs_ended"])
+    state._epoch_open = bool(saved["epoch_open"])
+    state._halts = {HALT_EPOCH: None} if saved["halt_epoch"] else {}
+    state.status, state._epoch_status, state.batch, state._requests = None, None, None, []
+    state.clocks.load_state_dict(saved["clocks"])
+    state.counts.clear()
+    state.counts.update(saved["counts"])
+
+
+def retype(step_state: Any, like: Any) -> Any:
+    """Give the NamedTuples of a loaded step_state the types that stand in `like`: a file knows names, not types."""
+    return unpack(pack(step_state), NAMED_TUPLES | namedtuples(like))

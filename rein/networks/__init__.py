@@ -1,0 +1,1 @@
+"""Modules that agents are built from."""

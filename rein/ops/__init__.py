@@ -1,0 +1,1 @@
+"""Pure functions of tensors; they import torch and the standard library, nothing else."""

@@ -1,0 +1,123 @@
+"""Nested structures of tensors: dictionaries, NamedTuples, tuples and lists, with leaves of any kind."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAMED = "__namedtuple__"  # marks a packed NamedTuple: its value is the type's name
+_FIELDS = "__fields__"
+_TUPLE = "__tuple__"
+
+
+def is_namedtuple(value: object) -> bool:
+    """Whether `value` is an instance of a NamedTuple."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` to every leaf of `tree` (and to the leaves at the same places of `others`), keeping the shape.
+
+    A leaf is anything that is not a mapping, tuple or list. `None` is an empty place, not a leaf: it stays `None`.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return function(tree, *others)
+    if isinstance(tree, Mapping):
+        return {key: map_tree(function, value, *(o[key] for o in others)) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [map_tree(function, *values) for values in zip(tree, *others, strict=True)]
+        if is_namedtuple(tree):
+            return type(tree)(*parts)
+        return type(tree)(parts)
+    return function(tree, *others)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(path, leaf)` for every leaf, in a fixed order; a path reads like `transition.observation.camera`."""
+    if tree is None:
+        return
+    if isinstance(tree, Mapping):
+        items: Any = tree.items()
+    elif is_namedtuple(tree):
+        items = zip(tree._fields, tree, strict=True)
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    else:
+        yield path, tree
+        return
+    for key, value in items:
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
+
+
+def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
+    """The same tree with every tensor on `device`; other leaves are passed on as they are."""
+    return map_tree(lambda x: x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x, tree)
+
+
+def pack(tree: Any) -> Any:
+    """Rewrite NamedTuples and tuples as marked dictionaries and lists, so that a file without pickle can hold them.
+
+    Tensors and other leaves are passed on as they are; `unpack` is the inverse.
+    """
+    if is_namedtuple(tree):
+        fields = {name: pack(value) for name, value in zip(tree._fields, tree, strict=True)}
+        return {_NAMED: type(tree).__name__, _FIELDS: fields}
+    if isinstance(tree, Mapping):
+        return {key: pack(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return {_TUPLE: [pack(value) for value in tree]}
+    if isinstance(tree, list):
+        return [pack(value) for value in tree]
+    return tree
+
+
+def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
+    """The inverse of `pack`. A NamedTuple whose name is in `types` gets that type, another a new one of its fields.
+
+    No type is ever looked up by what the data says: that would let a file choose what code runs.
+    """
+    if isinstance(tree, Mapping):
+        if _NAMED in tree:
+            name, fields = str(tree[_NAMED]), tree[_FIELDS]
+            known = (types or {}).get(name)
+            if known is None or set(getattr(known, "_fields", ())) != set(fields):
+                known = collections.namedtuple(name, list(fields))  # type: ignore[misc]
+            return known(**{field: unpack(value, types) for field, value in fields.items()})  # a file may sort them
+        if _TUPLE in tree:
+            return tuple(unpack(value, types) for value in tree[_TUPLE])
+        return {key: unpack(value, types) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [unpack(value, types) for value in tree]
+    return tree
+
+
+def namedtuples(tree: Any) -> dict[str, type]:
+    """The NamedTuple types in `tree`, by name: what `unpack` needs to rebuild a tree like this one."""
+    found: dict[str, type] = {}
+    if is_namedtuple(tree):
+        found[type(tree).__name__] = type(tree)
+    children = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
+    for child in children:
+        found |= namedtuples(child)
+    return found
+
+
+def tree_signature(tree: Any) -> dict[str, str]:
+    """What every leaf is, by path: shape, dtype and device of tensors, the type of anything else."""
+    return {
+        path: f"{tuple(leaf.shape)} {leaf.dtype} on {leaf.device}" if isinstance(leaf, Tensor) else type(leaf).__name__
+        for path, leaf in leaves(tree)
+    }
+
+
+def signature_drift(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """The differences of two signatures, by path, as text."""
+    paths = list(dict.fromkeys((*before, *after)))
+    changed = [f"{p or 'it'} was {before.get(p, 'absent')} and is {after.get(p, 'absent')}" for p in paths]
+    return "; ".join(text for p, text in zip(paths, changed, strict=True) if before.get(p) != after.get(p))

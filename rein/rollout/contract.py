@@ -1,0 +1,157 @@
+"""What an environment may return and be given: a check of everything, for once, and one of shapes, for every step.
+
+Shapes: N environments (or B <= N rows, from workers that answer first come, first served), O one observation, A one
+action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.errors import EnvironmentContractError
+from rein.ops.trees import leaves
+from rein.rollout.spaces import children, layout, tensor_dtype
+from rein.types import TimeStep, Tree
+
+
+def check_rows(time_step: TimeStep, num_envs: int) -> None:
+    """Shapes and dtypes of a TimeStep, without reading a value: cheap enough for every step.
+
+    Raises EnvironmentContractError.
+    """
+    rows = _number_of_rows(time_step, num_envs)
+    if time_step.reward.shape != (rows,) or time_step.reward.dtype is not torch.float32:
+        _fail("reward", f"float32 of shape ({rows},)", time_step.reward)
+    for name in ("terminated", "truncated", "valid"):
+        flag_N = getattr(time_step, name)
+        if flag_N.shape != (rows,) or flag_N.dtype is not torch.bool:
+            _fail(name, f"bool of shape ({rows},)", flag_N)
+    for name in ("observation", "final_observation"):
+        value = getattr(time_step, name)
+        for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
+                _fail(path, f"a tensor of {rows} rows", leaf)
+
+
+def check_time_step(time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any]) -> None:
+    """Everything that the contract says of a TimeStep. Reads values, and so waits for the device: for the first step.
+
+    Raises EnvironmentContractError, which names field, row, what was expected and what came.
+    """
+    if not isinstance(time_step, TimeStep):
+        raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
+    for name in ("reward", "terminated", "truncated", "valid"):
+        if not isinstance(getattr(time_step, name), Tensor):
+            _fail(name, "a tensor", getattr(time_step, name))
+    check_rows(time_step, num_envs)
+    rows = len(time_step.reward)
+    check_observation(time_step.observation, rows, observation_space)
+    check_observation(time_step.final_observation, rows, observation_space, "final_observation")
+    _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
+    for path, value in leaves(time_step.info, "info"):
+        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+            _fail(path, f"a tensor of {rows} rows", value)
+    ended_N = time_step.terminated | time_step.truncated
+    for (path, final), (_, next_) in zip(
+        leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
+    ):
+        ended = ended_N.reshape(-1, *[1] * (final.ndim - 1))
+        _check_values(path, final, (final == next_) | ended, "the observation, for nothing ended there")
+
+
+def check_observation(
+    observation: Tree, num_envs: int, observation_space: spaces.Space[Any], field: str = "observation"
+) -> None:
+    """Structure, shapes, dtypes and values of an observation (N, *O); floats must be finite, indices in their range.
+
+    Raises EnvironmentContractError.
+    """
+    _check_tree(observation, num_envs, observation_space, field, tensor_dtype)
+
+
+def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -> None:
+    """Structure, shapes, kind of number and values of an action (N, *A); a Box's bounds are the environment's matter.
+
+    Raises EnvironmentContractError.
+    """
+    _check_tree(action, num_envs, action_space, "action", lambda _: None)
+
+
+def _check_tree(value: Tree, rows: int, space: spaces.Space[Any], field: str, dtype_of: Any) -> None:
+    inner = children(space)
+    if inner is None:
+        _check_leaf(value, rows, space, field, dtype_of(space))
+        return
+    if not isinstance(value, Mapping) or set(value) != set(inner):
+        _fail(field, f"a dictionary with the keys {sorted(inner)}", value)
+    for key, child in inner.items():
+        _check_tree(value[key], rows, child, f"{field}.{key}", dtype_of)
+
+
+def _check_leaf(value: Any, rows: int, space: spaces.Space[Any], field: str, dtype: torch.dtype | None) -> None:
+    shape = (rows, *layout(space)[0])
+    wanted = tensor_dtype(space)
+    if not isinstance(value, Tensor) or value.shape != shape:
+        _fail(field, f"a tensor of shape {shape}", value)
+    if dtype is not None and value.dtype is not dtype:
+        _fail(field, f"{dtype} for {space}", value)
+    if wanted.is_floating_point != value.dtype.is_floating_point:
+        _fail(field, f"{'floating-point numbers' if wanted.is_floating_point else 'integers'} for {space}", value)
+    if value.is_floating_point():
+        _check_values(field, value, value.isfinite(), "finite numbers")
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        low, high = _range(space, value.device)
+        _check_values(field, value, (value >= low) & (value < high), f"a value of {space}")
+
+
+def _range(space: spaces.Space[Any], device: torch.device) -> tuple[Tensor | int, Tensor | int]:
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        low, size = (torch.as_tensor(x.astype(np.int64), device=device) for x in (space.start, space.nvec))
+        return low, low + size
+    return 0, 2
+
+
+def _number_of_rows(time_step: TimeStep, num_envs: int) -> int:
+    index_B = time_step.info.get("environment_index")
+    if index_B is None:
+        return num_envs
+    if index_B.ndim != 1 or len(index_B) > num_envs:
+        _fail("info.environment_index", f"at most {num_envs} indices", index_B)
+    return len(index_B)
+
+
+def _check_values(field: str, value: Tensor, ok: Tensor, expected: str) -> None:
+    wrong = (~ok).nonzero().tolist()
+    if wrong:
+        row, *place = wrong[0]
+        at = f" at {place}" if place else ""
+        got = value[tuple(wrong[0])].tolist()
+        raise EnvironmentContractError(f"{field}, row {row}{at}: expected {expected}, got {got}")
+
+
+def _fail(field: str, expected: str, got: Any) -> NoReturn:
+    raise EnvironmentContractError(f"{field}: expected {expected}, got {_describe(got)}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a dictionary with the keys {sorted(map(str, value))}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
+    """A copy of the tensor `state[name]` with the dtype and device of `like`; ValueError if its shape is another."""
+    value = state[name]
+    if value.shape != like.shape:
+        raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")
+    return value.to(like, copy=True)

@@ -1,0 +1,84 @@
+"""How good a policy is: every episode counted once.
+
+Shapes: N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rein.ops.trees import to_device
+from rein.protocols import Environment, Policy
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` found, one entry an episode, in the order in which the episodes began."""
+
+    episode_return: Tensor  # (E,) float64, sum of raw rewards
+    episode_length: Tensor  # (E,) int64
+    terminated: Tensor  # (E,) bool
+    truncated: Tensor  # (E,) bool: by the environment or by the step limit
+    seed: Tensor  # (E,) int64, what the episode was reset with; -1 where unknown
+
+    @property
+    def mean_return(self) -> float:
+        """The mean over the episodes."""
+        return float(self.episode_return.mean())
+
+    @property
+    def mean_length(self) -> float:
+        """The mean over the episodes."""
+        return float(self.episode_length.double().mean())
+
+
+def evaluate(
+    policy: Policy, environment: Environment, episodes: int, *, max_episode_steps: int | None = 10_000
+) -> Evaluation:
+    """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
+
+    All environments begin together, each plays exactly one episode, and then all begin again: counting the first
+    episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
+    cut and counts as truncated. Raises ValueError for fewer than one episode.
+    """
+    if episodes < 1:
+        raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
+    rounds = []
+    with torch.no_grad():
+        for done in range(0, episodes, environment.num_envs):
+            result = _play(policy, environment, max_episode_steps)
+            rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
+    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def _play(policy: Policy, environment: Environment, max_episode_steps: int | None) -> Evaluation:
+    """One episode of every environment; what one does after its own end is not looked at."""
+    device, num_envs = environment.device, environment.num_envs
+    observation = environment.reset()
+    policy.reset()
+    return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
+    length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    truncated_N, active_N = terminated_N.clone(), ~terminated_N
+    seed_N = environment.episode_seeds.clone()
+    steps = 0
+    policy_device = getattr(policy, "device", device)
+    while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
+        action, _ = policy.select_action(to_device(observation, policy_device))
+        time_step = environment.apply_action(to_device(action, device))
+        valid_N = time_step.valid & active_N
+        return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
+        length_N += valid_N
+        steps += 1
+        terminated_N |= time_step.terminated & valid_N
+        truncated_N |= time_step.truncated & valid_N
+        if steps == max_episode_steps:
+            truncated_N |= active_N & ~terminated_N
+        active_N = active_N & ~(terminated_N | truncated_N)
+        observation = time_step.observation
+        policy.reset(time_step.terminated | time_step.truncated)
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

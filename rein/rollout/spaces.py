@@ -1,0 +1,122 @@
+"""Values of a Gymnasium space: one by one as an environment has them, and N at once as tensors.
+
+Discrete and MultiDiscrete become int64, MultiBinary int8, a Box keeps its dtype (but float64 becomes float32, and the
+unsigned integers that torch does not calculate with the next wider signed ones); Dict and Tuple become dictionaries, a
+Tuple's keys being "0", "1", ...
+
+Shapes: N values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rein.errors import EnvironmentContractError
+from rein.types import Tree
+
+_NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+_FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # which kinds of numbers may become which
+
+
+def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
+    """The spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor."""
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(index): inner for index, inner in enumerate(space.spaces)}
+    return None
+
+
+def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of one value of a space that is one tensor; TypeError for a space that is none."""
+    if isinstance(space, spaces.Discrete):
+        return (), np.dtype(np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.shape, np.dtype(np.int64)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        dtype = np.dtype(space.dtype)
+        return tuple(space.shape), np.dtype(_NARROWED.get(dtype.name, dtype))
+    raise TypeError(f"{space}: not a tensor; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are")
+
+
+def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
+    """The dtype of the tensors of a space that is one tensor."""
+    return torch.from_numpy(np.empty(0, layout(space)[1])).dtype
+
+
+class Codec:
+    """Turns values of a space into tensors and back; `field` is what its errors call them."""
+
+    def __init__(self, field: str, space: spaces.Space[Any]) -> None:
+        self._field = field
+        self._space = space
+        inner = children(space)
+        self._inner = None
+        if inner is None:
+            self._shape, self._dtype = layout(space)
+            self._tensor_dtype = tensor_dtype(space)
+        else:
+            places = range(len(inner)) if isinstance(space, spaces.Tuple) else inner  # where a value has its parts
+            self._inner = {key: Codec(f"{field}.{key}", child) for key, child in inner.items()}
+            self._places = dict(zip(inner, places, strict=True))
+
+    def stack(self, values: Sequence[Any]) -> Tree:
+        """Fresh tensors (N, ...) of N values; EnvironmentContractError if one does not fit the space."""
+        if self._inner is None:
+            return torch.from_numpy(column(self._field, values, self._dtype, self._shape))
+        try:
+            parts = {key: [value[place] for value in values] for key, place in self._places.items()}
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvironmentContractError(f"{self._field}: expected values of {self._space}: {error!r}") from error
+        return {key: inner.stack(parts[key]) for key, inner in self._inner.items()}
+
+    def split(self, tree: Tree, rows: int) -> list[Any]:
+        """The values of `rows` rows, which share no memory with the tensors; EnvironmentContractError by shape."""
+        if self._inner is not None:
+            columns = [inner.split(tree[key], rows) for key, inner in self._inner.items()]
+            if isinstance(self._space, spaces.Tuple):
+                return list(zip(*columns, strict=True))
+            return [dict(zip(self._inner, values, strict=True)) for values in zip(*columns, strict=True)]
+        if tree.shape != (rows, *self._shape):
+            expected, got = (rows, *self._shape), tuple(tree.shape)
+            raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
+        if tree.dtype is not self._tensor_dtype:
+            tree = tree.to(self._tensor_dtype)
+        if isinstance(self._space, spaces.Discrete):
+            return tree.tolist()
+        array = np.array(tree.numpy(force=True), self._space.dtype)
+        return [array[row, ...] for row in range(rows)]  # an array each, even of one number
+
+
+def column(
+    field: str, values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """N values as one fresh array (N, *shape) of `dtype`, cast where that loses no more than precision.
+
+    Raises EnvironmentContractError, which names field and row.
+    """
+    if not values:
+        return np.empty((0, *shape), dtype)
+    try:
+        array = np.array(values)
+    except ValueError:  # not all of one shape
+        array = np.array(None)
+    if array.shape[1:] == shape:
+        if array.dtype is dtype:
+            return array
+        if array.dtype.kind in _FROM[dtype.kind]:
+            return array.astype(dtype)
+    for row, value in enumerate(values):
+        try:
+            got = np.asarray(value)
+        except ValueError:
+            got = np.array(None)
+        if got.shape != shape or got.dtype.kind not in _FROM[dtype.kind]:
+            what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
+            raise EnvironmentContractError(f"{field}, row {row}: expected {dtype} of shape {shape}, got {what}")
+    return np.stack([np.asarray(value).astype(dtype) for value in values])  # each fits, only their types differ

@@ -1,0 +1,125 @@
+"""One step of every environment, in the five phases that give the loop's events their names.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.buffers.rollout import Rows
+from rein.ops.trees import to_device
+from rein.protocols import Agent, Environment
+from rein.rollout.contract import check_time_step
+from rein.types import State, StepState, TimeStep, Transition, Tree
+
+PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
+
+
+def silent(name: str) -> None:
+    """Fire nothing: for whoever calls `batch_step` in a `for` of their own."""
+
+
+def batch_step(
+    state: State,
+    agent: Agent,
+    environment: Environment,
+    rows: Rows | None = None,
+    emit: Callable[[str], None] = silent,
+) -> StepState:
+    """One step of all: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
+
+    `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase, before which
+    `state.step_state` holds what is known so far and after which it is read again, so that a handler may put
+    `state.step_state._replace(...)` in its place. `rows` takes the epoch's record.
+    Returns the next step_state; advances the clocks. Raises EnvironmentContractError where the first step of a run does
+    not keep the contract.
+    """
+    known: StepState = state.step_state
+    with torch.no_grad():
+        action, extras = agent.select_action(known.observation)
+        known = _tell(state, known._replace(action=action, extras=extras), "action_selected", emit)
+        seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
+        time_step = _apply(agent, environment, known.action)
+    if state.clocks.vector_steps == 0:
+        check_time_step(time_step, environment.num_envs, environment.single_observation_space)
+    known = _tell(state, _conclude(state, known, time_step), "action_applied", emit)
+    transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
+    agent.record_observation(transition)
+    clocks = state.clocks
+    clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
+    clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
+    known = _tell(state, known, "observation_recorded", emit)
+    metrics = agent.optimize_model()
+    clocks.updates = agent.updates
+    known = _tell(state, known._replace(metrics=metrics), "model_optimized", emit)
+    if rows is not None:
+        persist_trajectory(state, rows, seed_N)
+    known = _tell(state, known, "trajectory_persisted", emit)
+    return known._replace(observation=time_step.observation)
+
+
+def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None]) -> StepState:
+    state.step_state = known
+    emit(event)
+    return state.step_state
+
+
+def _apply(agent: Agent, environment: Environment, action: Tree) -> TimeStep:
+    """Step the environments; where they live on another device than the agent, rows cross once each way."""
+    if agent.device == environment.device:
+        return environment.apply_action(action)
+    time_step = environment.apply_action(to_device(action, environment.device))
+    return to_device(time_step, agent.device, non_blocking=True)
+
+
+def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
+    """The transition that this step was, and, in an episodic epoch, whose episode goes on."""
+    terminated_N, truncated_N, valid_N = time_step.terminated, time_step.truncated, time_step.valid
+    active_N = known.active
+    if active_N is not None:
+        # what an environment does after its own end belongs to no episode of this epoch
+        valid_N = valid_N & active_N
+        terminated_N, truncated_N = terminated_N & valid_N, truncated_N & valid_N
+        if state.iteration + 1 == state.max_iterations:  # the epoch's last step cuts the episodes that are still open
+            truncated_N = truncated_N | (valid_N & ~terminated_N)
+        active_N = active_N & ~(terminated_N | truncated_N)
+    transition = Transition(
+        known.observation,
+        known.action,
+        time_step.reward,
+        terminated_N,
+        truncated_N,
+        time_step.final_observation,
+        valid_N,
+        known.extras or {},
+    )
+    return known._replace(time_step=time_step, transition=transition, active=active_N, metrics=None)
+
+
+def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
+    """Append this step to the epoch's rows; the raw reward too, from the first step on in which a handler shaped it.
+
+    `seed_N` (N,) are the seeds of the episodes that the step belongs to.
+    """
+    known: StepState = state.step_state
+    transition: Any = known.transition
+    row: dict[str, Tree] = {}
+    if rows.everything:
+        row |= transition.extras
+        row["observation"], row["action"] = transition.observation, transition.action
+        row["next_observation"], row["seed"] = transition.next_observation, seed_N
+    row["reward"], row["valid"] = transition.reward, transition.valid
+    row["terminated"], row["truncated"] = transition.terminated, transition.truncated
+    raw_reward_N = known.time_step.reward if known.time_step is not None else transition.reward
+    if raw_reward_N is not transition.reward and rows.length:
+        rows.add_copy("raw_reward", of="reward")
+    if raw_reward_N is not transition.reward or "raw_reward" in rows:
+        row["raw_reward"] = raw_reward_N
+    if rows.derive is not None:
+        row |= rows.derive(state)
+    rows.append(row)

@@ -1,0 +1,100 @@
+"""The folder of a run: whose it is, which trajectory files are in it, and what is moved aside.
+
+runs/<name>/
+  trajectories/000001-000128.h5       epochs 1 to 128
+  trajectories/000129-part-02.h5      the second part of epoch 129, too large for one file
+  aside/after-epoch-000100/           files newer than the state that a resumed run went on from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import re
+from pathlib import Path
+
+from rein.errors import StoreError
+from rein.stores.files import remove_leftovers, sync_folder
+from rein.stores.layout import Part
+
+TRAJECTORIES = "trajectories"
+
+_NAME = re.compile(r"(\d{6,18})-(?:(\d{6,18})|part-(\d{2,9}))\.h5")
+
+logger = logging.getLogger(__name__)
+
+
+def file_name(first: int, last: int, part: Part) -> str:
+    """The name of the file of those epochs, or of a part of the first."""
+    return f"{first:06d}-{last:06d}.h5" if part.total == 1 else f"{first:06d}-part-{part.number:02d}.h5"
+
+
+def list_files(folder: Path) -> list[Path]:
+    """The trajectory files in a folder, by epoch and part."""
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=_order)
+
+
+def claim(path: Path, exist: str) -> Path:
+    """Make the folder of a run, and clear it of what dead processes left; returns the folder that was taken.
+
+    `exist` says what to do about one that is there: see `HDF5Store`. Raises StoreError.
+    """
+    if exist not in ("error", "resume", "new"):
+        raise ValueError(f"exist={exist!r}: give 'error', 'resume' or 'new'")
+    try:
+        if exist == "error" and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise StoreError(f"{path}: exists; exist='resume' goes on with it, exist='new' takes the next free name")
+        folder = _make_fresh(path) if exist == "new" else path
+        (folder / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
+        for changed in (folder.parent, folder):
+            sync_folder(changed)
+        removed = remove_leftovers(folder) + remove_leftovers(folder / TRAJECTORIES)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made or entered: {_reason(error)}") from error
+    if folder != path:
+        logger.warning("%s exists; this run goes to %s", path, folder)
+    if removed:
+        logger.warning("%s: removed %d unfinished files of processes that are gone", folder, len(removed))
+    return folder
+
+
+def set_aside(run: Path, after: int) -> None:
+    """Move the files with epochs newer than `after` to a folder in `aside/`; nothing is deleted. Raises StoreError."""
+    newer = [path for path in list_files(run / TRAJECTORIES) if _order(path)[1] > after]
+    if any(_order(path)[0] <= after for path in newer):
+        raise StoreError(f"{newer[0]}: does not end at epoch {after}, where this run goes on; move it away by hand")
+    if not newer:
+        return
+    try:
+        aside = _make_fresh(run / "aside" / f"after-epoch-{after:06d}")
+        for path in newer:
+            path.rename(aside / path.name)
+        for changed in (aside, aside.parent, run, run / TRAJECTORIES):
+            sync_folder(changed)
+    except OSError as error:
+        raise StoreError(f"{run}: files newer than epoch {after} cannot be moved aside: {_reason(error)}") from error
+    logger.warning("%s: %d files newer than epoch %d were moved to %s", run, len(newer), after, aside)
+
+
+def _order(path: Path) -> tuple[int, int, int]:
+    """First epoch, last epoch and part, by the name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1]), int(match[2] or match[1]), int(match[3] or 0)
+
+
+def _make_fresh(path: Path) -> Path:
+    """Make the folder `path`, or `path-2`, `path-3`, ...: the first that is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
+    while True:
+        candidate = path.with_name(next(names))
+        with contextlib.suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror} (errno {error.errno})"

@@ -1,0 +1,121 @@
+"""A trajectory as stores keep it: numpy arrays of their own in host memory, checked, rows that are no data blanked.
+
+Shapes: T steps, N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rein.ops.trees import leaves
+from rein.types import Episodes, Trajectory, Tree
+
+_WIDENED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # viewers cannot show half precision
+_EPISODE_TYPES = dict(
+    id=np.int64,
+    environment=np.int64,
+    first_step=np.int64,
+    last_step=np.int64,
+    seed=np.int64,
+    episode_return=np.float64,
+    length=np.int64,
+    terminated=np.bool_,
+    truncated=np.bool_,
+)
+
+
+def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Trajectory:
+    """A copy that shares no memory with `trajectory`, of the fields called `names` (all of them by default).
+
+    Half precision becomes float32. Rows that are not `valid` become NaN, 0 or False. Without the field `observation`,
+    next and final observations are left out too. Raises ValueError naming the field that cannot be stored.
+    """
+    fields = _chosen(trajectory.fields, names)
+    lead_TN = next((tuple(leaf.shape[:2]) for _, leaf in leaves(fields) if hasattr(leaf, "shape")), (0, 0))
+    if len(lead_TN) != 2:
+        raise ValueError(f"a field of a trajectory is (T, N, ...); the first of {list(fields)} begins with {lead_TN}")
+    arrays: list[np.ndarray] = []
+    copies = _copy(fields, "", lead_TN, arrays)
+    if arrays and "valid" in trajectory.fields:
+        valid_TN = copies["valid"] if "valid" in copies else _copy(trajectory.fields["valid"], "valid", lead_TN, [])
+        if not valid_TN.all():
+            _blank(arrays, ~valid_TN)
+    observed = "observation" in fields
+    return trajectory._replace(
+        fields=copies,
+        next_observation=_copy(trajectory.next_observation, "next_observation", lead_TN[1:], []) if observed else None,
+        episodes=_copy_episodes(trajectory.episodes, observed),
+        metrics=dict(trajectory.metrics),
+        clocks=dict(trajectory.clocks),
+    )
+
+
+def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mapping[str, Tree]:
+    if names is None or not fields:  # an epoch whose body was skipped has no fields at all
+        return fields
+    if missing := [name for name in names if name not in fields]:
+        raise ValueError(f"fields={list(names)}: the trajectory has no {missing}; it has {list(fields)}")
+    return {name: fields[name] for name in fields if name in names}
+
+
+def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray]) -> Any:
+    """The same tree of fresh arrays, which are added to `arrays` too; all of them must begin with the shape `lead`."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return {
+            _checked(key, path): _copy(value, f"{path}.{key}" if path else key, lead, arrays)
+            for key, value in tree.items()
+        }
+    array = _array(tree, path)
+    if array.shape[: len(lead)] != lead:
+        raise ValueError(f"{path} is {array.shape}, and must begin with {lead} as the other fields do")
+    arrays.append(array)
+    return array
+
+
+def _array(value: Any, path: str) -> np.ndarray:
+    if isinstance(value, Tensor):
+        if value.is_cpu and not value.requires_grad and value.dtype not in _WIDENED and not value.is_complex():
+            array = value.numpy().copy()
+        else:
+            array = np.array(value.to(dtype=_WIDENED.get(value.dtype)).numpy(force=True), order="C")
+    elif isinstance(value, np.ndarray):
+        native = value.dtype.newbyteorder("=")
+        array = np.array(value, np.float32 if native == np.float16 else native, order="C")
+    else:
+        raise ValueError(f"{path} is a {type(value).__name__}; give tensors, or (nested) dictionaries of tensors")
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise ValueError(f"{path} is of type {array.dtype}; only booleans, integers and floats can be stored")
+    return array
+
+
+def _copy_episodes(episodes: Episodes, observed: bool) -> Episodes:
+    columns = {name: _column(getattr(episodes, name), name, kind) for name, kind in _EPISODE_TYPES.items()}
+    count = columns["id"].shape
+    if any(column.shape != count or column.ndim != 1 for column in columns.values()):
+        shapes = {name: column.shape for name, column in columns.items()}
+        raise ValueError(f"the columns of the episodes must be (E,), one entry for each episode; got {shapes}")
+    final = episodes.final_observation if observed and count != (0,) else None
+    return Episodes(**columns, final_observation=_copy(final, "final_observation", count, []))
+
+
+def _column(values: Any, name: str, kind: Any) -> np.ndarray:
+    return np.array(_array(values, f"episodes.{name}") if isinstance(values, Tensor) else values, kind)
+
+
+def _checked(name: Any, path: str) -> Any:
+    if not isinstance(name, str) or not name or name[0] == "." or "/" in name or "\0" in name:
+        where = f" in {path}" if path else ""
+        raise ValueError(f"the field name {name!r}{where}: give text without '/', and without '.' at its beginning")
+    return name
+
+
+def _blank(arrays: list[np.ndarray], invalid_TN: np.ndarray) -> None:
+    for array in arrays:
+        array[invalid_TN] = np.nan if array.dtype.kind == "f" else 0

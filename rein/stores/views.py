@@ -1,0 +1,74 @@
+"""NXdata groups: what makes H5Web, silx and NeXpy plot by themselves when a file is opened.
+
+A view hard-links what it shows and its axes, so no data is there twice. Which attributes the viewers obey, and how,
+was found out by rendering with each of them; `docs/format.md` says which are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import h5py
+
+_OWN = ("step", "env", "title")  # names that a view uses itself
+
+
+def add_group(parent: h5py.Group, name: str, nexus_class: str) -> h5py.Group:
+    """A new group with its NeXus class, without which viewers that know NeXus pass it over."""
+    group = parent.create_group(name)
+    group.attrs["NX_class"] = nexus_class
+    return group
+
+
+def add_text(group: h5py.Group, name: str, text: str) -> None:
+    """A string of fixed length, since PyTables cannot read others."""
+    data = text.encode()
+    group.create_dataset(name, data=data, dtype=h5py.string_dtype(length=len(data)))
+
+
+def interpretation(shape: Sequence[int]) -> str | None:
+    """How to draw (rows, environments, ...): pictures as such, vectors as lines, one number each as a map."""
+    if len(shape) >= 5 and shape[-1] == 3:
+        return "rgb-image"
+    if len(shape) >= 4:
+        return "image"
+    return "spectrum" if len(shape) == 3 or shape[1] == 1 else None
+
+
+def write_views(entry: Any, title: str) -> str | None:
+    """A view for each field that has rows and for the episodes' returns; returns the name of the one to open with."""
+    views, axes, episodes = add_group(entry, "views", "NXcollection"), entry["axes"], entry["episodes"]
+    names = list(_write_field_views(views, entry["trajectory"], axes, title, ()))
+    if len(episodes["id"]):
+        name = "episode_return" if "episode_return" not in views else "return_of_episodes"
+        axis = {"last_step": episodes["last_step"]}
+        _write_view(views, name, "return", episodes["return"], axis, f"return by the step of the end, {title}")
+        if len(axes["env"]) == 1:  # a map of one column says little
+            return name
+        names.append(name)
+    return "reward" if "reward" in names else next(iter(names), None)
+
+
+def _write_field_views(views: Any, fields: Any, axes: Any, title: str, path: tuple[str, ...]) -> Iterator[str]:
+    for key, node in fields.items():
+        where = (*path, key)
+        if isinstance(node, h5py.Group):
+            yield from _write_field_views(add_group(views, key, "NXcollection"), node, axes, title, where)
+        elif node.size:  # an empty plot shows as an error
+            signal = f"{key}_field" if key in _OWN else key
+            axis = {"step": axes["step"], "env": axes["env"]}
+            view = _write_view(views, key, signal, node, axis, f"{'.'.join(where)}, {title}")
+            if node.attrs.get("interpretation") == "spectrum":  # a line over time, with a slider for the others
+                view.attrs["default_slice"] = [".", *"0" * (node.ndim - 1)]
+            yield "/".join(where)
+
+
+def _write_view(views: Any, name: str, signal: str, shown: Any, axes: Mapping[str, Any], title: str) -> h5py.Group:
+    view = add_group(views, name, "NXdata")
+    view.attrs["signal"] = signal
+    view.attrs["axes"] = [*axes, *"." * (shown.ndim - len(axes))]
+    add_text(view, "title", title)
+    for link, target in {signal: shown, **axes}.items():
+        view[link] = target  # a hard link
+    return view

@@ -1,0 +1,8 @@
+"""Test suites for parts: subclass a contract in a test file, and its tests run on yours."""
+
+from rein.testing.agent import AgentContract
+from rein.testing.environment import EnvironmentContract
+from rein.testing.stateful import StatefulContract
+from rein.testing.store import StoreContract
+
+__all__ = ["AgentContract", "EnvironmentContract", "StatefulContract", "StoreContract"]

@@ -1,0 +1,283 @@
+"""A test suite for environments.
+
+    class TestMyEnvironment(EnvironmentContract):
+        def make(self, num_envs, seed):
+            return MyEnvironment(num_envs=num_envs, seed=seed)
+
+Make the episodes so short that some end within `steps` random steps.
+
+Shapes: T steps, N environments, O one observation, A one action.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.errors import ReinError
+from rein.ops.random import episode_seeds
+from rein.ops.trees import leaves, map_tree
+from rein.protocols import Environment
+from rein.rollout.contract import check_observation, check_time_step
+from rein.rollout.spaces import Codec, children
+from rein.testing.stateful import check_plain, copy_state, first_difference
+from rein.types import TimeStep, Tree
+
+_SEED = 11
+_REFUSALS = (ReinError, RuntimeError, ValueError)
+
+
+class _Rollout(NamedTuple):
+    """What random actions gave: entry t of a list is what step t returned."""
+
+    start: Tree  # (N, *O) what reset returned
+    actions: list[Tree]  # (N, *A) each
+    time_steps: list[TimeStep]
+    seeds: list[Tensor]  # (N,) each: of the episodes that step t acts in, and last of those that follow
+
+
+class EnvironmentContract:
+    """Subclass it in a test file, name the subclass Test..., and give `make`."""
+
+    num_envs = 4
+    steps = 200  # so many random steps; an episode must end within them
+    different_starts = 2  # so many different first observations `num_envs` environments must show at least
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        """New environments; unseeded ones where `seed` is None."""
+        raise NotImplementedError
+
+    def test_it_is_an_environment(self) -> None:
+        """Names and types of the protocol; the configuration is JSON."""
+        environment = self.make(self.num_envs, _SEED)
+        assert isinstance(environment, Environment), "attributes or methods of rein.protocols.Environment are missing"
+        assert environment.num_envs == self.num_envs, f"num_envs is {environment.num_envs}, not {self.num_envs}"
+        assert environment.seed == _SEED, f"seed is {environment.seed}, not {_SEED}"
+        for name in ("single_observation_space", "single_action_space"):
+            assert isinstance(getattr(environment, name), spaces.Space), f"{name} is no gymnasium space"
+        assert isinstance(environment.replayable, bool), "replayable is neither True nor False"
+        config = environment.config
+        assert json.loads(json.dumps(config)) == config, f"config is not JSON as it stands: {config}"
+
+    def test_all_it_returns_fits_its_spaces(self) -> None:
+        """Structure, shapes, dtypes, device, finite numbers, and the bounds of every Box."""
+        environment = self.make(self.num_envs, _SEED)
+        space, rollout = environment.single_observation_space, self._rollout(environment)
+        check_observation(rollout.start, self.num_envs, space)
+        _check_bounds(rollout.start, space)
+        for time_step in rollout.time_steps:
+            check_time_step(time_step, self.num_envs, space)
+            _check_bounds(time_step.observation, space)
+            _check_bounds(time_step.final_observation, space)
+            for path, leaf in leaves(time_step):
+                assert leaf.device.type == environment.device.type, f"{path} is on {leaf.device}"
+
+    def test_what_was_returned_never_changes(self) -> None:
+        """Every step returns tensors of its own."""
+        environment, kept, copies = self.make(self.num_envs, _SEED), [], []
+        kept.append(environment.reset())
+        copies.append(copy_state(kept[0]))
+        for action in self._actions(environment):
+            kept += [environment.apply_action(action), environment.episode_seeds]
+            copies += [copy_state(item) for item in kept[-2:]]
+        environment.reset()
+        difference = first_difference(copies, kept)
+        assert difference is None, f"what was returned was changed later: {difference}; return fresh tensors"
+
+    def test_the_action_is_left_as_it_was(self) -> None:
+        """An action belongs to the agent, who records it."""
+        environment = self.make(self.num_envs, _SEED)
+        environment.reset()
+        for action in self._actions(environment):
+            before = copy_state(action)
+            environment.apply_action(action)
+            assert first_difference(before, action) is None, "apply_action changed the action that it was given"
+
+    def test_a_new_episode_begins_in_the_step_that_ends_one_and_nowhere_else(self) -> None:
+        """A new seed stands exactly there. That the observation is the new episode's, the replay test shows."""
+        rollout = self._rollout(self.make(self.num_envs, _SEED))
+        for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
+            ended_N, known = time_step.terminated | time_step.truncated, bool((after_N >= 0).any())
+            assert not known or torch.equal(before_N != after_N, ended_N), "a seed changed where no episode ended"
+
+    def test_the_final_observation_is_the_observation_where_nothing_ended(self) -> None:
+        """So it is, for every agent, what the last action led to."""
+        for time_step in self._rollout(self.make(self.num_envs, _SEED)).time_steps:
+            on_N = ~(time_step.terminated | time_step.truncated)
+            difference = first_difference(_rows(time_step.final_observation, on_N), _rows(time_step.observation, on_N))
+            assert difference is None, f"nothing ended, but observation and final_observation differ: {difference}"
+
+    def test_environments_under_one_seed_start_differently(self) -> None:
+        """Every environment has a stream of its own."""
+        environment = self.make(self.num_envs, _SEED)
+        start = environment.reset()
+        seeds = environment.episode_seeds.tolist()
+        assert not environment.replayable or len(set(seeds)) == self.num_envs, f"episode seeds repeat: {seeds}"
+        rows = [_rows(start, torch.tensor([index])) for index in range(self.num_envs)]
+        different = [row for k, row in enumerate(rows) if all(first_difference(row, x) for x in rows[:k])]
+        count, wanted = len(different), self.different_starts
+        assert count >= wanted, f"{self.num_envs} environments show {count} different starts, not {wanted} or more"
+
+    def test_the_same_seed_gives_the_same_bits_and_another_seed_others(self) -> None:
+        """Nothing random comes from anywhere but the seed."""
+        environments = [self.make(self.num_envs, seed) for seed in (_SEED, _SEED, _SEED + 1)]
+        one, same, other = map(self._rollout, environments)
+        if environments[0].replayable:
+            difference = first_difference(one, same)
+            assert difference is None, f"two runs under one seed differ at {difference}"
+            assert not torch.equal(one.seeds[0], other.seeds[0]), "another seed gives the same episodes"
+
+    def test_an_environments_stream_does_not_depend_on_how_many_there_are(self) -> None:
+        """Environment i is the same among 2 as among N."""
+        environment = self.make(self.num_envs, _SEED)
+        many = self._rollout(environment)
+        for count in (1, 2):
+            few = self._rollout(self.make(count, _SEED))
+            if environment.replayable:
+                difference = first_difference(few, _rows(many, torch.arange(count)))
+                assert difference is None, f"{count} of {self.num_envs} differ from {count} alone at {difference}"
+
+    def test_episode_seeds_are_those_of_seed_environment_and_episode(self) -> None:
+        """`rein.ops.random.episode_seeds(seed, i, k)` for the k-th episode of environment i, begun by whatever."""
+        environment = self.make(self.num_envs, _SEED)
+        row_N, count_N = torch.arange(self.num_envs), torch.zeros(self.num_envs, dtype=torch.int64)
+        assert (environment.episode_seeds == -1).all(), "episode_seeds is not -1 before the first reset"
+        for _ in range(2):
+            environment.reset()
+            for action in [None, *self._actions(environment)]:
+                if action is not None:
+                    time_step = environment.apply_action(action)
+                    count_N += (time_step.terminated | time_step.truncated).cpu()
+                got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, row_N, count_N)
+                known = environment.replayable or not (got_N == -1).all()
+                assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
+            count_N += 1  # reset begins the next one
+
+    def test_a_reset_with_a_seed_begins_anew(self) -> None:
+        """As if it had been built with that seed."""
+        environment, fresh = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
+        self._rollout(environment)
+        starts = environment.reset(seed=_SEED + 1), fresh.reset()
+        assert environment.seed == _SEED + 1, f"after reset(seed={_SEED + 1}), seed is {environment.seed}"
+        assert torch.equal(environment.episode_seeds, fresh.episode_seeds), "reset(seed=) does not begin at episode 0"
+        assert not environment.replayable or first_difference(*starts) is None, "reset(seed=) starts another episode"
+
+    def test_a_saved_environment_goes_on_bit_for_bit(self) -> None:
+        """Saved in mid-episode and loaded into new ones: 50 equal steps; new episodes if not replayable."""
+        environment, loaded = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
+        actions = self._actions(environment, 63)
+        environment.reset()
+        for action in actions[:13]:
+            environment.apply_action(action)
+        check_plain(environment.state_dict())
+        loaded.load_state_dict(copy_state(environment.state_dict()))
+        if not environment.replayable:
+            loaded.reset()
+            return
+        for k, action in enumerate(actions[13:], start=1):
+            difference = first_difference(environment.apply_action(action), loaded.apply_action(action))
+            assert difference is None, f"step {k} after loading differs at {difference}"
+            assert torch.equal(environment.episode_seeds, loaded.episode_seeds), f"other episode seeds after {k} steps"
+
+    def test_seed_and_actions_give_an_episode_again(self) -> None:
+        """`reset_to(episode_seeds)` and the actions give its rewards, ends and observations, whatever the seed is."""
+        environment = self.make(self.num_envs, _SEED)
+        if environment.replayable:
+            rollout = self._rollout(environment)
+            for row in range(self.num_envs):
+                second = self._check_replay(rollout, row, 0)
+                self._check_replay(rollout, row, second)
+
+    def test_reseed_counts_before_the_first_reset_and_is_refused_after(self) -> None:
+        """`training_loop(seed=)` seeds what was built without a seed."""
+        environment, built = self.make(self.num_envs, None), self.make(self.num_envs, _SEED)
+        assert environment.seed is None, f"built without a seed, its seed is {environment.seed}"
+        environment.reseed(_SEED)
+        environment.reset()
+        built.reset()
+        assert torch.equal(environment.episode_seeds, built.episode_seeds), "reseed(seed) is not like building with it"
+        _check_refused(lambda: environment.reseed(_SEED), "reseed after the first reset")
+
+    def test_nonsense_is_refused(self) -> None:
+        """Acting before the first reset; an action for more environments than there are."""
+        environment = self.make(self.num_envs, _SEED)
+        action = self._actions(environment, 1)[0]
+        _check_refused(lambda: environment.apply_action(action), "acting before the first reset")
+        environment.reset()
+        environment.apply_action(action)
+        longer = map_tree(lambda tensor: torch.cat([tensor, tensor[:1]]), action)
+        _check_refused(lambda: environment.apply_action(longer), f"{self.num_envs + 1} actions for {self.num_envs}")
+
+    def test_it_may_be_closed_twice(self) -> None:
+        """Whoever cleans up need not know whether somebody has."""
+        environment = self.make(self.num_envs, _SEED)
+        environment.reset()
+        environment.close()
+        environment.close()
+
+    def _actions(self, environment: Any, steps: int | None = None) -> list[Tree]:
+        """Random actions (N, *A), row i of which does not depend on N."""
+        streams = []
+        for index in range(environment.num_envs):
+            space = copy.deepcopy(environment.single_action_space)
+            space.seed(index)
+            streams.append([space.sample() for _ in range(steps or self.steps)])
+        codec = Codec("action", environment.single_action_space)
+        return [map_tree(lambda x: x.to(environment.device), codec.stack(v)) for v in zip(*streams, strict=True)]
+
+    def _rollout(self, environment: Any) -> _Rollout:
+        rollout = _Rollout(environment.reset(), self._actions(environment), [], [environment.episode_seeds])
+        for action in rollout.actions:
+            rollout.time_steps.append(environment.apply_action(action))
+            rollout.seeds.append(environment.episode_seeds)
+        ends = sum(int((step.terminated | step.truncated).sum()) for step in rollout.time_steps)
+        assert ends, f"no episode ended in {self.steps} random steps: raise `steps`, or make shorter episodes"
+        return rollout
+
+    def _check_replay(self, rollout: _Rollout, row: int, begin: int) -> int:
+        """Replay the episode that environment `row` began before step `begin`; returns the step that follows it."""
+        environment, rows = self.make(1, _SEED + 1), torch.tensor([row])
+        first = environment.reset_to(_rows(rollout.seeds[begin], rows))
+        expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
+        difference = first_difference(_rows(expected, rows), first)
+        assert difference is None, f"the first observation of an episode, replayed by its seed, differs at {difference}"
+        for t in range(begin, self.steps):
+            time_step = environment.apply_action(_rows(rollout.actions[t], rows))
+            expected = _rows(rollout.time_steps[t], rows)
+            ended = bool(expected.terminated | expected.truncated)
+            pair = [x._replace(observation=None) if ended else x for x in (expected, time_step)]
+            difference = first_difference(*pair)
+            assert difference is None, f"step {t - begin + 1} of a replayed episode differs at {difference}"
+            if ended:
+                return t + 1
+        return self.steps
+
+
+def _rows(tree: Any, rows: Tensor) -> Any:
+    return map_tree(lambda tensor: tensor[rows.to(tensor.device)], tree)
+
+
+def _check_bounds(observation: Tree, space: spaces.Space[Any]) -> None:
+    for key, child in (children(space) or {}).items():
+        _check_bounds(observation[key], child)
+    if isinstance(space, spaces.Box):
+        value = observation.cpu().double()
+        low, high = (torch.as_tensor(bound).double() for bound in (space.low, space.high))
+        slack = 1e-5 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0).clamp(min=1.0)
+        outside = (value < low - slack) | (value > high + slack)
+        assert not outside.any(), f"the observation has {value[outside][0]}, outside of {space}"
+
+
+def _check_refused(call: Callable[[], Any], what: str) -> None:
+    try:
+        call()
+    except _REFUSALS:
+        return
+    raise AssertionError(f"{what} raised no error")

@@ -1,0 +1,260 @@
+"""A test suite for stores.
+
+    class TestMyStore(StoreContract):
+        def make(self, path):
+            return MyStore(path)
+
+        def read(self, store):
+            return [...]
+
+Shapes: T steps, N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rein.errors import StoreError
+from rein.ops.random import stream_seed
+from rein.ops.trees import leaves, map_tree
+from rein.protocols import Store
+from rein.testing.stateful import check_plain, copy_state
+from rein.types import Episodes, Trajectory
+
+
+class StoreContract:
+    """Subclass it in a test file, name the subclass Test..., and give `make` and `read`.
+
+    The stores are given what `make_trajectory` makes: nested observations, all kinds of numbers, rows that are no data,
+    epochs of no rows.
+    """
+
+    def make(self, path: Path) -> Any:
+        """A new store; on a path where a closed one has been, it shall go on with what that one kept."""
+        raise NotImplementedError
+
+    def read(self, store: Any) -> list[Trajectory]:
+        """Every epoch in `store`, which was flushed and may be closed, in order."""
+        raise NotImplementedError
+
+    def test_it_is_a_store(self, tmp_path: Path) -> None:
+        """It has what the protocol names, and its configuration is JSON."""
+        store = self.make(tmp_path / "run")
+        assert isinstance(store, Store)
+        json.dumps(store.config, allow_nan=False)
+        store.close()
+
+    def test_what_was_appended_comes_back_equal(self, tmp_path: Path) -> None:
+        """To the bit, epoch by epoch, whatever their length."""
+        given = [make_trajectory(epoch, steps=steps) for epoch, steps in enumerate((5, 1, 0, 20, 7), start=1)]
+        assert_equal(self._read_back(tmp_path, given), given)
+
+    def test_an_epoch_whose_body_was_skipped_has_no_fields(self, tmp_path: Path) -> None:
+        """It is kept, among others and alone."""
+        skipped = [make_trajectory(epoch, steps=0)._replace(fields={}, next_observation=None) for epoch in (1, 3)]
+        given = [skipped[0], make_trajectory(2), skipped[1]]
+        assert_equal(self._read_back(tmp_path / "among", given), given)
+        assert_equal(self._read_back(tmp_path / "alone", skipped), skipped)
+
+    def test_fields_may_change_from_one_epoch_to_the_next(self, tmp_path: Path) -> None:
+        """Another field, another type, another number of environments."""
+        given = [make_trajectory(1), make_trajectory(2, num_envs=5)]
+        given.append(with_fields(given[1]._replace(epoch=3), value=torch.zeros(6, 5)))
+        given.append(with_fields(given[1]._replace(epoch=4), value=torch.zeros(6, 5, dtype=torch.int8)))
+        assert_equal(self._read_back(tmp_path, given), given)
+
+    def test_metrics_may_change_from_one_epoch_to_the_next(self, tmp_path: Path) -> None:
+        """And their names may hold anything, as those of TensorBoard do."""
+        given = [make_trajectory(epoch) for epoch in (1, 2, 3)]
+        given[0] = given[0]._replace(metrics={})
+        given[1] = given[1]._replace(metrics={"loss": 1.0, "loss/policy": 2.5, "..": 3.0, "a %2F b": float("nan")})
+        assert_equal(self._read_back(tmp_path, given), given)
+
+    def test_the_caller_may_reuse_its_memory_at_once(self, tmp_path: Path) -> None:
+        """Training writes the next epoch over this one while the store still holds it."""
+        store, given = self.make(tmp_path / "run"), make_trajectory(1)
+        lent = map_tree(copy_state, given)
+        store.append(lent)
+        for _, leaf in leaves(lent):
+            if isinstance(leaf, torch.Tensor):
+                leaf.zero_()
+            elif isinstance(leaf, np.ndarray):
+                leaf.fill(0)
+        store.close()
+        assert_equal(self.read(store), [given])
+
+    def test_rows_that_are_no_data_are_blank(self, tmp_path: Path) -> None:
+        """NaN for floats, 0 for integers, False for booleans, in every field; what is valid stays."""
+        given = make_trajectory(1)
+        valid_TN = given.fields["valid"].clone()
+        valid_TN[2, 0] = valid_TN[4, 1] = False
+        (kept,) = self._read_back(tmp_path, [with_fields(given, valid=valid_TN)])
+        mask_TN = valid_TN.numpy()
+        original = dict(leaves(given.fields))
+        for path, field in leaves(kept.fields):
+            blank = field[~mask_TN]
+            assert np.isnan(blank).all() if field.dtype.kind == "f" else not blank.any(), path
+            assert np.array_equal(field[mask_TN], original[path].numpy()[mask_TN]), path
+
+    def test_half_precision_is_kept_in_single(self, tmp_path: Path) -> None:
+        """Viewers cannot show it; nothing is lost."""
+        given = make_trajectory(1)
+        reward_TN = given.fields["reward"]
+        half = {"half": reward_TN.to(torch.float16), "brain": reward_TN.to(torch.bfloat16)}
+        (kept,) = self._read_back(tmp_path, [with_fields(given, **half)])
+        for name, tensor in half.items():
+            assert np.array_equal(kept.fields[name], tensor.float().numpy()), name
+
+    def test_what_is_flushed_can_be_read(self, tmp_path: Path) -> None:
+        """While the store is open, and again when more was appended."""
+        store, given = self.make(tmp_path / "run"), [make_trajectory(epoch) for epoch in (1, 2, 3)]
+        for count in (1, 2, 3):
+            store.append(given[count - 1])
+            store.flush()
+            assert_equal(self.read(store), given[:count])
+        store.close()
+        assert_equal(self.read(store), given)
+
+    def test_it_may_be_closed_twice(self, tmp_path: Path) -> None:
+        """Also when nothing was appended."""
+        store = self.make(tmp_path / "run")
+        store.close()
+        store.close()
+
+    def test_appending_after_close_is_an_error(self, tmp_path: Path) -> None:
+        """Not a silent loss."""
+        store = self.make(tmp_path / "run")
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            store.append(make_trajectory(1))
+
+    def test_no_epoch_is_taken_twice(self, tmp_path: Path) -> None:
+        """An epoch that does not come after the one before is refused, and changes nothing."""
+        store, given = self.make(tmp_path / "run"), [make_trajectory(1), make_trajectory(2)]
+        for trajectory in given:
+            store.append(trajectory)
+        with pytest.raises(ValueError, match="epoch 2 after"):
+            store.append(given[1])
+        store.close()
+        assert_equal(self.read(store), given)
+
+    @pytest.mark.parametrize(
+        "field", ["text", 1.0, torch.zeros(3), torch.zeros(6, 4), torch.zeros(6, 3, dtype=torch.cfloat)]
+    )
+    def test_what_cannot_be_kept_is_refused_by_name(self, tmp_path: Path, field: Any) -> None:
+        """At once, in the training thread."""
+        store, given = self.make(tmp_path / "run"), make_trajectory(1)
+        with pytest.raises(ValueError, match="odd_one"):
+            store.append(with_fields(given, odd_one=field))
+        store.close()
+
+    def test_a_resumed_store_has_no_gap_and_no_duplicate(self, tmp_path: Path) -> None:
+        """State, two more epochs, a new store, the state loaded: those two are gone, and the run goes on."""
+        first, given = self.make(tmp_path / "run"), [make_trajectory(epoch) for epoch in (1, 2, 3, 4, 5)]
+        for trajectory in given[:3]:
+            first.append(trajectory)
+        state = copy_state(first.state_dict())
+        check_plain(state)
+        for trajectory in given[3:]:
+            first.append(trajectory)
+        first.close()
+        second, anew = self.make(tmp_path / "run"), [make_trajectory(epoch, seed=1) for epoch in (4, 5, 6)]
+        second.load_state_dict(state)
+        for trajectory in anew:
+            second.append(trajectory)
+        second.close()
+        assert_equal(self.read(second), given[:3] + anew)
+
+    def _read_back(self, path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
+        store = self.make(path / "run")
+        for trajectory in trajectories:
+            store.append(trajectory)
+        store.close()
+        return self.read(store)
+
+
+def make_trajectory(epoch: int, *, steps: int = 6, num_envs: int = 3, seed: int = 0) -> Trajectory:
+    """An epoch of random numbers of all kinds, in torch tensors; the same for the same arguments.
+
+    Every environment ends an episode in the last of `steps`, if there is one.
+    """
+    random = np.random.default_rng(stream_seed(seed, "trajectory", epoch))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(random.standard_normal(shape, np.float32))
+
+    def observation(*lead: int) -> dict[str, Any]:
+        camera = torch.from_numpy(random.integers(0, 256, (*lead, 4, 5, 3), np.uint8))
+        return {"state": normal(*lead, 2), "camera": {"left": camera, "depth": normal(*lead, 4, 5).double()}}
+
+    lead, first_step, count = (steps, num_envs), 1000 * epoch, num_envs if steps else 0
+    flags = {name: torch.from_numpy(random.random(lead) < 0.3) for name in ("terminated", "truncated")}
+    episodes = Episodes(
+        id=np.arange(count) + 100 * epoch,
+        environment=np.arange(count),
+        first_step=np.full(count, first_step - 3),
+        last_step=np.full(count, first_step + steps - 1),
+        seed=random.integers(0, 2**31, count),
+        episode_return=random.standard_normal(count),
+        length=np.full(count, steps + 3),
+        terminated=np.ones(count, bool),
+        truncated=np.zeros(count, bool),
+        final_observation=observation(count),
+    )
+    action = torch.from_numpy(random.integers(-5, 5, lead))
+    fields = {"observation": observation(*lead), "action": action, "reward": normal(*lead), **flags}
+    return Trajectory(
+        epoch=epoch,
+        status="completed" if epoch % 2 else "halted",
+        first_step=first_step,
+        fields=fields | {"valid": torch.ones(lead, dtype=torch.bool)},
+        next_observation=observation(num_envs),
+        episodes=episodes,
+        metrics={"episode_return": float(epoch), "loss": float("nan")},
+        clocks={"env_steps": float(first_step * num_envs), "seconds": 0.25 * epoch},
+    )
+
+
+def with_fields(trajectory: Trajectory, **fields: Any) -> Trajectory:
+    """The same epoch with fields more, or others."""
+    return trajectory._replace(fields={**trajectory.fields, **fields})
+
+
+def assert_equal(kept: list[Trajectory], given: list[Trajectory]) -> None:
+    """Whether trajectories came back as they were: values, types and shapes, NaN equal to NaN."""
+    assert [t.epoch for t in kept] == [t.epoch for t in given]
+    for mine, theirs in zip(kept, given, strict=True):
+        where = f"epoch {theirs.epoch}"
+        assert (mine.status, mine.first_step) == (theirs.status, theirs.first_step), where
+        for name in ("metrics", "clocks"):
+            numbers = getattr(theirs, name)
+            assert _numbers(getattr(mine, name), numbers) == _numbers(numbers, numbers), f"{where}: {name}"
+        ignored = [] if len(theirs.episodes.id) else ["final_observation"]
+        pairs: list[tuple[Any, Any]] = [(mine.episodes._asdict(), theirs.episodes._asdict())]
+        if theirs.fields:
+            pairs += [(mine.fields, theirs.fields), (mine.next_observation, theirs.next_observation)]
+        for one, other in pairs:
+            _assert_same_tree(one, other, where, ignored)
+
+
+def _numbers(numbers: Mapping[str, float], names: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(float(numbers[name])) for name in names}
+
+
+def _assert_same_tree(one: Any, other: Any, where: str, ignored: list[str]) -> None:
+    a, b = ({p: _array(x) for p, x in leaves(t) if p.split(".")[0] not in ignored} for t in (one, other))
+    assert a.keys() == b.keys(), where
+    for path in a:
+        assert (a[path].dtype, a[path].shape) == (b[path].dtype, b[path].shape), f"{where}: {path}"
+        assert a[path].tobytes() == b[path].tobytes(), f"{where}: {path}"
+
+
+def _array(leaf: Any) -> np.ndarray:
+    return leaf.numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)

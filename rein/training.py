@@ -1,0 +1,227 @@
+"""Training: the loop, the agent, the environments and the store, wired together.
+
+Each of rein's own handlers is a function of a loop, as yours are; leave one out or put another in its place.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.buffers.rollout import Rows
+from rein.events import Event
+from rein.handlers.describe import describe
+from rein.handlers.stop_at import stop_at
+from rein.loop import Loop
+from rein.ops.trees import to_device
+from rein.protocols import Agent, Environment, Store
+from rein.rollout import PHASES, EpisodeStatistics, batch_step
+from rein.rollout.statistics import METRICS
+from rein.types import State, StepState, Trajectory, Tree
+
+
+def training_loop(
+    agent: Agent,
+    environment: Environment,
+    store: Store | None = None,
+    *,
+    episodic: bool = False,
+    seed: int | None = None,
+    epochs: int | None = 1,
+    iterations: int | None = None,
+    state_to_trajectory: Callable[[State], Mapping[str, Tree]] | None = None,
+    strict: bool = False,
+    debug: bool = False,
+) -> Loop:
+    """A loop that trains `agent` in `environment`, an epoch's trajectories going to `store` when it ends.
+
+    Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
+    they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
+    `seed` seeds the parts that were built without one (a fresh one is drawn if it is None).
+    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `epochs` and `iterations` are the
+    defaults of `loop.run`. Raises ValueError where agent and environment do not fit.
+    """
+    _check_fit(agent, environment)
+    seed_parts(seed, agent, environment)
+    rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
+    statistics = EpisodeStatistics(environment.num_envs, rows)
+
+    def step(state: State) -> StepState:
+        result = batch_step(state, agent, environment, rows, emit)
+        return _announce_ends(state, result, episodes_completed) if episodes_completed.calls else result
+
+    loop = Loop(step, epochs=epochs, iterations=iterations, strict=strict, debug=debug)
+    emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
+    episodes_completed = loop.define("episodes_completed")
+    for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
+        loop.own(name, part)
+    reset_environments(loop, agent, environment, statistics, episodic=episodic)
+    report_episodes(loop, rows, statistics)
+    if episodic:
+        halt_when_all_ended(loop)
+    if store is not None:
+        loop.own("store", store)
+        write_trajectories(loop, store, rows, statistics)
+        if hasattr(store, "write_run"):
+            describe(loop, store)
+    return loop
+
+
+def train(
+    agent: Agent,
+    environment: Environment,
+    store: Store | None = None,
+    *,
+    epochs: int | None = None,
+    env_steps: int | None = None,
+    iterations: int | None = None,
+    **options: Any,
+) -> State:
+    """`training_loop(...)` and its run in one call, for a number of `epochs` or until `env_steps` env steps.
+
+    `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given.
+    """
+    if (epochs is None) == (env_steps is None):
+        raise ValueError("train(...): give either epochs= or env_steps=")
+    if env_steps is not None and iterations is None and not options.get("episodic"):
+        iterations = max(1, min(128, env_steps // environment.num_envs))  # an epoch, for metrics and trajectories
+    loop = training_loop(agent, environment, store, epochs=epochs, iterations=iterations, **options)
+    if env_steps is not None:
+        stop_at(loop, env_steps=env_steps)
+    return loop.run()
+
+
+def seed_parts(seed: int | None, *parts: Any) -> int:
+    """Seed every part whose `seed` is None; draws a fresh one where `seed` is None too. Returns what was used."""
+    seed = secrets.randbits(31) if seed is None else seed
+    for part in parts:
+        if part.seed is None:
+            part.reseed(seed)
+    return seed
+
+
+def reset_environments(
+    loop: Loop, agent: Agent, environment: Environment, statistics: EpisodeStatistics, *, episodic: bool
+) -> None:
+    """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
+
+    At a resume too where the environment says that it `awaits_reset`: its open episodes could not be brought back.
+    """
+
+    def begin(state: State, active_N: Tensor | None) -> None:
+        observation = to_device(environment.reset(), agent.device)
+        state.step_state = StepState(observation, active_N)
+        statistics.observe_reset()
+        agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
+
+    if episodic:
+
+        @loop.epoch_started
+        def reset_for_epoch(state: State) -> None:
+            begin(state, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
+
+    @loop.started
+    def reset_once(state: State) -> None:
+        if state.step_state is None:
+            if not episodic:
+                begin(state, None)
+        elif getattr(environment, "awaits_reset", False):
+            begin(state, state.step_state.active)
+
+
+def halt_when_all_ended(loop: Loop) -> None:
+    """Halt an episodic epoch when all environments have ended by themselves.
+
+    Where the epoch's last step had to cut an episode, `iterations` ran out first and the epoch completes.
+    """
+
+    @loop.iteration_completed
+    def halt_if_all_ended(state: State) -> None:
+        known: StepState = state.step_state
+        transition, time_step = known.transition, known.time_step
+        if known.active is None or transition is None or time_step is None:
+            return
+        was_cut_N = transition.truncated & ~time_step.truncated
+        if not bool((known.active | was_cut_N).any()):
+            state.halt_epoch()
+
+
+def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:
+    """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`."""
+
+    @loop.epoch_started
+    def begin_rows(state: State) -> None:
+        statistics.begin_epoch(state.clocks.vector_steps)
+        rows.clear()
+
+    for name in METRICS:
+        loop.metrics.compute(name, lambda name=name: statistics.read(name))
+
+
+def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: EpisodeStatistics) -> None:
+    """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
+
+    @loop.epoch_ended
+    def write_trajectory(state: State) -> None:
+        store.append(trajectory(state, rows, statistics))
+
+    @loop.on("completed", "halted", "failed")
+    def flush_store(state: State) -> None:
+        store.flush()
+
+
+def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Trajectory:
+    """The epoch that is ending, as a store takes it; the fields are views that the next epoch writes over."""
+    fields = rows.fields()
+    fields.pop("next_observation", None)  # it is observation of the next row, or in the table of episodes
+    return Trajectory(
+        epoch=state.epoch,
+        status=state.epoch_status or "open",
+        first_step=state.clocks.vector_steps - rows.length,
+        fields=fields,
+        next_observation=state.step_state.observation,
+        episodes=statistics.episodes(),
+        metrics=dict(state.metrics),
+        clocks=state.clocks.as_dict(),
+    )
+
+
+def _announce_ends(state: State, result: StepState, event: Event) -> StepState:
+    """Fire `episodes_completed` if an episode ended in this step: looked up only when somebody listens."""
+    transition = result.transition
+    if transition is None or not bool(((transition.terminated | transition.truncated) & transition.valid).any()):
+        return result
+    state.step_state = result
+    event.fire(state)
+    return state.step_state
+
+
+def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:
+    def emit(name: str) -> None:
+        event = events[name]
+        if event.calls:
+            event.fire(state)
+
+    return emit
+
+
+def _check_fit(agent: Agent, environment: Environment) -> None:
+    for part, protocol in ((agent, Agent), (environment, Environment)):
+        names = [name for name in vars(protocol) if not name.startswith("_")]
+        absent = ", ".join(name for name in names if not hasattr(part, name))
+        if absent:
+            raise TypeError(f"training_loop: {type(part).__name__} is no {protocol.__name__}; it lacks {absent}")
+    pairs = (
+        ("observations", agent.observation_space, environment.single_observation_space),
+        ("actions", agent.action_space, environment.single_action_space),
+    )
+    for what, mine, theirs in pairs:
+        if mine != theirs:
+            raise ValueError(
+                f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
+                "build it from environment.single_observation_space and environment.single_action_space"
+            )

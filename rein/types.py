@@ -1,0 +1,298 @@
+"""The records that everything else speaks: what crosses a graph is a `NamedTuple`, what describes a run is `attrs`.
+
+Shapes: N environments, O the shape of one observation, A the shape of one action, T steps in time, E episodes.
+An observation is a tensor or a nested dictionary of tensors; where one stands, `(N, *O)` holds for each tensor in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import time
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import attrs
+from torch import Tensor
+
+Tree = Any  # a Tensor, or a (nested) dictionary of tensors
+
+
+class TimeStep(NamedTuple):
+    """What `Environment.apply_action` returns for N environments, all of it freshly allocated."""
+
+    observation: Tree  # (N, *O) what the agent sees next; already reset where an episode ended
+    reward: Tensor  # (N,) float32
+    terminated: Tensor  # (N,) bool: the task ended, do not bootstrap
+    truncated: Tensor  # (N,) bool: the clock ran out, bootstrap from final_observation
+    final_observation: Tree  # (N, *O) before any reset; equals observation where nothing ended
+    valid: Tensor  # (N,) bool: False for rows that are no transition (a source that resets in a step of its own)
+    info: Mapping[str, Tensor]  # success, action masks, ...; usually empty
+
+
+class Transition(NamedTuple):
+    """What is recorded, learned from and stored: (s_t, a_t, r_t, s_t+1) of N environments."""
+
+    observation: Tree  # (N, *O) s_t
+    action: Tree  # (N, *A) a_t
+    reward: Tensor  # (N,) float32 r_t, as the agent shall learn it
+    terminated: Tensor  # (N,) bool
+    truncated: Tensor  # (N,) bool
+    next_observation: Tree  # (N, *O) s_t+1; the final one where an episode ended
+    valid: Tensor  # (N,) bool: False for rows that must be neither learned from nor counted
+    extras: Mapping[str, Tensor]  # what the agent said along with its action: value, log_prob, ...
+
+
+class StepState(NamedTuple):
+    """The step_state of a reinforcement-learning loop; fields are None until their phase of the step has run."""
+
+    observation: Tree  # (N, *O) what the next action is selected from
+    active: Tensor | None = None  # (N,) bool, episodic epochs only: whose episode of this epoch has not ended
+    action: Tree = None  # (N, *A)
+    extras: Mapping[str, Tensor] | None = None
+    time_step: TimeStep | None = None
+    transition: Transition | None = None
+    metrics: Mapping[str, Any] | None = None  # what optimize_model returned in this step
+
+
+class Episodes(NamedTuple):
+    """Episodes that ended, one row each, in the order in which they ended; numpy arrays on the host."""
+
+    id: Any  # (E,) int64, counted over the whole run
+    environment: Any  # (E,) int64, 0..N-1
+    first_step: Any  # (E,) int64, vector step of the first transition (0-based over the whole run)
+    last_step: Any  # (E,) int64, vector step of the last transition
+    seed: Any  # (E,) int64, what the episode was reset with; -1 where unknown
+    episode_return: Any  # (E,) float64, sum of raw rewards
+    length: Any  # (E,) int64, transitions
+    terminated: Any  # (E,) bool
+    truncated: Any  # (E,) bool
+    final_observation: Tree  # (E, *O) or None where no store asked for it
+
+
+class Trajectory(NamedTuple):
+    """One epoch of N environments as a store receives it, on the host; T may be 0."""
+
+    epoch: int  # 1-based
+    status: str  # "completed" or "halted"
+    first_step: int  # vector step of row 0, counted over the whole run
+    fields: Mapping[str, Tree]  # name -> (T, N, ...): observation, action, reward, terminated, truncated, valid, ...
+    next_observation: Tree  # (N, *O) what would have been acted on next; bootstrap of the last row where nothing ended
+    episodes: Episodes  # the episodes that ended in this epoch
+    metrics: Mapping[str, float]  # the epoch's metrics
+    clocks: Mapping[str, float]  # every clock, at the epoch's end
+
+
+NAMED_TUPLES: dict[str, type] = {t.__name__: t for t in (TimeStep, Transition, StepState, Episodes, Trajectory)}
+
+
+class EpochRecord(NamedTuple):
+    """What `State.history` keeps of a finished epoch."""
+
+    epoch: int
+    status: str  # "completed" or "halted"
+    iterations: int
+    seconds: float
+    metrics: Mapping[str, float]
+
+
+CLOCKS = ("env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds")
+
+
+def _counter(name: str) -> property:
+    slot = f"_{name}"
+    stored = operator.attrgetter(slot)
+
+    def read(self: Clocks) -> int:
+        value = stored(self)
+        if type(value) is int:
+            return value
+        value = int(value)  # fetched from the device once, then kept
+        setattr(self, slot, value)
+        return value
+
+    def write(self: Clocks, value: int | Tensor) -> None:
+        setattr(self, slot, value)
+
+    return property(read, write, doc=f"The {name} so far; may be set to an int or to a 0-d tensor, reads as an int.")
+
+
+class Clocks:
+    """The counts by which schedules, filters, stop rules, log lines and file names say when.
+
+    Parts advance `env_steps`, `vector_steps`, `updates` and `episodes`; the loop keeps `iterations`, `epochs` and
+    `seconds` (of running, resumes included). Reading one that holds a tensor fetches it from its device.
+    """
+
+    __slots__ = ("_env_steps", "_episodes", "_resumed_at", "_seconds", "_state", "_updates", "_vector_steps")
+
+    env_steps = _counter("env_steps")
+    vector_steps = _counter("vector_steps")
+    updates = _counter("updates")
+    episodes = _counter("episodes")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._env_steps: int | Tensor = 0
+        self._vector_steps: int | Tensor = 0
+        self._updates: int | Tensor = 0
+        self._episodes: int | Tensor = 0
+        self._seconds = 0.0
+        self._resumed_at: float | None = None
+
+    def advance(self, **amounts: int | Tensor) -> None:
+        """Add to clocks by name; a tensor is added without being fetched."""
+        for name, amount in amounts.items():
+            if name not in CLOCKS[:4]:
+                raise ValueError(f"clocks.advance({name}=...): a part may advance {', '.join(CLOCKS[:4])}")
+            setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
+
+    @property
+    def iterations(self) -> int:
+        """Finished iterations of the whole run."""
+        return self._state._total_iterations
+
+    @property
+    def epochs(self) -> int:
+        """Finished epochs of the whole run, halted ones too."""
+        return self._state._epochs_ended
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds that the loop has been running, resumes added up."""
+        running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
+        return self._seconds + running
+
+    def start(self) -> None:
+        """A run begins: `seconds` go on."""
+        self._resumed_at = time.perf_counter()
+
+    def stop(self) -> None:
+        """A run has ended: `seconds` stand still."""
+        self._seconds, self._resumed_at = self.seconds, None
+
+    def as_dict(self) -> dict[str, float]:
+        """All clocks by name."""
+        return {name: getattr(self, name) for name in CLOCKS}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clocks as numbers; `iterations` and `epochs` belong to the loop's own state."""
+        return {name: getattr(self, name) for name in (*CLOCKS[:4], "seconds")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        for name in CLOCKS[:4]:
+            setattr(self, f"_{name}", int(state[name]))
+        self._seconds = float(state["seconds"])
+
+    def __repr__(self) -> str:
+        return f"Clocks({', '.join(f'{name}={value}' for name, value in self.as_dict().items())})"
+
+
+Handler = Callable[["State"], None]
+
+HALT_EPOCH, HALT_LOOP, INTERRUPT = range(3)  # what a run may be asked for, by strength
+
+
+@attrs.define(eq=False)
+class State:
+    """The one mutable record of a run, given to every handler.
+
+    Counters belong to the loop and are read-only here. A handler may assign `step_state`, entries of `metrics` and
+    entries of `memory`, and may ask: `halt_epoch()`, `halt_loop(reason)`, `request(action)`.
+    """
+
+    max_epochs: int | None = None
+    max_iterations: int | None = None
+    batch: Any = None  # the element of `data` of this iteration
+    step_state: Any = None  # what the step returned last; immutable inside, so "before" and "after" never alias
+    metrics: MutableMapping[str, Any] = attrs.field(factory=dict)  # this epoch's; reading one gives a float
+    history: collections.deque[EpochRecord] = attrs.field(factory=lambda: collections.deque(maxlen=1000))
+    counts: dict[str, Any] = attrs.field(factory=dict)  # what events and filters must remember
+    memory: dict[str, Any] = attrs.field(factory=dict)  # a handler's own JSON or tensors, checkpointed
+    times: dict[str, float] = attrs.field(factory=dict)  # seconds, by what took them
+    status: str | None = None  # None before a run; then "running", "completed", "halted" or "failed"
+    clocks: Clocks = attrs.field(init=False, default=attrs.Factory(Clocks, takes_self=True))
+    _epoch: int = 0
+    _iteration: int = 0
+    _total_iterations: int = 0
+    _epochs_ended: int = 0
+    _epoch_open: bool = False
+    _epoch_status: str | None = None
+    _halts: dict[int, str | None] = attrs.field(factory=dict)  # what was asked for in this run, each with its reason
+    _requests: list[Callable[[State], None]] = attrs.field(factory=list)
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, 1-based; 0 before the first. Still k in epoch k's end events."""
+        return self._epoch
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations of this epoch: 0 at its first `iteration_started`, 1 when that is completed."""
+        return self._iteration
+
+    @property
+    def total_iterations(self) -> int:
+        """Finished iterations of the whole run."""
+        return self._total_iterations
+
+    @property
+    def epoch_open(self) -> bool:
+        """Whether an epoch has started and not ended (an interrupt or a failure leaves it open)."""
+        return self._epoch_open
+
+    @property
+    def epoch_status(self) -> str | None:
+        """How this epoch ends, "completed" or "halted"; None until it does."""
+        return self._epoch_status
+
+    @property
+    def remaining(self) -> float:
+        """The fraction of the run's epochs that is still to do, 1 to 0; NaN where `epochs` has no limit."""
+        if self.max_epochs is None:
+            return float("nan")
+        counted = self._epochs_ended == self._epoch  # in an epoch's end events it is open, and counted already
+        part = 0.0 if counted or not self.max_iterations else self._iteration / self.max_iterations
+        return max(0.0, 1.0 - (self._epochs_ended + part) / self.max_epochs)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run is to end, if somebody said: the first reason given for the strongest halt."""
+        given = {halt: reason for halt, reason in tuple(self._halts.items()) if reason is not None}
+        return given[max(given)] if given else None
+
+    def halt_epoch(self) -> None:
+        """End this epoch early; it ends as halted, and the next one follows."""
+        self._ask(HALT_EPOCH, None)
+
+    def halt_loop(self, reason: str | None = None) -> None:
+        """End the run; the open epoch ends as halted first."""
+        self._ask(HALT_LOOP, reason)
+
+    def request(self, action: Callable[[State], None]) -> None:
+        """Have `action(state)` called at the next edge, when all handlers have run: the place to take a checkpoint.
+
+        Edges are after `iteration_completed`, after `epoch_ended` and after the final event. The same action asked for
+        twice before an edge is taken once.
+        """
+        if action not in self._requests:
+            self._requests.append(action)
+
+    def _ask(self, halt: int, reason: str | None) -> None:
+        if self.status != "running":
+            when = (
+                f"in `{self.status}` or later is ignored: the run has ended"
+                if self.status
+                else "before a run is ignored"
+            )
+            warnings.warn(f"a halt asked for {when}", RuntimeWarning, stacklevel=3)
+        elif self._halts.get(halt) is None:
+            # one assignment and no lock: it may come from any thread, or from a signal in the middle of another
+            self._halts[halt] = reason
+
+    @property
+    def _cut(self) -> bool:
+        """Whether the open epoch is to end as halted; an interrupt does not take that back, and asks for none."""
+        return HALT_EPOCH in self._halts or HALT_LOOP in self._halts

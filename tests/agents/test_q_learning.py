@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.ops.random import generator
+from rein.schedules import linear
+from rein.testing import AgentContract
+from rein.types import TimeStep, Transition
+
+
+class TestQLearning(AgentContract):
+    def make(self, seed: int | None) -> QLearning:
+        space = spaces.MultiDiscrete([5, 5, 5, 5])
+        return QLearning(space, spaces.Discrete(4), epsilon=linear(0.5, 0.1, env_steps=200), seed=seed)
+
+    def environment(self, num_envs: int, seed: int) -> Gridworld:
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+class TestQLearningCountedFromElsewhere(AgentContract):
+    """Spaces whose first value is not 0."""
+
+    def make(self, seed: int | None) -> QLearning:
+        return QLearning(spaces.Discrete(6, start=-2), spaces.Discrete(2, start=3), seed=seed)
+
+    def environment(self, num_envs: int, seed: int) -> Corridor:
+        return Corridor(num_envs, seed, first=-2, first_action=3)
+
+
+class Corridor:
+    """Six cells in a row: action 1 leads right, 0 left, and the last cell ends the task with a reward of 1."""
+
+    device = torch.device("cpu")
+    replayable = False
+
+    def __init__(self, num_envs: int, seed: int, first: int = 0, first_action: int = 0) -> None:
+        self.num_envs, self.seed, self.first, self.first_action = num_envs, seed, first, first_action
+        self.single_observation_space = spaces.Discrete(6, start=first)
+        self.single_action_space = spaces.Discrete(2, start=first_action)
+        self.generator = generator(seed, "environment")
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        self.cell_N = torch.randint(5, (self.num_envs,), generator=self.generator)
+        return self.cell_N + self.first
+
+    def apply_action(self, action_N: Tensor) -> TimeStep:
+        last_N = self.cell_N
+        final_N = (last_N + 2 * (action_N - self.first_action) - 1).clamp(0, 5)
+        terminated_N = final_N == 5
+        restart_N = torch.randint(5, (self.num_envs,), generator=self.generator)
+        self.cell_N = torch.where(terminated_N, restart_N, final_N)
+        return TimeStep(
+            self.cell_N + self.first,
+            terminated_N.float(),
+            terminated_N,
+            torch.zeros_like(terminated_N),
+            final_N + self.first,
+            torch.ones_like(terminated_N),
+            {},
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def agent(states: int = 4, actions: int = 2, **options: object) -> QLearning:
+    return QLearning(spaces.Discrete(states), spaces.Discrete(actions), **{"seed": 0, **options})
+
+
+def transition(
+    observation: list[int],
+    action: list[int],
+    reward: list[float],
+    next_observation: list[int],
+    terminated: bool = False,
+    truncated: bool = False,
+    valid: list[bool] | None = None,
+) -> Transition:
+    rows = len(reward)
+    return Transition(
+        torch.tensor(observation),
+        torch.tensor(action),
+        torch.tensor(reward),
+        torch.full((rows,), terminated),
+        torch.full((rows,), truncated),
+        torch.tensor(next_observation),
+        torch.tensor(valid or [True] * rows),
+        {},
+    )
+
+
+def learn(learner: QLearning, **fields: object) -> dict[str, object]:
+    learner.record_observation(transition(**fields))
+    return learner.optimize_model()
+
+
+def run(learner: QLearning, environment: Corridor | Gridworld, steps: int) -> None:
+    observation = environment.reset()
+    for _ in range(steps):
+        action, extras = learner.select_action(observation)
+        time_step = environment.apply_action(action)
+        ends = time_step.reward, time_step.terminated, time_step.truncated, time_step.final_observation
+        learner.record_observation(Transition(observation, action, *ends, time_step.valid, extras))
+        learner.optimize_model()
+        observation = time_step.observation
+
+
+def test_a_terminated_transition_does_not_bootstrap() -> None:
+    """The ancestor's B15: it had no terminal mask, and took over whatever stood in the terminal state's row."""
+    learner = agent(learning_rate=1.0, gamma=0.5)
+    learner.table[3] = 100.0
+    learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], terminated=True)
+    assert learner.q_values(torch.tensor([0]))[0, 1] == 2.0
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_any_other_transition_bootstraps_from_the_best_next_action(truncated: bool) -> None:
+    learner = agent(learning_rate=1.0, gamma=0.5)
+    learner.table[3] = torch.tensor([-7.0, 100.0])
+    learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], truncated=truncated)
+    assert learner.q_values(torch.tensor([0]))[0, 1] == 52.0
+
+
+def test_a_batch_is_what_a_slow_reference_makes_of_it() -> None:
+    """N rows at once with many duplicates, ends of both kinds and invalid rows, against float64 and a Python loop."""
+    states, actions, rows, learning_rate, gamma = 5, 3, 64, 0.2, 0.9
+    learner = agent(states, actions, learning_rate=learning_rate, gamma=gamma)
+    table, draws = learner.table.double().numpy().copy(), np.random.default_rng(0)
+    for _ in range(20):
+        s, a, s2 = (
+            draws.integers(states, size=rows),
+            draws.integers(actions, size=rows),
+            draws.integers(states, size=rows),
+        )
+        reward = draws.normal(size=rows).astype(np.float32)
+        terminated, truncated, valid = draws.random((3, rows)) < np.array([[0.3], [0.3], [0.7]])
+        target = reward + gamma * np.where(terminated, 0.0, table[s2].max(axis=1))
+        before = table.copy()
+        for cell in {(int(x), int(y)) for x, y, v in zip(s, a, valid, strict=True) if v}:
+            own = valid & (s == cell[0]) & (a == cell[1])
+            table[cell] += (1 - (1 - learning_rate) ** own.sum()) * (target[own].mean() - before[cell])
+        fields = (s, a, reward, terminated, truncated, s2, valid)
+        learner.record_observation(Transition(*map(torch.from_numpy, fields), {}))
+        metrics = learner.optimize_model()
+        td_error = np.abs(target - before[s, a])[valid].mean()
+        assert float(metrics["td_error"]) == pytest.approx(td_error, abs=1e-5)
+    np.testing.assert_allclose(learner.table.numpy(), table, atol=1e-5)
+
+
+def test_a_state_is_the_row_major_index_of_its_observation() -> None:
+    learner = QLearning(spaces.MultiDiscrete([5, 5, 5, 5]), spaces.Discrete(4), seed=0)
+    observation = torch.tensor([[2, 3, 2, 4], [1, 4, 2, 4], [3, 4, 2, 4]])
+    assert torch.equal(learner.q_values(observation), learner.table[[339, 239, 489]])
+
+
+def test_every_observation_has_a_row_of_its_own_counted_from_the_start() -> None:
+    space = spaces.MultiDiscrete([2, 3], start=[5, -1])
+    learner = QLearning(space, spaces.Discrete(2), seed=0)
+    observation = torch.tensor([[5 + i, -1 + j] for i in range(2) for j in range(3)])
+    assert torch.equal(learner.q_values(observation), learner.table)
+
+
+def test_the_first_action_of_a_space_need_not_be_zero() -> None:
+    learner = QLearning(spaces.Discrete(2), spaces.Discrete(3, start=7), learning_rate=1.0, epsilon=0.0, seed=0)
+    learn(learner, observation=[1], action=[8], reward=[50.0], next_observation=[0], terminated=True)
+    assert learner.table[1, 1] == 50.0
+    assert learner.select_action(torch.tensor([1]))[0].tolist() == [8]
+    assert learner.policy().select_action(torch.tensor([1]))[0].tolist() == [8]
+
+
+def test_the_table_begins_uniform_between_a_tenth_below_and_above_zero() -> None:
+    table = agent(1000, 10).table
+    assert table.abs().max() <= 0.1
+    assert table.mean().abs() < 0.004  # 5 standard deviations
+    assert table.std().item() == pytest.approx(0.2 / 12**0.5, rel=0.03)
+
+
+def test_nothing_new_means_nothing_to_learn() -> None:
+    learner = agent()
+    assert learner.optimize_model() == {}
+    assert set(learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3])) == {
+        "td_error",
+        "epsilon",
+    }
+    before = learner.table.clone()
+    assert learner.optimize_model() == {}
+    assert learner.updates == 1
+    assert torch.equal(before, learner.table)
+
+
+def test_a_transition_that_is_not_learned_from_yet_is_part_of_the_state() -> None:
+    learner, other = agent(), agent(seed=1)
+    learner.record_observation(transition([0], [1], [2.0], [3], truncated=True))
+    other.load_state_dict(learner.state_dict())
+    assert learner.optimize_model()["td_error"] == other.optimize_model()["td_error"]
+    assert torch.equal(learner.table, other.table)
+
+
+def test_a_reset_outside_a_step_drops_nothing_that_was_recorded() -> None:
+    learner = agent()
+    learner.record_observation(transition([0, 1], [1, 1], [2.0, 1.0], [3, 3]))
+    learner.observe_reset(torch.tensor([0, 0]), torch.tensor([True, True]))
+    assert learner.optimize_model()
+
+
+def test_epsilon_follows_its_schedule_on_env_steps() -> None:
+    learner, seen = agent(epsilon=linear(1.0, 0.0, env_steps=8)), []
+    for _ in range(5):
+        metrics = learn(learner, observation=[0, 1], action=[1, 1], reward=[0.0, 0.0], next_observation=[3, 3])
+        seen.append(metrics["epsilon"])
+    assert seen == [0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+def test_a_loaded_agent_keeps_the_hyper_parameters_it_was_saved_with() -> None:
+    saved = agent(learning_rate=0.5, gamma=0.8, epsilon=linear(1.0, 0.2, updates=10))
+    loaded = agent(seed=None)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.config == saved.config
+
+
+def test_an_exploring_policy_draws_from_a_stream_of_its_own_and_the_agents_epsilon() -> None:
+    learner, observation = agent(epsilon=1.0), torch.zeros(500, dtype=torch.int64)
+    exploring = [learner.policy(deterministic=False).select_action(observation)[0] for _ in range(2)]
+    assert torch.equal(*exploring)
+    assert exploring[0].unique().tolist() == [0, 1]
+    assert not torch.equal(exploring[0], learner.select_action(observation)[0])
+    assert len(learner.policy().select_action(observation)[0].unique()) == 1
+
+
+def test_a_corridor_is_solved_and_its_values_are_right() -> None:
+    learner = agent(6, 2, learning_rate=0.5, gamma=0.9, epsilon=0.5)
+    run(learner, Corridor(16, seed=0), steps=300)
+    value_S = learner.table.amax(dim=1)[:5]
+    assert torch.allclose(value_S, 0.9 ** torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0]), atol=1e-3)
+    assert learner.policy().select_action(torch.arange(5))[0].tolist() == [1] * 5
+
+
+def test_a_bandits_best_arm_is_found_and_its_mean_estimated() -> None:
+    mean_A = torch.tensor([0.1, 0.9, 0.5])
+    learner, noise = agent(1, 3, learning_rate=0.01, epsilon=0.3), generator(0, "environment")
+    here = torch.zeros(32, dtype=torch.int64)
+    yes = torch.ones(32, dtype=torch.bool)
+    for _ in range(1000):
+        action, extras = learner.select_action(here)
+        reward = mean_A[action] + 0.1 * torch.randn(32, generator=noise)
+        learner.record_observation(Transition(here, action, reward, yes, ~yes, here, yes, extras))
+        learner.optimize_model()
+    assert torch.allclose(learner.table[0], mean_A, atol=0.05)
+
+
+@pytest.mark.parametrize(("num_envs", "steps"), [(1, 3000), (64, 300)])
+def test_gridworld_is_walked_the_shortest_way(num_envs: int, steps: int) -> None:
+    environment = Gridworld(num_envs=num_envs, possible_targets=[(2, 4)], seed=0, max_episode_steps=20)
+    learner = QLearning(
+        environment.single_observation_space, environment.single_action_space, learning_rate=0.5, epsilon=0.3, seed=0
+    )
+    run(learner, environment, steps)
+    for x in range(5):
+        position, moves = environment.encode(x=x, y=0, target=(2, 4)), 0
+        while position[0, :2].tolist() != [2, 4] and moves < 20:
+            action = learner.policy().select_action(position)[0]
+            position[:, :2] += torch.tensor([(0, 1), (0, -1), (1, 0), (-1, 0)])[action]
+            position.clamp_(0, 4)
+            moves += 1
+        assert moves == 4 + abs(2 - x)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "message"),
+    [
+        (spaces.Box(0, 1, (2,)), spaces.Discrete(2), "observation space is Box.*needs Discrete or MultiDiscrete"),
+        (spaces.Discrete(2), spaces.Box(0, 1, (2,)), "action space is Box.*needs Discrete actions"),
+    ],
+)
+def test_spaces_that_no_table_fits_are_refused(
+    observation_space: spaces.Space, action_space: spaces.Space, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        QLearning(observation_space, action_space)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"learning_rate": -0.1}, {"learning_rate": 1.1}, {"gamma": 1.5}, {"epsilon": -0.1}, {"gamma": float("nan")}],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): {name} is between 0.0 and 1.0"):
+        agent(**options)
+
+
+def test_a_schedule_that_leaves_the_range_is_refused_when_building() -> None:
+    with pytest.raises(ValueError, match=r"epsilon is between 0\.0 and 1\.0"):
+        agent(epsilon=linear(1.0, -0.5, env_steps=10))
+
+
+def test_an_observation_of_the_wrong_shape_is_refused() -> None:
+    learner = QLearning(spaces.MultiDiscrete([5, 5]), spaces.Discrete(4), seed=0)
+    with pytest.raises(ValueError, match=r"observation of shape \(3, 1\); expected \(N, 2\)"):
+        learner.select_action(torch.zeros(3, 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"observation of shape \(3, 2\); expected \(N\)"):
+        agent().select_action(torch.zeros(3, 2, dtype=torch.int64))
+
+
+def test_an_observation_outside_its_space_is_refused_where_the_device_can_tell() -> None:
+    for outside in (-1, 4):
+        with pytest.raises(IndexError, match="out of range"):
+            agent(states=4).select_action(torch.tensor([outside]))
+
+
+def test_a_table_of_other_spaces_is_refused_and_nothing_is_changed() -> None:
+    learner = agent(states=4)
+    before = learner.table.clone()
+    with pytest.raises(ValueError, match=r"table is \(5, 2\) in the state and \(4, 2\) here; .* same spaces"):
+        learner.load_state_dict(agent(states=5).state_dict())
+    assert torch.equal(before, learner.table)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_loaded_policy_draws_what_the_saved_one_would_have_drawn(deterministic):
+    agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), epsilon=0.5, seed=0)
+    policy, loaded = agent.policy(deterministic), agent.policy(deterministic)
+    observation = torch.arange(9)
+    for _ in range(3):
+        policy.select_action(observation)
+    loaded.load_state_dict(policy.state_dict())
+    for _ in range(20):
+        assert torch.equal(policy.select_action(observation)[0], loaded.select_action(observation)[0])
+
+
+def test_the_state_of_a_deterministic_policy_is_none_for_another():
+    agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), seed=0)
+    with pytest.raises(ValueError, match="generator"):
+        agent.policy(True).load_state_dict(agent.policy(False).state_dict())

@@ -1,0 +1,199 @@
+"""What the loop costs, side by side with pytorch-ignite in one run: `python tests/benchmarks/loop.py`.
+
+CPU time per iteration, the median of interleaved repeats, so that a busy machine slows all of them alike. Then 100,000
+epochs of one iteration each, and what `import rein` takes. Needs `pytorch-ignite` (the dependency group `bench`).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import blinker
+
+import rein
+
+try:
+    import ignite
+    from ignite.engine import Engine, Events
+except ImportError:
+    ignite = None
+
+ITERATIONS, REPEATS, IMPORTS = 100_000, 7, 5
+
+Case = Callable[[int], float]  # iterations -> CPU nanoseconds per iteration
+
+
+def cpu(run: Callable[[], Any], iterations: int) -> float:
+    began = time.process_time_ns()
+    run()
+    return (time.process_time_ns() - began) / iterations
+
+
+def nothing(state: Any) -> None:
+    return None
+
+
+def advance(state: rein.State) -> None:
+    state.clocks.advance(env_steps=16)
+
+
+def handlers(number: int) -> list[Callable[[Any], None]]:
+    return [lambda state: None for _ in range(number)]
+
+
+def bare(iterations: int) -> float:
+    state = rein.State()
+
+    def run() -> None:
+        for _ in range(iterations):
+            state.step_state = nothing(state)
+
+    return cpu(run, iterations)
+
+
+def closures(iterations: int) -> float:
+    state, attached = rein.State(), handlers(10)
+
+    def run() -> None:
+        for _ in range(iterations):
+            for handler in attached:
+                handler(state)
+
+    return cpu(run, iterations)
+
+
+def send(iterations: int) -> float:
+    signal = blinker.Signal()
+    receiver: Callable[..., None] = lambda sender, state: None  # noqa: E731
+    signal.connect(receiver)
+
+    def run() -> None:
+        for _ in range(iterations):
+            signal.send(signal, state=None)
+
+    return cpu(run, iterations)
+
+
+def of_rein(number: int = 0, step: Callable[[rein.State], None] = nothing, **filters: Any) -> Case:
+    def case(iterations: int) -> float:
+        loop = rein.Loop(step)
+        for handler in handlers(number):
+            loop.iteration_completed.attach(handler, **filters)
+        return cpu(lambda: loop.run(iterations=iterations), iterations)
+
+    return case
+
+
+def of_ignite(number: int = 0, **filters: Any) -> Case:
+    def case(iterations: int) -> float:
+        engine = Engine(lambda engine, batch: None)
+        engine.logger.setLevel(logging.ERROR)
+        for handler in handlers(number):
+            completed = Events.ITERATION_COMPLETED
+            engine.add_event_handler(completed(**filters) if filters else completed, handler)
+        return cpu(lambda: engine.run(None, max_epochs=1, epoch_length=iterations), iterations)
+
+    return case
+
+
+CASES: dict[str, Case] = {
+    "bare": bare,
+    "closures": closures,
+    "send": send,
+    "rein": of_rein(),
+    "rein 10": of_rein(10),
+    "rein every": of_rein(10, every=100),
+    "rein advance": of_rein(0, advance),
+    "rein clock": of_rein(10, advance, every=100, unit="env_steps"),
+}
+PEER: dict[str, Case] = {
+    "ignite": of_ignite(),
+    "ignite 10": of_ignite(10),
+    "ignite every": of_ignite(10, every=100),
+}
+
+
+def per_iteration() -> None:
+    cases = CASES | (PEER if ignite else {})
+    for case in cases.values():
+        case(ITERATIONS // 10)  # warm up
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(REPEATS):
+        for name, case in cases.items():
+            taken[name].append(case(ITERATIONS))
+    ns = {name: statistics.median(values) for name, values in taken.items()}
+    ns |= dict.fromkeys(PEER.keys() - ns.keys(), float("nan"))
+    version = ignite.__version__ if ignite else "absent: pip install pytorch-ignite==0.5.5"
+    print(f"CPU ns per iteration, medians of {REPEATS} x {ITERATIONS:,}; pytorch-ignite {version}")
+    row("", "rein", "target", "", "ignite", "ratio")
+    compare("the loop, over a bare for", ns["rein"] - ns["bare"], 200, ns["ignite"] - ns["bare"])
+    compare("each handler", (ns["rein 10"] - ns["rein"]) / 10, 60, (ns["ignite 10"] - ns["ignite"]) / 10)
+    compare("ten with every=100", ns["rein every"] - ns["rein"], 800, ns["ignite every"] - ns["ignite"])
+    compare("ten with every=100 on env_steps", ns["rein clock"] - ns["rein advance"], 2500, float("nan"))
+    print(f"  a bare for with one call {ns['bare']:.0f}, a list of ten closures {ns['closures']:.0f}, ", end="")
+    print(f"one blinker send {ns['send']:.0f}, clocks.advance {ns['rein advance'] - ns['rein']:.0f}\n")
+
+
+def compare(what: str, mine: float, target: float, theirs: float) -> None:
+    verdict, known = "met" if mine <= target else "MISSED", theirs == theirs
+    row(
+        what,
+        f"{mine:.0f}",
+        f"{target:.0f}",
+        verdict,
+        f"{theirs:.0f}" if known else "",
+        known and f"{theirs / mine:.1f}x",
+    )
+
+
+def row(what: str, *cells: Any) -> None:
+    print(f"  {what:34}" + "".join(f"{cell or '':>9}" for cell in cells))
+
+
+def many_epochs() -> None:
+    loop, at, total = rein.Loop(lambda state: {"x": 1.0}), dict[int, float](), 101_000
+    loop.metric("x", "x")
+    loop.epoch_ended(every=100)(nothing)
+    grown = 0.0
+    for state in loop.stream(epochs=total, iterations=1):
+        if state.epoch in (1_000, 11_000, total - 10_000, total):
+            at[state.epoch] = time.process_time()
+        if state.epoch in (1_000, total):
+            grown = resident() - grown
+    first, last = at[11_000] - at[1_000], at[total] - at[total - 10_000]
+    print("100,000 epochs of one iteration, after 1,000 to warm up")
+    print(f"  the first 10,000 took {first:.3f} s, the last {last:.3f} s of CPU: ratio {last / first:.2f} (target 1.2)")
+    print(f"  grew by {grown:.1f} MB (target 20)\n")
+
+
+def resident() -> float:
+    """Megabytes of memory that this process holds."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return float("nan")
+    return int(pages.read_text().split()[1]) * 4096 / 1e6
+
+
+def imports() -> None:
+    seconds: dict[str, list[float]] = {"torch": [], "rein": []}
+    for _ in range(IMPORTS):
+        for module, taken in seconds.items():
+            program = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
+            result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+            taken.append(float(result.stdout))
+    torch, own = (statistics.median(taken) for taken in seconds.values())
+    print(f"imports, medians of {IMPORTS} fresh processes")
+    print(f"  torch {torch:.2f} s, rein {own:.2f} s: {own - torch:.2f} s longer (target 0.3)")
+
+
+if __name__ == "__main__":
+    per_iteration()
+    many_epochs()
+    imports()

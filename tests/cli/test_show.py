@@ -1,0 +1,94 @@
+import re
+
+import pytest
+
+from rein.cli.show import main, show
+from rein.errors import StoreError
+from rein.stores.hdf5 import HDF5Store
+from rein.testing.store import make_trajectory, with_fields
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=2)
+    store.write_run({"seed": 0})
+    for epoch in range(1, 12):
+        store.append(make_trajectory(epoch, steps=10))
+    store.close()
+    return store.path
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda: re.sub(r" +", " ", capsys.readouterr().out)
+
+
+def test_a_run_is_told_by_its_files_its_numbers_and_its_fields(path, said):
+    main([str(path)])
+    text = said()
+    assert "run.json" in text
+    assert "trajectories/ 6 files" in text
+    assert "000001-000002.h5" in text and "000011-000011.h5" in text and "000005-000006.h5" not in text
+    assert "epochs 11 (1 to 11), 5 of them halted" in text
+    assert "steps 110 of 3 environments, 330 in all" in text
+    assert "episodes 33, 0 of them truncated" in text
+    assert "length mean 13, from 13 to 13" in text
+    assert "episode_return 1 in epoch 1, 11 in epoch 11" in text
+    assert "loss never a number" in text
+    assert "observation/camera/left uint8 110 x 3 x 4 x 5 x 3" in text
+
+
+def test_it_says_how_to_look_at_the_newest_file(path, said):
+    show(path)
+    text = said()
+    assert f"{path}/trajectories/000011-000011.h5" in text
+    for viewer in ("H5Web", "myhdf5.hdfgroup.org", "jupyterlab-h5web", "silx[full]", "h5glance"):
+        assert viewer in text
+
+
+def test_one_file_is_shown_like_a_run(path, said):
+    show(path / "trajectories" / "000003-000004.h5")
+    assert "epochs 2 (3 to 4), 1 of them halted" in said()
+
+
+def test_a_run_without_a_step_or_an_episode_is_shown_too(tmp_path, said):
+    store = HDF5Store(tmp_path / "run")
+    store.append(make_trajectory(1, steps=0)._replace(fields={}, metrics={}))
+    store.close()
+    show(store.path)
+    assert "steps 0 of 0 environments, 0 in all" in said()
+
+
+def test_a_bad_file_is_an_error_before_anything_is_printed(path, said):
+    damaged = path / "trajectories" / "000003-000004.h5"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(StoreError, match="000003-000004"):
+        show(path)
+    assert said() == ""
+
+
+def test_names_from_a_file_neither_steer_the_terminal_nor_are_read_as_markup(tmp_path, said):
+    store = HDF5Store(tmp_path / "run")
+    store.append(with_fields(make_trajectory(1)._replace(metrics={"[red]\x1b[2J": 1.0}), **{"[bold]\x1b]0;": given()}))
+    store.close()
+    show(store.path)
+    text = said()
+    assert "[red]?[2J" in text and "[bold]?]0;" in text
+    assert "\x1b[2J" not in text and "\x1b]0;" not in text
+
+
+def given():
+    return make_trajectory(1).fields["reward"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--all"]])
+def test_a_wrong_command_line_is_an_error_with_the_usage(arguments):
+    with pytest.raises(ValueError, match="rein show PATH"):
+        main(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
+def test_help_shows_the_usage(arguments, said):
+    main(arguments)
+    assert "usage: rein show PATH" in said()

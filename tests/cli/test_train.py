@@ -1,0 +1,146 @@
+"""The command line: real runs, readable errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rein
+from rein.cli import main
+from rein.cli.listing import find, recipe_names
+from rein.cli.train import parse
+
+MODULE = """
+import rein
+
+def make_loop(store=None, *, steps: int = 3):
+    '''Counts.
+
+    Args:
+        steps: how many steps an epoch has.
+    '''
+    return rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=2, iterations=steps)
+
+def broken():
+    raise RuntimeError("the module is broken")
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    return tmp_path
+
+
+def test_a_recipe_runs_and_says_where_its_trajectories_are(here, capsys):
+    main(["train", "gridworld", "--quiet"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("solved: evaluation_return") for line in lines)
+    assert "runs/gridworld/trajectories" in "".join(lines)
+    run = rein.open_run("runs/gridworld")
+    assert len(run.epochs) > 0
+
+
+def test_nothing_else_begins_a_line_with_solved(here, capsys):
+    main(["train", "gridworld", "--epochs", "2"])
+    captured = capsys.readouterr()
+    assert not any(line.startswith("solved") for line in (captured.out + captured.err).splitlines())
+
+
+def test_without_a_name_every_run_gets_a_folder_of_its_own(here):
+    for _ in range(2):
+        main(["train", "gridworld", "--quiet", "--epochs", "1"])
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["gridworld", "gridworld-2"]
+
+
+def test_a_named_run_that_exists_is_an_error_and_stays_as_it_is(here, capsys):
+    main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", "mine"])
+    before = sorted(str(path) for path in (here / "mine").rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "gridworld", "--run", "mine"])
+    assert ended.value.code == 1
+    assert "mine" in capsys.readouterr().err
+    assert sorted(str(path) for path in (here / "mine").rglob("*")) == before
+
+
+def test_env_steps_end_a_run(here, capsys):
+    main(["train", "gridworld", "--quiet", "--env-steps", "1000", "--no-stop-when-solved"])
+    assert "1,024 env steps" in capsys.readouterr().out  # the next multiple of 64 environments
+
+
+def test_a_function_of_ones_own_takes_its_parameters_as_flags(here, capsys):
+    main(["train", "my_module:make_loop", "--steps", "5", "--quiet", "--epochs", "4"])
+    assert "completed" in capsys.readouterr().out
+    assert parse(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
+
+
+def test_its_help_shows_its_options_and_the_common_ones(here, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "my_module:make_loop", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "how many steps an epoch has" in text
+    assert "the run's folder" in text
+    assert "--env-steps" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["fly"], "there is no command 'fly'; the commands are train, show and list"),
+        (["train"], "name a recipe"),
+        (["train", "gridwrld"], "there is no recipe 'gridwrld'; did you mean 'gridworld'?"),
+        (["train", "zzz"], "the recipes are gridworld, taxi"),
+        (["train", "no_such_module:f"], "there is no module 'no_such_module'"),
+        (["train", "my_module:no_such"], "my_module has no function 'no_such'"),
+        (["train", "my_module:broken"], "RuntimeError('the module is broken')"),
+        (["train", "my_module:nothing"], "returned int, not a rein.Loop"),
+        (["train", "gridworld", "--epochs", "0"], "epochs=0: give 1 or more"),
+        (["train", "gridworld", "--target-x", "9"], "9"),
+        (["show", "no_such_run"], "no_such_run"),
+    ],
+)
+def test_an_error_is_one_readable_line(here, capsys, words, text):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    error = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert text in error
+    assert error.startswith("rein: ")
+    assert error.count("\n") == 1
+
+
+def test_debug_gives_the_traceback(here):
+    with pytest.raises(RuntimeError, match="the module is broken"):
+        main(["train", "my_module:broken", "--debug"])
+
+
+def test_the_list_names_every_recipe(capsys):
+    main(["list"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in recipe_names())
+    assert recipe_names() == ["gridworld", "taxi"]
+
+
+def test_usage_and_version_are_there(capsys):
+    main([])
+    main(["--version"])
+    shown = capsys.readouterr().out
+    assert "rein train RECIPE" in shown
+    assert rein.__version__ in shown
+
+
+def test_python_m_rein_is_the_same_program(tmp_path):
+    command = [sys.executable, "-m", "rein", "train", "nonsense"]
+    result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("rein: there is no recipe 'nonsense'")

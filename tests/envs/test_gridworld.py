@@ -1,0 +1,219 @@
+"""Gridworld keeps the ancestor's rules, N boards at once, and the contracts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.envs.gridworld import Gridworld
+from rein.errors import EnvironmentContractError
+from rein.testing import EnvironmentContract, StatefulContract
+
+UP, DOWN, RIGHT, LEFT = range(4)
+TARGETS = [(2, 4), (0, 1), (4, 4), (3, 2)]
+
+
+class TestCellGridworld(EnvironmentContract):
+    num_envs = 8
+    different_starts = 4
+
+    def make(self, num_envs: int, seed: int | None) -> Gridworld:
+        return Gridworld(num_envs, TARGETS, seed=seed, max_episode_steps=20)
+
+
+class TestVectorGridworld(EnvironmentContract):
+    def make(self, num_envs: int, seed: int | None) -> Gridworld:
+        return Gridworld(num_envs, TARGETS, seed=seed, observation="vector")
+
+
+class TestGridworldState(StatefulContract):
+    def make(self) -> Gridworld:
+        return Gridworld(8, TARGETS, seed=3, max_episode_steps=9)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            part.reset()
+        return part.apply_action((part.episode_seeds + part.state_dict()["steps"]) % 4)
+
+
+def _at(environment: Gridworld, x: int, y: int, target: tuple[int, int] = (2, 4)) -> Gridworld:
+    """The same environment with every board in one position."""
+    environment.reset()
+    cell = torch.tensor([[x, y, *target]]).expand(environment.num_envs, 4)
+    environment.load_state_dict(environment.state_dict() | {"cell": cell})
+    return environment
+
+
+def test_up_down_right_and_left_move_by_one_cell() -> None:
+    time_step = _at(Gridworld(4), 1, 1).apply_action(torch.tensor([UP, DOWN, RIGHT, LEFT]))
+    assert time_step.observation[:, :2].tolist() == [[1, 2], [1, 0], [2, 1], [0, 1]]
+
+
+def test_a_move_off_the_board_stays_on_it() -> None:
+    for (x, y), into_the_wall in {(0, 0): [LEFT, DOWN], (4, 4): [RIGHT, UP]}.items():
+        time_step = _at(Gridworld(2, [(2, 2)]), x, y, (2, 2)).apply_action(torch.tensor(into_the_wall))
+        assert time_step.observation[:, :2].tolist() == [[x, y]] * 2
+        assert not time_step.terminated.any()
+
+
+def test_the_reward_is_minus_the_manhattan_distance_after_the_move() -> None:
+    environment = Gridworld(64, TARGETS, seed=1)
+    environment.reset()
+    for k in range(30):
+        time_step = environment.apply_action(torch.arange(64).add(k) % 4)
+        x, y, target_x, target_y = time_step.final_observation.unbind(1)
+        assert torch.equal(time_step.reward, -((target_x - x).abs() + (target_y - y).abs()).float())
+
+
+def test_only_the_exact_target_terminates() -> None:
+    for x, y, action, reached in [(2, 3, UP, True), (1, 4, RIGHT, True), (3, 4, LEFT, True), (2, 2, UP, False)]:
+        time_step = _at(Gridworld(1), x, y).apply_action(torch.tensor([action]))
+        assert time_step.terminated.tolist() == [reached]
+        assert (time_step.reward == 0).tolist() == [reached]
+
+
+def test_the_episode_that_follows_a_target_starts_in_the_bottom_row() -> None:
+    time_step = _at(Gridworld(16, seed=0), 2, 3).apply_action(torch.full((16,), UP))
+    assert time_step.final_observation[:, :2].tolist() == [[2, 4]] * 16
+    assert (time_step.observation[:, 1] == 0).all()
+
+
+def test_starts_cover_the_last_column_which_the_ancestor_never_drew() -> None:
+    columns = Gridworld(512, seed=0).reset()[:, 0]
+    assert columns.unique().tolist() == [0, 1, 2, 3, 4]
+    ancestors = Gridworld(512, seed=0, start_columns=4).reset()[:, 0]
+    assert ancestors.unique().tolist() == [0, 1, 2, 3]
+
+
+def test_start_columns_and_targets_are_uniform_and_independent() -> None:
+    start = Gridworld(20_000, TARGETS, seed=5).reset()
+    target = sum((start[:, 2:] == torch.tensor(cell)).all(1) * index for index, cell in enumerate(TARGETS))
+    counts = torch.bincount(start[:, 0] * len(TARGETS) + target, minlength=20).double()
+    chi_square = ((counts - 1000) ** 2 / 1000).sum()
+    assert chi_square < 43.8  # 19 degrees of freedom: exceeded by one seed in a thousand
+
+
+def test_an_autoreset_episode_begins_as_its_seed_says() -> None:
+    environment, fresh = (Gridworld(32, TARGETS, seed=seed, max_episode_steps=1) for seed in (2, 99))
+    environment.reset()
+    for _ in range(200):  # beyond what is worked out ahead
+        time_step = environment.apply_action(torch.full((32,), UP))
+        assert torch.equal(fresh.reset_to(environment.episode_seeds), time_step.observation)
+
+
+def test_looking_ahead_changes_no_episode() -> None:
+    starts = {}
+    for num_envs in (2, 8192):  # which look ahead by 64 and by 4 episodes
+        environment = Gridworld(num_envs, TARGETS, seed=4)
+        starts[num_envs] = torch.stack([environment.reset()[:2] for _ in range(150)])
+    assert torch.equal(starts[2], starts[8192])
+
+
+def test_an_episode_is_truncated_after_max_episode_steps() -> None:
+    environment = Gridworld(8, [(4, 4)], seed=0, max_episode_steps=3)
+    environment.reset()
+    flags = [environment.apply_action(torch.full((8,), DOWN)) for _ in range(7)]
+    assert [bool(step.truncated.all()) for step in flags] == [False, False, True, False, False, True, False]
+    assert not any(step.terminated.any() for step in flags)
+
+
+def test_without_a_limit_nothing_is_truncated() -> None:
+    environment = Gridworld(8, [(4, 4)], seed=0)
+    environment.reset()
+    assert not any(environment.apply_action(torch.full((8,), DOWN)).truncated.any() for _ in range(300))
+
+
+def test_the_vector_is_the_cell_scaled_with_reached_and_distance() -> None:
+    cells, vectors = (Gridworld(64, TARGETS, seed=3, observation=kind) for kind in ("cell", "vector"))
+    assert cells.reset().dtype is torch.int64
+    vectors.reset()
+    for k in range(20):
+        action = torch.arange(64).add(k) % 4
+        cell, vector = (e.apply_action(action).final_observation for e in (cells, vectors))
+        assert torch.equal(vector[:, :4], cell / 4)
+        assert torch.equal(vector[:, 4], (cell[:, :2] == cell[:, 2:]).all(1).float())
+        distance = torch.linalg.vector_norm(vector[:, :2] - vector[:, 2:4], dim=1) / 2**0.5
+        torch.testing.assert_close(vector[:, 5], distance)
+
+
+def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
+    assert Gridworld(3).encode(x=2, y=3, target=(2, 4)).tolist() == [[2, 3, 2, 4]]
+    corner = Gridworld(3, observation="vector").encode(x=0, y=0, target=(4, 4))
+    assert corner.tolist() == [[0, 0, 1, 1, 0, 1]]
+    reached = Gridworld(3, observation="vector").encode(x=4, y=0, target=(4, 0))
+    assert reached.tolist() == [[1, 0, 1, 0, 1, 0]]
+
+
+def test_greedy_walks_from_the_ancestors_starts_take_six_five_four_and_five_steps() -> None:
+    """Counted with the rules alone: to the column of the target, then up."""
+    steps = []
+    for x in range(4):
+        environment = _at(Gridworld(1), x, 0)
+        moves = [RIGHT if x < 2 else LEFT] * abs(x - 2) + [UP] * 4
+        ended = [bool(environment.apply_action(torch.tensor([move])).terminated) for move in moves]
+        assert ended == [False] * (len(moves) - 1) + [True]
+        steps.append(len(moves))
+    assert steps == [6, 5, 4, 5]
+
+
+def test_the_box_bounds_every_position() -> None:
+    left, right, bottom, top = Gridworld.bounding_box
+    space = Gridworld(1).single_observation_space
+    assert isinstance(space, spaces.MultiDiscrete)
+    assert (left, bottom) == (0, 0)
+    assert (right, top) == tuple(int(n) - 1 for n in space.nvec[:2])
+
+
+def test_a_frame_shows_walker_and_target_where_they_are() -> None:
+    environment = _at(Gridworld(2, [(2, 4)]), 0, 1)
+    frame = environment.render(1)
+    assert frame.dtype == np.uint8
+    assert frame.shape[2] == 3
+    cell = frame.shape[0] // 5
+
+    def colour(x: int, y: int) -> list[int]:
+        return frame[(4 - y) * cell + cell // 2, x * cell + cell // 2].tolist()
+
+    walker, target, empty = colour(0, 1), colour(2, 4), colour(3, 0)
+    assert len({tuple(walker), tuple(target), tuple(empty)}) == 3
+    assert colour(4, 4) == empty
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_envs": 0}, "num_envs=0"),
+        ({"possible_targets": []}, "at least one"),
+        ({"possible_targets": [(2, 5)]}, r"\(2, 5\) is off the board"),
+        ({"start_columns": 6}, "give 1 to 5"),
+        ({"observation": "pixels"}, "'cell' or 'vector'"),
+        ({"max_episode_steps": 0}, "give 1 or more"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Gridworld(**options)
+
+
+def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
+    environment = Gridworld(3)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=r"action, row 1: expected a value of Discrete\(4\), got 4"):
+        environment.apply_action(torch.tensor([0, 4, 0]))
+
+
+def test_a_seed_that_is_no_integer_is_refused() -> None:
+    with pytest.raises(TypeError, match="seed='0'"):
+        Gridworld(3, seed="0")  # type: ignore[arg-type]
+
+
+def test_unseeded_environments_draw_a_seed_and_say_which() -> None:
+    environment = Gridworld(4)
+    assert environment.seed is None
+    start = environment.reset()
+    assert isinstance(environment.seed, int)
+    assert torch.equal(start, Gridworld(4, seed=environment.seed).reset())

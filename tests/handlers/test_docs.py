@@ -1,0 +1,34 @@
+"""The program that `docs/handlers.md` is made of runs, and every plug-in has its place there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rein.types import State
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/handlers.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_are_one_program_that_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+    names: dict[str, object] = {}
+    exec(compile(program, "docs/handlers.md", "exec"), names)
+    final = names["loop"].run()  # type: ignore[attr-defined]
+    assert isinstance(final, State)
+    assert final.status in ("completed", "halted")
+    assert (tmp_path / "runs/described/run.json").is_file()
+    written = capsys.readouterr().out.splitlines()
+    assert re.match(r"epoch 10  iteration 50  env_steps 8,000  .*evaluation_return", written[0])
+    assert re.match(r"gridworld  +\d+%  [\d,]+ env_steps  [\d,]+/s  return \S+  (completed|halted)", written[-1])
+
+
+def test_every_plug_in_has_a_section() -> None:
+    plug_ins = {path.stem for path in (ROOT / "rein/handlers").glob("*.py")} - {"__init__"}
+    assert plug_ins == set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE))

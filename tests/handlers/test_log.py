@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from rein.handlers.log import log
+from rein.loop import Loop
+from rein.types import State
+
+
+def lines(loop: Loop, epochs: int = 1, iterations: int = 1, **options: object) -> list[str]:
+    """What `log(loop, **options)` writes in a run."""
+    file = io.StringIO()
+    log(loop, file=file, **options)  # type: ignore[arg-type]
+    loop.run(epochs=epochs, iterations=iterations)
+    return file.getvalue().splitlines()
+
+
+def test_the_default_line_has_counters_and_every_metric() -> None:
+    def step(state: State) -> None:
+        state.clocks.advance(env_steps=64)
+        state.metrics["episode_return"] = -10.25
+
+    loop = Loop(step)
+    loop.metric("loss", lambda state: 1 / 3)
+    written = lines(loop, epochs=3, iterations=200)
+    assert written[-1] == "epoch 3  iteration 200  env_steps 38,400  loss 0.33333  episode_return -10.25"
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (475.0, "475"),
+        (-0.5, "-0.5"),
+        (12345.678, "12,346"),
+        (1.25e-7, "1.25e-07"),
+        (1e300, "1e+300"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_numbers_are_short_and_readable(value: float, text: str) -> None:
+    loop = Loop(lambda state: None)
+    loop.metric("value", lambda state: value, reduce="last")
+    assert lines(loop) == [f"epoch 1  iteration 1  value {text}"]
+
+
+def test_a_loop_without_environments_has_no_env_steps_in_its_line() -> None:
+    assert lines(Loop(lambda state: None), iterations=7) == ["epoch 1  iteration 7"]
+
+
+def test_the_message_event_and_filters_are_the_users() -> None:
+    loop = Loop(lambda state: None)
+    written = lines(
+        loop, iterations=9, message=lambda state: f"at {state.iteration}", event="iteration_completed", every=4
+    )
+    assert written == ["at 4", "at 8"]
+
+
+def test_standard_output_is_looked_up_when_the_line_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(lambda state: None)
+    log(loop)
+    loop.run(iterations=1)
+    assert capsys.readouterr().out == "epoch 1  iteration 1\n"
+
+
+def test_a_line_is_out_when_it_is_written_so_that_a_killed_run_has_shown_it() -> None:
+    class Pipe(io.StringIO):
+        flushed = ""
+
+        def flush(self) -> None:
+            self.flushed = self.getvalue()
+
+    pipe = Pipe()
+    loop = Loop(lambda state: None)
+    log(loop, file=pipe)
+    loop.run(iterations=1)
+    assert pipe.flushed == "epoch 1  iteration 1\n"
+
+
+def test_what_the_message_raises_ends_the_run_and_says_where() -> None:
+    loop, ends = Loop(lambda state: None), []
+    log(loop, lambda state: str(state.metrics["los"]))
+    loop.metric("loss", lambda state: 0.0)
+    loop.on("completed", "halted", "failed")(lambda state: ends.append(state.status))
+    with pytest.raises(KeyError, match="no metric 'los' in this epoch; there are: loss") as error:
+        loop.run(iterations=1)
+    assert ends == ["failed"]
+    assert any("on epoch_ended, epoch 1" in note for note in error.value.__notes__)
+
+
+def test_a_message_that_returns_no_line_is_an_error() -> None:
+    loop = Loop(lambda state: None)
+    log(loop, lambda state: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="returned None; return the line to write"):
+        loop.run(iterations=1)
+
+
+def test_nonsense_fails_where_it_is_written() -> None:
+    loop = Loop(lambda state: None)
+    with pytest.raises(TypeError, match="a function of the state that returns a line, not 'epoch'"):
+        log(loop, "epoch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no event 'epoch_end'; did you mean"):
+        log(loop, event="epoch_end")
+    with pytest.raises(TypeError, match="unknown filter"):
+        log(loop, often=3)
+    assert not any(event.handlers for event in loop.events.values())

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import io
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rein.handlers import progress as module
+from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
+from rein.loop import Loop
+from rein.types import CLOCKS, State
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal, as rich's Console believes it to be."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Number:
+    """A number on a device: counts how often it is fetched."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.fetched = value, 0
+
+    def __float__(self) -> float:
+        self.fetched += 1
+        return float(self.value)
+
+    def __int__(self) -> int:
+        self.fetched += 1
+        return int(self.value)
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "JUPYTER_COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The display's watch, which goes on where a test says so."""
+    watch = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: watch.now))
+    return watch
+
+
+@pytest.fixture
+def slow_step(watch: SimpleNamespace) -> Callable[[State], None]:
+    """A step that takes one second on the display's watch, and advances 10 env_steps."""
+
+    def step(state: State) -> None:
+        watch.now += 1.0
+        state.clocks.advance(env_steps=10)
+
+    return step
+
+
+def drawn(terminal: Terminal) -> list[str]:
+    """The bar as it looked each time it was drawn, without colours and cursor movements."""
+    frames = re.split(r"\r(?:\x1b\[2K)?", terminal.getvalue())
+    return [text for frame in frames if (text := re.sub(r"\x1b\[[?\d;]*\w", "", frame).strip())]
+
+
+def test_piped_it_writes_a_line_every_few_seconds_and_one_at_the_end(slow_step: Callable[[State], None]) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, iterations=23)
+    progress(loop, description="taxi", file=file)
+    loop.run()
+    lines = file.getvalue().splitlines()
+    assert [line.split("  ")[2] for line in lines] == [
+        "50 env_steps",
+        "100 env_steps",
+        "150 env_steps",
+        "200 env_steps",
+        "230 env_steps",
+    ]
+    assert lines[0] == "taxi   22%  50 env_steps  10/s  0:18 left"
+    assert re.fullmatch(r"taxi  100%  230 env_steps  10/s  completed after \d+:\d\d", lines[-1])
+    assert LINE_SECONDS == 5
+
+
+def test_a_short_piped_run_writes_its_end_and_nothing_else() -> None:
+    file = io.StringIO()
+    loop = Loop(lambda state: None, iterations=100)
+    progress(loop, unit="iterations", file=file)
+    loop.run()
+    assert len(file.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "seconds"), [(io.StringIO(), LINE_SECONDS), (Terminal(), BAR_SECONDS)], ids=["piped", "terminal"]
+)
+def test_metrics_and_clocks_are_read_when_it_draws_and_not_in_between(
+    file: io.StringIO, seconds: float, watch: SimpleNamespace
+) -> None:
+    env_steps, episode_return = Number(0), Number(-10.25)
+
+    def step(state: State) -> None:
+        watch.now += seconds / 10
+        env_steps.value += 8
+        state.clocks.env_steps = env_steps  # type: ignore[assignment]
+
+    loop = Loop(step, iterations=1000)
+    loop.metrics.compute("episode_return", lambda: episode_return)
+    progress(loop, file=file)
+    loop.run()
+    for number in (env_steps, episode_return):
+        assert 90 <= number.fetched <= 102  # every tenth iteration, and where the run begins and ends
+
+
+def test_the_return_that_is_shown_is_the_latest_there_is(slow_step: Callable[[State], None]) -> None:
+    """Until an episode ends in the new epoch, that is the one of the epoch before."""
+    file = io.StringIO()
+    loop = Loop(slow_step, epochs=2, iterations=10)
+    loop.metric("episode_return", lambda state: 7.5 if state.epoch == 1 else math.nan)
+    progress(loop, file=file)
+    loop.run()
+    assert len(file.getvalue().splitlines()) == 5
+    assert all("return 7.5" in line for line in file.getvalue().splitlines())
+
+
+def test_nothing_is_said_of_a_return_that_nobody_measured(slow_step: Callable[[State], None]) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, iterations=10)
+    progress(loop, file=file)
+    loop.run()
+    assert "return" not in file.getvalue()
+
+
+def test_share_and_time_left_are_of_the_total_where_one_is_given(slow_step: Callable[[State], None]) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, epochs=None, iterations=4)
+    loop.iteration_completed(once=30)(lambda state: state.halt_loop("that will do"))
+    progress(loop, total=200, file=file)
+    loop.run()
+    lines = file.getvalue().splitlines()
+    assert lines[0] == " 25%  50 env_steps  10/s  0:15 left"
+    assert re.fullmatch(r"100%  300 env_steps  10/s  halted after \d+:\d\d: that will do", lines[-1])
+
+
+def test_a_run_without_an_end_has_neither_share_nor_time_left(slow_step: Callable[[State], None]) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, epochs=None, iterations=4)
+    loop.iteration_completed(once=7)(lambda state: state.halt_loop())
+    progress(loop, file=file)
+    loop.run()
+    assert file.getvalue().splitlines()[0] == "50 env_steps  10/s"
+
+
+def test_the_time_left_of_a_resumed_run_comes_from_its_own_speed(slow_step: Callable[[State], None]) -> None:
+    first, file = Loop(slow_step, epochs=90, iterations=1), io.StringIO()
+    first.run()
+    second = Loop(slow_step, epochs=100, iterations=1)
+    second.load_state_dict(first.state_dict())
+    progress(second, file=file)
+    second.run()
+    assert file.getvalue().splitlines()[0] == " 95%  950 env_steps  10/s  0:05 left"
+
+
+def test_on_a_terminal_it_is_one_bar_drawn_over_itself(slow_step: Callable[[State], None]) -> None:
+    terminal = Terminal()
+    loop = Loop(slow_step, iterations=10)
+    loop.metric("episode_return", lambda state: -10.25)
+    progress(loop, description="taxi [16]", file=terminal)
+    loop.run()
+    frames = drawn(terminal)
+    assert frames[0].startswith("taxi [16] ━")
+    assert any(re.search(r"━ +50%  50 env_steps  10/s  return -10.25  0:05 left", frame) for frame in frames)
+    assert re.search(r"100%  100 env_steps  10/s  return -10.25  completed after 0:\d\d", frames[-1])
+    assert terminal.getvalue().count("\n") == 1  # what is printed afterwards begins below it
+
+
+def test_the_bar_is_not_drawn_more_often_than_an_eye_can_follow() -> None:
+    terminal = Terminal()
+    loop = Loop(lambda state: None, iterations=2_000)
+    progress(loop, file=terminal)
+    seconds = loop.run().clocks.seconds
+    assert len(drawn(terminal)) <= seconds / BAR_SECONDS + 4  # the first, and the last as rich draws it
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    loop = Loop(lambda state: None, iterations=3)
+    progress(loop, file=terminal)
+    loop.run()
+    assert "\x1b" not in terminal.getvalue()
+    assert len(terminal.getvalue().splitlines()) == 1
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "ending"),
+    [
+        (lambda state: None, None, r"completed after 0:\d\d"),
+        (lambda state: state.halt_loop("enough"), None, r"halted after 0:\d\d: enough"),
+        (lambda state: _raise(RuntimeError("boom")), RuntimeError, r"failed after 0:\d\d"),
+        (lambda state: _raise(KeyboardInterrupt()), KeyboardInterrupt, r"failed after 0:\d\d"),
+    ],
+    ids=["completed", "halted", "failed", "ctrl-c"],
+)
+def test_the_terminal_is_given_back_however_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[State], None], error: type[BaseException] | None, ending: str
+) -> None:
+    terminal, errors = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", errors)
+    loop = Loop(lambda state: None, iterations=10)
+    loop.iteration_completed(once=5)(act)
+    loop.started(lambda state: print("a line above the bar"))
+    loop.iteration_completed(once=2)(lambda state: print("another line above the bar"))
+    progress(loop)
+    if error is None:
+        loop.run()
+    else:
+        with pytest.raises(error):
+            loop.run()
+    assert sys.stdout is terminal
+    assert sys.stderr is errors
+    written = terminal.getvalue()
+    assert written.count(HIDE_CURSOR) == written.count(SHOW_CURSOR) == 1
+    assert written.endswith(SHOW_CURSOR)
+    assert re.search(rf"  {ending}$", drawn(terminal)[-1])
+    assert "another line above the bar\n" in written
+
+
+def test_a_run_that_fails_before_it_began_draws_nothing() -> None:
+    terminal = Terminal()
+    loop = Loop(lambda state: None, iterations=10)
+    loop.started(lambda state: _raise(RuntimeError("boom")))
+    progress(loop, file=terminal)
+    with pytest.raises(RuntimeError):
+        loop.run()
+    assert terminal.getvalue() == ""
+
+
+def test_several_runs_in_a_row_have_a_bar_each() -> None:
+    terminal = Terminal()
+    loop = Loop(lambda state: None, iterations=10)
+    progress(loop, unit="iterations", file=terminal)
+    for epochs in (1, 2, 3):
+        loop.run(epochs=epochs)
+    written = terminal.getvalue()
+    assert written.count(HIDE_CURSOR) == written.count(SHOW_CURSOR) == 3
+    assert [f"{n} iterations" in written for n in (10, 20, 30)] == [True] * 3
+
+
+def test_the_rate_of_a_run_knows_nothing_of_the_time_between_runs(
+    watch: SimpleNamespace, slow_step: Callable[[State], None]
+) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, iterations=3)
+    progress(loop, file=file)
+    for epochs in (1, 2):
+        loop.run(epochs=epochs)
+        watch.now += 1000
+    assert [line.split("  ")[2] for line in file.getvalue().splitlines()] == ["10/s"] * 2
+
+
+def test_what_is_printed_to_a_file_stays_out_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, printed = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    loop = Loop(lambda state: None, iterations=10)
+    loop.iteration_completed(once=2)(lambda state: print("a line"))
+    progress(loop, file=terminal)
+    loop.run()
+    assert printed.getvalue() == "a line\n"
+    assert "a line" not in terminal.getvalue()
+
+
+def comparable(loop: Loop) -> dict[str, Any]:
+    """A loop's state without what a clock on the wall has put there."""
+    saved = loop.state_dict()
+    for record in saved["history"]:
+        record["seconds"] = 0.0
+    return {**saved, "times": None, "epoch_began": None, "clocks": {**saved["clocks"], "seconds": 0.0}}
+
+
+@pytest.mark.parametrize("file", [io.StringIO(), Terminal()], ids=["piped", "terminal"])
+def test_it_influences_nothing(file: io.StringIO, slow_step: Callable[[State], None]) -> None:
+    watched, alone = (Loop(slow_step, epochs=3, iterations=7) for _ in range(2))
+    progress(watched, file=file)
+    watched.run()
+    alone.run()
+    assert file.getvalue()
+    assert comparable(watched) == comparable(alone)
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("no space left on device")
+
+    loop = Loop(lambda state: None, iterations=10)
+    progress(loop, file=Full())
+    assert loop.run().status == "completed"
+    assert "is disconnected" in caplog.text
+
+
+def test_an_unknown_clock_and_an_empty_total_are_errors() -> None:
+    loop = Loop(lambda state: None)
+    with pytest.raises(ValueError, match="unknown clock") as error:
+        progress(loop, unit="steps")
+    assert all(clock in str(error.value) for clock in CLOCKS)
+    with pytest.raises(ValueError, match="give a number of env_steps above 0"):
+        progress(loop, total=0)
+    assert not any(event.calls for event in loop.events.values())
+
+
+def test_rich_is_imported_when_a_run_begins_and_not_before() -> None:
+    program = "import sys, rein.handlers.progress; sys.exit('rich.progress' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

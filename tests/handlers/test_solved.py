@@ -1,0 +1,58 @@
+"""`solved`: said once, and for good."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rein.handlers.solved import solved
+from rein.loop import Loop
+
+SCORES = [1.0, math.nan, 7.5, 9.0, 2.0]
+
+
+def scored(*, stop: bool, report: bool = True, **filters) -> Loop:
+    loop = Loop(lambda state: None, epochs=len(SCORES), iterations=1)
+
+    @loop.epoch_ended
+    def score(state):
+        if report:
+            state.metrics["score"] = SCORES[state.epoch - 1]
+
+    solved(loop, "score", at_least=7.0, stop=stop, **filters)
+    return loop
+
+
+def test_the_first_value_that_reaches_it_halts_the_run_and_is_kept():
+    state = scored(stop=True).run()
+    assert (state.epoch, state.status, state.reason) == (3, "halted", "solved")
+    assert (state.memory["solved"]["value"], state.memory["solved"]["at_least"]) == (7.5, 7.0)
+
+
+def test_without_stop_the_run_goes_on_and_the_first_time_is_kept():
+    state = scored(stop=False).run()
+    assert (state.epoch, state.status) == (5, "completed")
+    assert state.memory["solved"]["value"] == 7.5
+
+
+def test_what_is_solved_stays_solved_at_a_resume():
+    first = scored(stop=True)
+    first.run()
+    again = scored(stop=True)
+    again.load_state_dict(first.state_dict())
+    state = again.run()
+    assert (state.epoch, state.reason, state.total_iterations) == (3, "solved", 3)
+
+
+def test_an_epoch_without_the_metric_says_nothing():
+    assert "solved" not in scored(stop=True, report=False).run().memory
+
+
+def test_filters_say_when_it_is_looked_at():
+    assert scored(stop=True, every=4).run().epoch == 4
+
+
+def test_an_unknown_filter_is_refused_where_it_is_written():
+    with pytest.raises(TypeError, match="each"):
+        scored(stop=True, each=4)

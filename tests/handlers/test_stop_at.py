@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rein.handlers.stop_at import stop_at
+from rein.loop import Loop
+from rein.types import CLOCKS, State
+
+
+def advance(state: State) -> None:
+    """Eight environments, an update every second step, an episode every fourth."""
+    n = state.total_iterations
+    state.clocks.advance(env_steps=8, vector_steps=1, updates=n % 2, episodes=int(n % 4 == 3))
+
+
+def make(*metric: str, **options: Any) -> Loop:
+    """A loop of ten iterations an epoch, whose metric `score` is the epoch's number."""
+    loop = Loop(advance, epochs=100, iterations=10)
+    loop.metric("score", lambda state: state.epoch, reduce="last")
+    stop_at(loop, *metric, **options)
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("clock", "limit", "iterations"),
+    [("env_steps", 100, 13), ("vector_steps", 17, 17), ("updates", 9, 18), ("episodes", 3, 12), ("iterations", 25, 25)],
+)
+def test_a_run_stops_at_the_first_iteration_that_reaches_the_clock(clock: str, limit: int, iterations: int) -> None:
+    final = make(**{clock: limit}).run()
+    assert final.status == "halted"
+    assert final.total_iterations == iterations
+    assert getattr(final.clocks, clock) >= limit
+
+
+def test_a_run_stops_after_that_many_epochs_without_beginning_another() -> None:
+    final = make(epochs=3).run()
+    assert (final.epoch, final.iteration, final.clocks.epochs, final.status) == (3, 10, 3, "halted")
+
+
+def test_a_run_stops_after_that_many_seconds() -> None:
+    loop = Loop(lambda state: None, epochs=None, iterations=10)
+    stop_at(loop, seconds=0.01)
+    assert loop.run().clocks.seconds >= 0.01
+
+
+def test_a_clock_may_hold_a_tensor() -> None:
+    loop = Loop(lambda state: state.clocks.advance(episodes=torch.tensor(2)), iterations=100)
+    stop_at(loop, episodes=9)
+    assert loop.run().total_iterations == 5
+
+
+def test_the_epoch_in_which_it_stops_ends_as_halted() -> None:
+    loop = make(env_steps=100)
+    loop.run()
+    assert [(record.status, record.iterations) for record in loop.state.history] == [("completed", 10), ("halted", 3)]
+
+
+@pytest.mark.parametrize("bound", [{"at_least": 4}, {"at_least": 3.5}])
+def test_a_run_stops_when_a_metric_is_at_least_its_bound(bound: dict[str, float]) -> None:
+    final = make("score", **bound).run()
+    assert (final.epoch, final.status) == (4, "halted")
+    assert final.reason == f"score has reached 4, which is >= {bound['at_least']}"
+
+
+def test_a_run_stops_when_a_metric_is_at_most_its_bound() -> None:
+    loop = Loop(lambda state: None, epochs=10, iterations=1)
+    loop.metric("loss", lambda state: 1 / state.epoch)
+    stop_at(loop, "loss", at_most=0.25)
+    assert loop.run().epoch == 4
+
+
+def test_nan_reaches_nothing() -> None:
+    loop = Loop(lambda state: None, epochs=3, iterations=1)
+    loop.metric("loss", lambda state: math.nan)
+    stop_at(loop, "loss", at_most=1)
+    stop_at(loop, "loss", at_least=-1)
+    assert loop.run().status == "completed"
+
+
+def test_a_metric_may_be_looked_at_on_another_event() -> None:
+    loop = Loop(lambda state: None, epochs=3, iterations=10)
+    loop.metric("sum", lambda state: 1, reduce="sum")
+    stop_at(loop, "sum", at_least=4, event="iteration_completed")
+    assert loop.run().total_iterations == 4
+
+
+def test_of_several_rules_the_first_to_be_reached_counts_and_says_so() -> None:
+    assert make(env_steps=10_000, updates=5).run().reason == "updates has reached 5"
+    assert make("score", at_least=2, iterations=1_000).run().reason == "score has reached 2, which is >= 2"
+    assert make("score", at_least=50, env_steps=1_000).run().reason == "env_steps has reached 1,000"
+
+
+RULES: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), {"env_steps": 300}), (("score",), {"at_least": 4})]
+
+
+@pytest.mark.parametrize(("metric", "rule"), RULES)
+@pytest.mark.parametrize("saved_at", range(1, 41, 3))
+def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
+    metric: tuple[str, ...], rule: dict[str, Any], saved_at: int
+) -> None:
+    whole, first, second = make(*metric, **rule), make(*metric, **rule), make(*metric, **rule)
+    whole.run()
+
+    @first.iteration_completed(once=saved_at)
+    def interrupt(state: State) -> None:
+        first.interrupt()
+
+    first.run()
+    second.load_state_dict(first.state_dict())
+    second.run()
+    assert second.state.total_iterations == whole.state.total_iterations
+    assert (second.state.status, second.state.reason) == (whole.state.status, whole.state.reason)
+    assert [r._replace(seconds=0) for r in second.state.history] == [r._replace(seconds=0) for r in whole.state.history]
+
+
+@pytest.mark.parametrize(("metric", "rule"), RULES)
+def test_a_run_that_was_stopped_does_nothing_more_when_resumed_or_run_again(
+    metric: tuple[str, ...], rule: dict[str, Any]
+) -> None:
+    first, second = make(*metric, **rule), make(*metric, **rule)
+    stopped = first.run()
+    iterations, reason = stopped.total_iterations, stopped.reason
+    second.load_state_dict(first.state_dict())
+    for loop in (first, second):
+        final = loop.run()
+        assert (final.total_iterations, final.status, final.reason) == (iterations, "halted", reason)
+
+
+def test_a_run_that_was_stopped_goes_on_under_a_further_rule() -> None:
+    first, further = make("score", at_least=3, env_steps=10_000), make("score", at_least=6, env_steps=20_000)
+    first.run()
+    further.load_state_dict(first.state_dict())
+    assert further.run().epoch == 6
+
+
+def test_an_unknown_clock_is_an_error_that_names_the_clocks() -> None:
+    with pytest.raises(ValueError, match=r"stop_at\(steps=5\): unknown clock") as error:
+        make(steps=5)
+    assert all(clock in str(error.value) for clock in CLOCKS)
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.nan])
+def test_a_limit_is_above_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match="give a limit above 0"):
+        make(env_steps=limit)
+
+
+@pytest.mark.parametrize(
+    ("metric", "options"),
+    [((), {}), (("score",), {}), (("score",), {"at_least": 1, "at_most": 2}), ((), {"at_least": 1, "env_steps": 5})],
+)
+def test_a_metric_comes_with_exactly_one_bound(metric: tuple[str, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="at_least= "):
+        make(*metric, **options)
+
+
+def test_a_metric_that_is_not_there_is_an_error_at_the_first_firing() -> None:
+    loop = make("socre", at_least=1)
+    with pytest.raises(KeyError, match="no metric 'socre' in this epoch; there are: score"):
+        loop.run()
+    assert loop.state.epoch == 1

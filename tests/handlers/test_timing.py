@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rein.handlers import timing as module
+from rein.handlers.timing import timing
+from rein.loop import Loop
+from rein.types import State
+
+PHASES = ("iteration_started", "halfway", "iteration_completed")
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def make(clock: Clock) -> Loop:
+    """A loop whose step takes 2 s, of which the first is over at its own event `halfway`."""
+
+    def step(state: State) -> None:
+        clock.passes(1)
+        loop.emit("halfway")
+        clock.passes(1)
+        state.clocks.advance(env_steps=4)
+
+    loop = Loop(step, epochs=3, iterations=5)
+    loop.define("halfway")
+    return loop
+
+
+def times_by_epoch(loop: Loop) -> list[dict[str, float]]:
+    """Filled, as the loop runs, with each epoch's times."""
+    seen: list[dict[str, float]] = []
+    loop.epoch_ended(lambda state: seen.append({name: state.times.get(name, 0.0) for name in PHASES}))
+    return seen
+
+
+def test_each_phase_is_summed_over_its_epoch_and_starts_anew_in_the_next(clock: Clock) -> None:
+    loop = make(clock)
+    timing(loop)
+    seen = times_by_epoch(loop)
+    loop.run()
+    assert seen == [{"iteration_started": 0.0, "halfway": 5.0, "iteration_completed": 5.0}] * 3
+
+
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_the_handlers_of_an_event_belong_to_the_phase_that_it_closes(clock: Clock, attached_first: bool) -> None:
+    loop = make(clock)
+    if attached_first:
+        timing(loop)
+    loop.halfway(lambda state: clock.passes(10))
+    loop.iteration_started(lambda state: clock.passes(0.5))
+    if not attached_first:
+        timing(loop)
+    seen = times_by_epoch(loop)
+    loop.run()
+    assert seen == [{"iteration_started": 2.5, "halfway": 55.0, "iteration_completed": 5.0}] * 3
+
+
+def test_what_happens_between_epochs_and_between_runs_is_in_no_phase(clock: Clock) -> None:
+    loop = make(clock)
+    timing(loop)
+    seen = times_by_epoch(loop)
+    loop.on("started", "epoch_started", "epoch_completed", "epoch_ended")(lambda state: clock.passes(100))
+    loop.run(epochs=1)
+    clock.passes(1000)
+    loop.run(epochs=2)
+    assert seen == [{"iteration_started": 0.0, "halfway": 5.0, "iteration_completed": 5.0}] * 2
+
+
+def test_events_defined_later_are_timed_too(clock: Clock) -> None:
+    loop = Loop(lambda state: loop.emit("halfway"), iterations=5)
+    timing(loop)
+    loop.define("halfway")
+    loop.iteration_started(lambda state: clock.passes(1))
+    loop.halfway(lambda state: clock.passes(2))
+    final = loop.run()
+    assert {name: final.times[name] for name in PHASES} == {
+        "iteration_started": 5.0,
+        "halfway": 10.0,
+        "iteration_completed": 0.0,
+    }
+
+
+def test_an_epoch_resumed_in_its_middle_is_timed_as_a_whole(clock: Clock) -> None:
+    first, second = make(clock), make(clock)
+    timing(first)
+    timing(second)
+
+    @first.iteration_completed(once=8)
+    def interrupt(state: State) -> None:
+        first.interrupt()
+
+    first.run()
+    saved = first.state_dict()
+    clock.passes(1000)
+    second.load_state_dict(saved)
+    seen, rates = times_by_epoch(second), []
+    second.epoch_ended(lambda state: rates.append(state.metrics["env_steps_per_second"] * state.times["epoch"]))
+    second.run()
+    assert seen == [{"iteration_started": 0.0, "halfway": 5.0, "iteration_completed": 5.0}] * 2
+    assert rates == pytest.approx([20, 20])
+
+
+def test_the_phases_add_up_to_no_more_than_the_epoch() -> None:
+    loop = Loop(lambda state: None, iterations=50)
+    timing(loop)
+    final = loop.run()
+    assert 0 < final.times["iteration_started"] + final.times["iteration_completed"] <= final.times["epoch"]
+
+
+def test_rates_are_counts_over_the_seconds_of_the_epoch(clock: Clock) -> None:
+    loop, seen = make(clock), []
+    loop.epoch_ended(lambda state: seen.append((dict(state.metrics), state.times["epoch"])))  # attached before
+    timing(loop)
+
+    @loop.iteration_completed
+    def halt_third_epoch_early(state: State) -> None:
+        if state.epoch == 3 and state.iteration == 2:
+            state.halt_epoch()
+
+    final = loop.run()
+    for (rates, seconds), iterations in zip(seen, (5, 5, 2), strict=True):
+        assert rates["iterations_per_second"] * seconds == pytest.approx(iterations)
+        assert rates["env_steps_per_second"] * seconds == pytest.approx(4 * iterations)
+    assert [set(record.metrics) for record in final.history] == [{"iterations_per_second", "env_steps_per_second"}] * 3
+    assert not final.memory
+
+
+def test_a_resumed_epoch_whose_beginning_was_not_timed_has_no_rate_of_env_steps(clock: Clock) -> None:
+    first, second = make(clock), make(clock)
+
+    @first.iteration_completed(once=2)
+    def interrupt(state: State) -> None:
+        first.interrupt()
+
+    first.run()
+    timing(second)
+    second.load_state_dict(first.state_dict())
+    names = [set(record.metrics) for record in second.run().history]
+    assert names[0] == {"iterations_per_second"}
+    assert names[1] == {"iterations_per_second", "env_steps_per_second"}
+
+
+def test_timing_a_loop_twice_is_an_error() -> None:
+    loop = Loop(lambda state: None)
+    timing(loop)
+    with pytest.raises(ValueError, match="timed already"):
+        timing(loop)
+
+
+def test_a_loop_that_is_not_timed_keeps_no_phases() -> None:
+    assert set(Loop(lambda state: None).run(iterations=3).times) == {"epoch"}

@@ -1,0 +1,463 @@
+"""The Gymnasium adapter: what a single environment gives, N at once, and nothing changed on the way."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.ops.random import episode_seeds, integers
+from rein.ops.trees import leaves, map_tree
+from rein.rollout.spaces import Codec
+from rein.testing import EnvironmentContract, StatefulContract
+
+N = 3
+
+
+class Scripted(gymnasium.Env[Any, Any]):
+    """An environment whose observations are given, whose episodes end after `length` steps, and that keeps a diary."""
+
+    def __init__(self, observation_space: Any, action_space: Any = None, length: int = 3, **faults: Any) -> None:
+        self.observation_space = copy.deepcopy(observation_space)
+        self.action_space = action_space or spaces.Discrete(2)
+        self.length = length
+        self.faults = faults
+        self.diary: list[Any] = []
+        self.render_mode = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        self.diary.append(("reset", seed))
+        return self.observation_space.sample(), {"since": 0}
+
+    def step(self, action: Any) -> Any:
+        self.diary.append(("step", action))
+        self.steps += 1
+        result = {
+            "observation": self.observation_space.sample(),
+            "reward": float(self.steps),
+            "terminated": self.steps == self.length,
+            "truncated": False,
+            "info": {"since": self.steps} if self.steps > 1 else {},
+        } | self.faults
+        return tuple(value() if callable(value) else value for value in result.values())
+
+
+def scripted(space: Any, num_envs: int = N, seed: int | None = 0, action_space: Any = None, **more: Any) -> Any:
+    """The adapter around scripted environments."""
+    options = {name: more.pop(name) for name in ("info", "replayable") if name in more}
+    return GymnasiumEnvironment(lambda: Scripted(space, action_space, **more), num_envs, seed, **options)
+
+
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (2, 2), np.uint8),
+        "body": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,), np.float64), spaces.Discrete(3), spaces.MultiBinary(4)]),
+        "goal": spaces.MultiDiscrete([3, 4]),
+    }
+)
+
+
+class TestCartPole(EnvironmentContract):
+    different_starts = EnvironmentContract.num_envs
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("CartPole-v1", num_envs, seed)
+
+
+class TestTaxi(EnvironmentContract):
+    steps = 60
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("Taxi-v4", num_envs, seed, max_episode_steps=25)
+
+
+class TestPendulum(EnvironmentContract):
+    steps = 60
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("Pendulum-v1", num_envs, seed, max_episode_steps=25)
+
+
+class TestNested(EnvironmentContract):
+    """Both spaces nested; the actions decide nothing here but must arrive and come back at a resume."""
+
+    steps = 20
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return scripted(NESTED, num_envs, seed, action_space=NESTED, length=6)
+
+
+class TestNotReplayable(EnvironmentContract):
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("CartPole-v1", num_envs, seed, replayable=False)
+
+
+class TestCartPoleState(StatefulContract):
+    def make(self) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("CartPole-v1", N, 5)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            part.reset()
+        return part.apply_action(part.episode_seeds % 2)
+
+
+def random_actions(environment: GymnasiumEnvironment, step: int) -> torch.Tensor:
+    return integers(torch.arange(environment.num_envs), step, int(environment.single_action_space.n))
+
+
+@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 300), ("Taxi-v4", 450), ("FrozenLake-v1", 200)])
+def test_episodes_equal_those_of_a_single_environment_reset_with_their_seed(name: str, steps: int) -> None:
+    environment = GymnasiumEnvironment(name, num_envs=4, seed=3)
+    observation = environment.reset()
+    singles = [gymnasium.make(name) for _ in range(4)]
+    expected = [
+        single.reset(seed=int(seed))[0] for single, seed in zip(singles, environment.episode_seeds, strict=True)
+    ]
+    ends, count_N = 0, torch.zeros(4, dtype=torch.int64)
+    for step in range(steps):
+        for index in range(4):
+            assert np.array_equal(observation[index].numpy(), expected[index])
+        action = random_actions(environment, step)
+        time_step = environment.apply_action(action)
+        observation = time_step.observation
+        count_N += time_step.terminated | time_step.truncated
+        seed_N = episode_seeds(3, torch.arange(4), count_N)
+        for index, single in enumerate(singles):
+            expected[index], reward, terminated, truncated, _ = single.step(int(action[index]))
+            assert np.array_equal(time_step.final_observation[index].numpy(), expected[index])
+            assert time_step.reward[index] == np.float32(reward)
+            assert (bool(time_step.terminated[index]), bool(time_step.truncated[index])) == (terminated, truncated)
+            if terminated or truncated:
+                ends += 1
+                expected[index], _ = single.reset(seed=int(seed_N[index]))
+    assert ends > 4
+
+
+def test_truncation_comes_from_the_time_limit_and_keeps_the_final_observation() -> None:
+    environment = GymnasiumEnvironment("Pendulum-v1", 2, 0, max_episode_steps=4)
+    environment.reset()
+    for _ in range(4):
+        time_step = environment.apply_action(torch.zeros(2, 1))
+    assert time_step.truncated.all()
+    assert not time_step.terminated.any()
+    assert not torch.equal(time_step.final_observation, time_step.observation)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [
+        (spaces.Discrete(5), (), torch.int64),
+        (spaces.Discrete(5, start=3), (), torch.int64),
+        (spaces.MultiDiscrete([2, 3]), (2,), torch.int64),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32), (2, 2), torch.int64),
+        (spaces.MultiBinary([2, 3]), (2, 3), torch.int8),
+        (spaces.Box(0, 255, (3, 2), np.uint8), (3, 2), torch.uint8),
+        (spaces.Box(-1, 1, (2,), np.float64), (2,), torch.float32),
+        (spaces.Box(-1, 1, (2,), np.float16), (2,), torch.float16),
+        (spaces.Box(-1, 1, (), np.float32), (), torch.float32),
+        (spaces.Box(0, 9, (1,), np.uint16), (1,), torch.int32),
+        (spaces.Box(-9, 9, (1,), np.int64), (1,), torch.int64),
+    ],
+)
+def test_every_space_has_its_tensor_and_values_survive_the_way(space: Any, shape: Any, dtype: torch.dtype) -> None:
+    space.seed(0)
+    values = [space.sample() for _ in range(N)]
+    tensor = Codec("observation", space).stack(values)
+    assert tensor.shape == (N, *shape)
+    assert tensor.dtype is dtype
+    assert all(np.allclose(row.numpy(), value) for row, value in zip(tensor, values, strict=True))
+    back = Codec("action", space).split(tensor, N)
+    assert all(space.contains(value) for value in back)
+    assert all(np.allclose(row, value) for row, value in zip(back, values, strict=True))
+
+
+def test_values_of_different_types_that_fit_one_by_one_fit_together() -> None:
+    tensor = Codec("observation", spaces.Discrete(9)).stack([np.uint64(3), -1, np.int8(2)])
+    assert tensor.tolist() == [3, -1, 2]
+
+
+def test_nested_spaces_become_dictionaries_and_nested_actions_come_back() -> None:
+    NESTED.seed(0)
+    values = [NESTED.sample() for _ in range(N)]
+    tree = Codec("action", NESTED).stack(values)
+    assert {path: (tuple(x.shape), x.dtype) for path, x in leaves(tree)} == {
+        "body.0": ((N, 2), torch.float32),
+        "body.1": ((N,), torch.int64),
+        "body.2": ((N, 4), torch.int8),
+        "camera": ((N, 2, 2), torch.uint8),
+        "goal": ((N, 2), torch.int64),
+    }
+    back = Codec("action", NESTED).split(tree, N)
+    assert all(NESTED.contains(value) for value in back)
+    again = Codec("action", NESTED).stack(back)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(tree), leaves(again), strict=True))
+
+
+def test_a_space_that_is_no_tensor_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; Box, Discrete"):
+        scripted(spaces.Text(4))
+
+
+def test_a_box_action_arrives_in_the_dtype_of_its_space_and_is_no_view() -> None:
+    environment = scripted(spaces.Discrete(2), action_space=spaces.Box(-1, 1, (2,), np.float64))
+    environment.reset()
+    action = torch.full((N, 2), 0.1)
+    environment.apply_action(action)
+    arrived = environment._envs[1].diary[-1][1]
+    arrived += 1.0
+    assert arrived.dtype == np.float64
+    assert torch.equal(action, torch.full((N, 2), 0.1))
+
+
+@pytest.mark.parametrize("reward", [2, np.float64(2.0), np.float32(2.0), np.int32(2), np.array(2.0), True])
+def test_a_reward_of_any_dtype_is_float32(reward: Any) -> None:
+    environment = scripted(spaces.Discrete(2), reward=reward)
+    environment.reset()
+    time_step = environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    assert time_step.reward.dtype is torch.float32
+    assert time_step.reward.tolist() == [float(reward)] * N
+
+
+def test_an_observation_buffer_that_the_environment_reuses_does_no_harm() -> None:
+    buffer = np.zeros(2, np.float32)
+
+    def observe() -> Any:
+        buffer[:] += 1
+        return buffer
+
+    environment = GymnasiumEnvironment(lambda: Scripted(spaces.Box(0, 99, (2,)), length=99, observation=observe), 1)
+    environment.reset()
+    seen = [environment.apply_action(torch.zeros(1, dtype=torch.int64)).observation for _ in range(4)]
+    assert [x.tolist() for x in seen] == [[[k, k]] for k in (1.0, 2.0, 3.0, 4.0)]
+
+
+def test_only_the_infos_that_are_asked_for_come_with_the_step() -> None:
+    action = torch.zeros(N, dtype=torch.int64)
+    silent, asked = scripted(spaces.Discrete(2)), scripted(spaces.Discrete(2), info={"since": -1, "mass": 0.5})
+    silent.reset()
+    asked.reset()
+    assert silent.apply_action(action).info == {}
+    first, second = asked.apply_action(action).info, asked.apply_action(action).info
+    assert first["since"].tolist() == [-1] * N  # missing there
+    assert second["since"].tolist() == [2] * N
+    assert first["mass"].dtype is torch.float32
+
+
+def test_taxis_action_mask_can_be_asked_for() -> None:
+    environment = GymnasiumEnvironment("Taxi-v4", N, 0, info={"action_mask": np.zeros(6, np.int8)})
+    environment.reset()
+    mask = environment.apply_action(torch.zeros(N, dtype=torch.int64)).info["action_mask"]
+    assert mask.shape == (N, 6)
+    assert mask.any(1).all()
+
+
+def test_only_what_ended_is_reset_each_with_its_own_seed() -> None:
+    lengths = iter([2, 3, 5])
+    environment = GymnasiumEnvironment(lambda: Scripted(spaces.Discrete(99), length=next(lengths)), N, 9)
+    environment.reset()
+    for _ in range(7):
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    for index, expected in enumerate([4, 3, 2]):  # episodes begun in 7 steps
+        resets = [seed for what, seed in environment._envs[index].diary if what == "reset"]
+        assert resets == episode_seeds(9, torch.full((expected,), index), torch.arange(expected)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ({"observation": lambda: np.zeros(3, np.float32)}, r"observation, row 0: expected float32 of shape \(2,\)"),
+        ({"observation": lambda: np.zeros((), np.float32)}, "observation, row 0: expected float32"),
+        ({"observation": None}, "observation, row 0: expected float32 .* got None"),
+        ({"observation": "ab"}, "observation, row 0: expected float32 .* got 'ab'"),
+        ({"observation": lambda: [np.zeros(2), 1.0]}, r"observation, row 0: expected float32 .* got \[array"),
+        ({"reward": None}, "reward, row 0: expected float32 .* got None"),
+        ({"reward": "1"}, "reward, row 0: expected float32 .* got '1'"),
+        (
+            {"reward": lambda: np.zeros(2)},
+            r"reward, row 0: expected float32 of shape \(\), got float64 of shape \(2,\)",
+        ),
+        ({"terminated": None}, r"terminated, row 0: expected bool of shape \(\), got None"),
+        ({"terminated": 1}, r"terminated, row 0: expected bool of shape \(\), got 1"),
+        ({"truncated": "no"}, r"truncated, row 0: expected bool of shape \(\), got 'no'"),
+    ],
+)
+def test_wrong_results_are_named_by_field_and_environment(fault: dict[str, Any], text: str) -> None:
+    environment = scripted(spaces.Box(-1.0, 1.0, (2,)), **fault)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=text):
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+
+
+def test_the_four_results_of_the_old_interface_are_refused() -> None:
+    class Old(Scripted):
+        def step(self, action: Any) -> Any:
+            return super().step(action)[:4]
+
+    environment = GymnasiumEnvironment(lambda: Old(spaces.Discrete(2)), N, 0)
+    environment.reset()
+    with pytest.raises(
+        EnvironmentContractError, match=r"expected \(observation, reward, terminated, truncated, info\)"
+    ):
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+
+
+def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
+    environment = scripted(NESTED, observation=lambda: {"camera": np.zeros((2, 2), np.uint8)})
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=r"observation: expected values of Dict.*KeyError\('body'\)"):
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (torch.tensor([0, 1, 2]), r"action, row 2: expected a value of Discrete\(2\), got 2"),
+        (torch.zeros(N), "action: expected integers"),
+        (torch.zeros(N + 1, dtype=torch.int64), r"action: expected a tensor of shape \(3,\)"),
+    ],
+)
+def test_wrong_actions_are_refused_at_the_first_step(action: torch.Tensor, text: str) -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", N, 0)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=text):
+        environment.apply_action(action)
+
+
+def test_an_action_of_another_shape_is_refused_at_every_step() -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", N, 0)
+    environment.reset()
+    environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    with pytest.raises(EnvironmentContractError, match=r"action: expected a tensor of shape \(3,\), got \(3, 1\)"):
+        environment.apply_action(torch.zeros(N, 1, dtype=torch.int64))
+
+
+def test_what_an_environment_raises_passes_through_with_where_it_happened() -> None:
+    def crash() -> Any:
+        raise ZeroDivisionError("physics")
+
+    environment = GymnasiumEnvironment(lambda: Scripted(spaces.Discrete(2)), N, 4)
+    environment.reset()
+    environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    environment._envs[2].faults["reward"] = crash
+    with pytest.raises(ZeroDivisionError, match="physics") as error:
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    assert f"environment 2 of {__name__}" in error.value.__notes__[0]
+    assert f"episode seed {int(environment.episode_seeds[2])}, step 1" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("CartPol-v1", "did you mean CartPole-v"),
+        ("taxi", "did you mean Taxi-v4"),
+        ("Taxi-v99", "did you mean Taxi-v4"),
+        ("zzzzzzzzzzzz", "pprint_registry"),
+        ("nobodys/Pong-v5", "Namespace nobodys not found"),
+    ],
+)
+def test_an_unknown_id_is_an_error_that_names_close_ones(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown environment '{name}'; .*{hint}"):
+        GymnasiumEnvironment(name)
+
+
+def test_no_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_envs=0"):
+        GymnasiumEnvironment("CartPole-v1", num_envs=0)
+
+
+def test_an_environment_whose_state_cannot_be_saved_comes_back_by_seed_and_actions() -> None:
+    environment = GymnasiumEnvironment("Taxi-v4", 4, 2, max_episode_steps=30)
+    environment.reset()
+    for step in range(47):
+        environment.apply_action(random_actions(environment, step))
+    state = environment.state_dict()
+    assert [len(taken) for taken in state["actions"]] == [17] * 4  # of the open episodes and no others
+    loaded = GymnasiumEnvironment("Taxi-v4", 4, max_episode_steps=30)
+    loaded.load_state_dict(state)
+    for step in range(47, 97):
+        one, other = (e.apply_action(random_actions(environment, step)) for e in (environment, loaded))
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True))
+
+
+def test_one_that_is_not_replayable_says_so_and_waits_for_a_reset(caplog: pytest.LogCaptureFixture) -> None:
+    environment, loaded = (GymnasiumEnvironment("CartPole-v1", N, 2, replayable=False) for _ in range(2))
+    environment.reset()
+    environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    with caplog.at_level(logging.WARNING):
+        loaded.load_state_dict(environment.state_dict())
+    assert "CartPole-v1 is not replayable: its open episodes are lost" in caplog.text
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        loaded.apply_action(torch.zeros(N, dtype=torch.int64))
+    loaded.reset()
+    assert torch.equal(loaded.episode_seeds, episode_seeds(2, torch.arange(N), torch.ones(N, dtype=torch.int64)))
+
+
+def test_an_episode_that_does_not_come_back_is_an_error_and_not_another_run() -> None:
+    environment, other = (GymnasiumEnvironment("CartPole-v1", N, 2, **kw) for kw in ({}, {"sutton_barto_reward": True}))
+    environment.reset()
+    for _ in range(3):
+        environment.apply_action(torch.zeros(N, dtype=torch.int64))
+    other.load_state_dict(environment.state_dict())  # rewards are no part of the observation
+    other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]
+    with pytest.raises(EnvironmentContractError, match="observation of environment 1 did not come back"):
+        other.load_state_dict(environment.state_dict())
+
+
+def test_render_gives_a_frame_of_one_environment() -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
+    environment.reset()
+    frames = [environment.render(index) for index in (0, 1)]
+    assert all(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in frames)
+    assert not np.array_equal(*frames)
+    environment.close()
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        GymnasiumEnvironment("CartPole-v1").render()
+
+
+def test_close_closes_every_environment_once() -> None:
+    closed: list[int] = []
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.append(id(self))
+
+    environment = GymnasiumEnvironment(lambda: Closing(spaces.Discrete(2)), N)
+    environment.close()
+    environment.close()
+    assert len(set(closed)) == len(closed) == N
+
+
+def test_the_configuration_says_what_it_was_built_with() -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", 2, 7, info={"mass": 1.0}, max_episode_steps=9)
+    assert json.loads(json.dumps(environment.config)) == {
+        "id": "CartPole-v1",
+        "num_envs": 2,
+        "seed": 7,
+        "info": {"mass": 1.0},
+        "replayable": True,
+        "make_kwargs": {"max_episode_steps": 9},
+    }
+
+
+@pytest.mark.parametrize("source", [lambda: gymnasium.make("CartPole-v1"), gymnasium.spec("CartPole-v1"), "CartPole"])
+def test_a_factory_a_spec_and_a_name_without_version_give_the_same_episodes(source: Callable[[], Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gymnasium.logger, "warn", lambda *_, **__: None)  # of the version that it chose
+        environments = [GymnasiumEnvironment(x, N, 1) for x in (source, "CartPole-v1")]
+    assert torch.equal(*(environment.reset() for environment in environments))
+    steps = [environment.apply_action(torch.zeros(N, dtype=torch.int64)) for environment in environments]
+    assert map_tree(torch.equal, *steps)

@@ -1,0 +1,276 @@
+"""Attaching and detaching handlers: order, decorators, many events at once, and whatever Python can call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rein
+
+
+def nothing(state: rein.State) -> None:
+    return None
+
+
+def note(log: list[Any], what: Any) -> Callable[[rein.State], None]:
+    return lambda state: log.append(what)
+
+
+def test_handlers_run_in_the_order_in_which_they_were_attached() -> None:
+    loop, log = rein.Loop(nothing), []
+    for number in range(20):
+        loop.epoch_started.attach(note(log, number))
+    loop.run(iterations=1)
+    assert log == list(range(20))
+
+
+def test_filtered_and_unfiltered_handlers_keep_that_order_too() -> None:
+    loop, log = rein.Loop(nothing), []
+    for number in range(6):
+        loop.iteration_completed(note(log, number), **({"every": 1} if number % 2 else {}))
+    loop.run(iterations=1)
+    assert log == list(range(6))
+
+
+def test_each_handler_sees_what_the_one_before_it_assigned() -> None:
+    loop = rein.Loop(lambda state: 1)
+
+    @loop.iteration_completed
+    def double(state: rein.State) -> None:
+        state.step_state *= 2
+
+    @loop.iteration_completed
+    def add(state: rein.State) -> None:
+        state.step_state += 3
+        state.memory["seen"] = state.step_state
+
+    assert loop.run(iterations=1).memory == {"seen": 5}
+
+
+def test_decorators_stack_and_return_the_function_itself() -> None:
+    loop, log = rein.Loop(nothing), []
+
+    def handler(state: rein.State) -> None:
+        log.append((state.epoch, state.iteration))
+
+    decorated = loop.epoch_ended(loop.iteration_completed(every=2)(loop.started()(handler)))
+    assert decorated is handler
+    assert loop.on("epoch_started")(handler) is handler
+    assert loop.on_all(handler) is handler
+    assert loop.epoch_ended.observe(handler) is handler
+
+
+def test_one_function_may_hang_on_an_event_more_than_once() -> None:
+    loop, log = rein.Loop(nothing), []
+    handler = note(log, "x")
+    loop.epoch_ended(every=2)(loop.epoch_ended(handler))
+    loop.run(epochs=2, iterations=1)
+    assert log == ["x"] * 3
+    assert loop.epoch_ended.handlers == (handler, handler)
+
+
+def test_a_handle_detaches_its_own_attachment_and_may_do_so_twice() -> None:
+    loop, log = rein.Loop(nothing), []
+    handler = note(log, "x")
+    first, second = loop.epoch_ended.attach(handler), loop.epoch_ended.attach(handler, every=2)
+    first.detach()
+    first.detach()
+    loop.run(epochs=2, iterations=1)
+    assert log == ["x"]
+    loop.epoch_ended.detach(second)
+    assert loop.epoch_ended.handlers == ()
+
+
+def test_detaching_by_function_takes_off_every_attachment_of_it() -> None:
+    loop = rein.Loop(nothing)
+    for _ in range(3):
+        loop.epoch_ended(nothing)
+    loop.epoch_ended(other := note([], "y"))
+    loop.epoch_ended.detach(nothing)
+    assert loop.epoch_ended.handlers == (other,)
+    with pytest.raises(ValueError, match="epoch_ended: nothing is not attached"):
+        loop.epoch_ended.detach(nothing)
+
+
+def test_a_bound_method_is_detached_though_each_look_at_it_makes_a_new_one() -> None:
+    class Part:
+        def handle(self, state: rein.State) -> None: ...
+
+    loop, part = rein.Loop(nothing), Part()
+    loop.epoch_ended(part.handle)
+    loop.epoch_ended.detach(part.handle)
+    assert loop.epoch_ended.handlers == ()
+
+
+def test_attaching_to_many_events_by_name() -> None:
+    loop, log = rein.Loop(nothing), []
+
+    @loop.on("epoch_started", "epoch_ended", every=2)
+    def handler(state: rein.State) -> None:
+        log.append(state.epoch_status)
+
+    loop.run(epochs=4, iterations=1)
+    assert log == [None, "completed", None, "completed"]
+
+
+def test_attaching_to_all_events_includes_your_own() -> None:
+    loop, fired = rein.Loop(nothing), []
+    sampled = loop.define("sampled")
+    loop.on_all(lambda state: fired.append(state.epoch))
+    sampled.fire(loop.state)
+    assert fired == [0]
+    assert all(len(event.handlers) == 1 for event in loop.events.values())
+
+
+@pytest.mark.parametrize("attach", [lambda loop: loop.on("epoch_end"), lambda loop: loop.event("epoch_end")])
+def test_an_unknown_event_is_an_error_that_knows_what_was_meant(attach: Callable[[rein.Loop], Any]) -> None:
+    with pytest.raises(ValueError, match="a loop has no event 'epoch_end'; did you mean 'epoch_ended'"):
+        attach(rein.Loop(nothing))
+    with pytest.raises(ValueError, match="no event 'xyz'; its events are started, epoch_started, "):
+        rein.Loop(nothing).emit("xyz")
+    with pytest.raises(ValueError, match=r"on\(\) needs the names of events"):
+        rein.Loop(nothing).on()
+
+
+def test_an_unknown_event_as_an_attribute_is_an_attribute_error() -> None:
+    loop = rein.Loop(nothing)
+    with pytest.raises(AttributeError, match="a loop has no event 'iteration_complete'; did you mean 'iteration_comp"):
+        loop.iteration_complete(nothing)
+    assert not hasattr(loop, "epoch_end")
+
+
+def test_a_muted_event_calls_nothing_and_is_counted_all_the_same() -> None:
+    loop, log = rein.Loop(nothing), []
+    loop.epoch_ended(every=2)(lambda state: log.append(state.epoch))
+    loop.epoch_ended.observe(lambda loop, state: log.append(-state.epoch))
+    with loop.muted("epoch_ended", "epoch_started"):
+        with loop.muted("epoch_ended"):
+            loop.run(epochs=1, iterations=1)
+        loop.run(epochs=3, iterations=1)
+    loop.run(epochs=4, iterations=1)
+    assert log == [4, -4]
+
+
+def test_what_a_clock_crossed_while_muted_is_not_made_up_for() -> None:
+    loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=10)), []
+    loop.iteration_completed(every=40, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
+    loop.iteration_completed(once=50, unit="env_steps")(lambda state: log.append("once"))
+    with loop.muted("iteration_completed"):
+        loop.run(epochs=1, iterations=7)
+    loop.run(epochs=2, iterations=7)
+    assert log == [80, 120]
+
+
+def test_an_event_is_heard_again_when_what_was_muted_fails() -> None:
+    loop, log = rein.Loop(nothing), []
+    loop.epoch_ended(note(log, "x"))
+    with pytest.raises(KeyError), loop.muted("epoch_ended"):
+        raise KeyError
+    loop.run(iterations=1)
+    assert log == ["x"]
+
+
+def test_attaching_and_detaching_while_an_event_fires_hold_from_the_next_firing_on() -> None:
+    loop, log = rein.Loop(nothing), []
+    late = note(log, "late")
+
+    @loop.iteration_completed
+    def change(state: rein.State) -> None:
+        log.append(state.iteration)
+        if state.iteration == 1:
+            loop.iteration_completed(late)
+        if state.iteration == 3:
+            handle.detach()
+            loop.iteration_completed.detach(change)
+
+    handle = loop.iteration_completed.attach(note(log, "old"))
+    loop.run(iterations=4)
+    assert log == [1, "old", 2, "old", "late", 3, "old", "late", "late"]
+
+
+@pytest.mark.parametrize("filters", [{"once": 1}, {"every": 1}, {"every": 1, "when": bool}, {"once": 1, "before": 9}])
+@pytest.mark.parametrize("unit", ["env_steps", "iteration"])
+def test_a_filtered_handler_may_be_detached_by_the_one_before_it(filters: dict[str, Any], unit: str) -> None:
+    loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=1)), []
+    loop.iteration_completed(lambda state: handle.detach())
+    handle = loop.iteration_completed.attach(note(log, "x"), unit=unit, **filters)
+    final = loop.run(iterations=3)
+    assert handle.key not in final.counts, "it leaves no memory behind that the next of its name would go by"
+
+
+def test_a_handler_may_detach_itself() -> None:
+    loop, log = rein.Loop(nothing), []
+
+    @loop.iteration_completed(when=lambda state: True)
+    def only_once(state: rein.State) -> None:
+        log.append(state.iteration)
+        loop.iteration_completed.detach(only_once)
+
+    loop.run(iterations=3)
+    assert log == [1]
+
+
+class CallableObject:
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def __call__(self, state: rein.State) -> None:
+        self.log.append(state.iteration)
+
+    def method(self, state: rein.State, *more: int) -> None:
+        self.log.append(state.iteration)
+
+    @staticmethod
+    def static(log: list[Any], state: rein.State) -> None:
+        log.append(state.iteration)
+
+
+def test_whatever_can_be_called_with_the_state_is_a_handler() -> None:
+    loop, log = rein.Loop(nothing), []
+    part = CallableObject(log)
+    loop.iteration_completed(part)
+    loop.iteration_completed(part.method)
+    loop.iteration_completed(functools.partial(CallableObject.static, log))
+    loop.iteration_completed(functools.partial(functools.partial(CallableObject.method), part))
+    loop.iteration_completed(lambda state, factor=2: log.append(state.iteration))
+    loop.iteration_completed([].append)
+    loop.run(iterations=1)
+    assert log == [1] * 5
+    assert "iteration_completed: CallableObject, CallableObject.method, CallableObject.static" in repr(loop)
+
+
+async def asynchronous(state: rein.State) -> None: ...
+
+
+def generating(state: rein.State):
+    yield
+
+
+class AsynchronousObject:
+    async def __call__(self, state: rein.State) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (10, "epoch_ended: a handler is a function of the state, not int"),
+        ("report", "a handler is a function of the state, not str"),
+        (CallableObject, "a handler is a function of the state, not the class CallableObject"),
+        (asynchronous, "handler asynchronous is asynchronous or yields: called, it would run nothing"),
+        (generating, "handler generating is asynchronous or yields"),
+        (AsynchronousObject(), "handler AsynchronousObject is asynchronous or yields"),
+        (functools.partial(asynchronous), "handler asynchronous is asynchronous or yields"),
+        (lambda: None, "cannot be called with the state alone: too many positional arguments"),
+        (lambda state, more: None, "cannot be called with the state alone: missing a required argument: 'more'"),
+    ],
+)
+def test_what_is_no_handler_is_refused_where_it_is_attached(handler: Any, text: str) -> None:
+    loop = rein.Loop(nothing)
+    with pytest.raises(TypeError, match=text):
+        loop.epoch_ended(handler)
+    with pytest.raises(TypeError, match=text):
+        loop.on("epoch_ended", every=2)(handler)
+    assert loop.epoch_ended.handlers == ()

@@ -1,0 +1,205 @@
+"""Data: what is iterated anew, what is used up, what is given back, and where it is moved to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import rein
+
+EMPTY = r"run\(data=...\): the data is empty; give None to run without data"
+
+
+def collecting(**options: Any) -> tuple[rein.Loop, list[tuple[int, Any]]]:
+    log: list[tuple[int, Any]] = []
+    return rein.Loop(lambda state: log.append((state.epoch, state.batch)), **options), log
+
+
+class Counted:
+    """Can be iterated anew, without a length; says how often it was."""
+
+    def __init__(self, elements: int) -> None:
+        self.elements, self.iterated = elements, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.iterated += 1
+        return iter(range(self.elements))
+
+
+def test_data_is_iterated_anew_in_each_epoch() -> None:
+    loop, log = collecting()
+    final = loop.run(data := Counted(2), epochs=3)
+    assert log == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert (data.iterated, final.batch) == (3, None)
+
+
+def test_an_epoch_ends_at_whichever_comes_first_the_limit_or_the_end_of_data() -> None:
+    for iterations, expected in ((2, [2, 2]), (5, [3, 3]), (None, [3, 3])):
+        final = collecting()[0].run([1, 2, 3], epochs=2, iterations=iterations)
+        assert [record.iterations for record in final.history] == expected
+        assert {record.status for record in final.history} == {"completed"}
+
+
+def test_the_batch_is_there_for_the_handlers_of_its_iteration_only() -> None:
+    loop, seen = rein.Loop(lambda state: None), []
+    loop.on_all(lambda state: seen.append(state.batch))
+    loop.run([1, 2])
+    assert seen == [None, None, 1, 1, 2, 2, None, None, None]
+
+
+def test_an_iterator_loses_no_element_over_the_epochs_and_ends_the_run_as_completed() -> None:
+    loop, log = collecting()
+    final = loop.run(iter(range(7)), epochs=None, iterations=3)
+    assert [batch for _, batch in log] == list(range(7))
+    assert [record.iterations for record in final.history] == [3, 3, 1]
+    assert final.status == "completed"
+
+
+def test_an_iterator_that_ends_with_an_epoch_begins_no_other() -> None:
+    loop, log = collecting()
+    begun = []
+    loop.epoch_started(lambda state: begun.append(state.epoch))
+    final = loop.run(iter(range(6)), epochs=10, iterations=3)
+    assert (len(log), begun, final.epoch, final.status) == (6, [1, 2], 2, "completed")
+
+
+def test_an_iterator_is_not_asked_for_more_than_the_epochs_need() -> None:
+    iterator = iter(range(10))
+    collecting()[0].run(iterator, epochs=2, iterations=3)
+    assert next(iterator) == 6
+
+
+@pytest.mark.parametrize("ask", [rein.State.halt_epoch, rein.State.halt_loop])
+def test_an_element_whose_step_was_skipped_is_given_back(ask: Any) -> None:
+    loop, log = collecting()
+    iterator = iter(range(6))
+    loop.iteration_started(once=2)(ask)
+    loop.run(iterator, epochs=2, iterations=3)
+    loop.run(iterator, epochs=9, iterations=3)
+    assert [batch for _, batch in log] == list(range(6))
+
+
+def test_an_element_that_was_looked_up_before_a_halted_epoch_is_not_lost() -> None:
+    loop, log = collecting()
+    iterator = iter(range(4))
+    loop.epoch_started(once=2)(rein.State.halt_epoch)
+    loop.epoch_started(once=3)(rein.State.halt_loop)
+    loop.run(iterator, epochs=4, iterations=2)
+    loop.run(None, epochs=4, iterations=1)
+    loop.run(iterator, epochs=9, iterations=1)
+    assert [batch for _, batch in log if batch is not None] == [0, 1, 2, 3]
+
+
+def test_an_element_whose_step_failed_is_given_back() -> None:
+    due, log = [True], []
+
+    def step(state: rein.State) -> None:
+        if state.batch == 1 and due:
+            raise KeyError(due.pop())
+        log.append(state.batch)
+
+    loop, iterator = rein.Loop(step), iter(range(4))
+    with pytest.raises(KeyError):
+        loop.run(iterator)
+    assert loop.state.batch is None
+    assert loop.run(iterator).status == "completed"
+    assert log == [0, 1, 2, 3]
+
+
+def test_an_iterator_goes_on_in_the_epoch_that_was_interrupted() -> None:
+    loop, log = collecting()
+    iterator = iter(range(5))
+    loop.iteration_completed(every=2)(lambda state: loop.interrupt())
+    while loop.run(iterator, epochs=1).status != "completed":
+        pass
+    assert log == [(1, number) for number in range(5)]
+
+
+def test_data_that_can_be_iterated_anew_skips_what_the_open_epoch_has_had() -> None:
+    loop, log = collecting()
+    loop.iteration_completed(every=2)(lambda state: loop.interrupt())
+    while loop.run([5, 6, 7, 8, 9], epochs=2).status != "completed":
+        pass
+    assert log == [(epoch, number) for epoch in (1, 2) for number in (5, 6, 7, 8, 9)]
+
+
+def test_data_that_has_become_shorter_than_the_open_epoch_is_an_error() -> None:
+    loop, _ = collecting()
+    loop.iteration_completed(once=3)(lambda state: loop.interrupt())
+    loop.run([1, 2, 3, 4])
+    with pytest.raises(ValueError, match="the open epoch stood at element 3, but the data ends before"):
+        loop.run([1, 2])
+
+
+@pytest.mark.parametrize(
+    "empty", [[], {}, torch.zeros(0, 3), np.zeros((0, 2)), DataLoader(TensorDataset(torch.zeros(0)))]
+)
+def test_empty_data_is_refused_before_anything_happens(empty: Any) -> None:
+    loop, _ = collecting()
+    with pytest.raises(ValueError, match=EMPTY):
+        loop.run(empty)
+    assert (loop.state.status, loop.state.counts) == (None, {})
+
+
+@pytest.mark.parametrize("empty", [lambda: iter([]), lambda: (x for x in []), lambda: Counted(0)])
+def test_empty_data_that_does_not_know_its_length_is_an_error_all_the_same(empty: Any) -> None:
+    loop, log = collecting()
+    loop.failed(lambda state: log.append((state.epoch, "failed")))
+    with pytest.raises(ValueError, match=EMPTY):
+        loop.run(empty())
+    assert [what for _, what in log] == ["failed"]
+
+
+@pytest.mark.parametrize("data", [3, 1.5, object()])
+def test_what_is_no_iterable_is_refused(data: Any) -> None:
+    with pytest.raises(TypeError, match=r"run\(data=...\): an iterable of batches, not"):
+        collecting()[0].run(data)
+
+
+def test_elements_may_be_anything_also_none() -> None:
+    loop, log = collecting()
+    loop.run([None, 0, "", ()])
+    assert [batch for _, batch in log] == [None, 0, "", ()]
+
+
+def test_a_data_loader_is_data() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=4)
+    loop = rein.Loop(lambda state: int(state.batch[0].sum()) + (state.step_state or 0))
+    final = loop.run(loader, epochs=2)
+    assert (final.step_state, final.total_iterations) == (30, 4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_data_loader_over_a_stream_does_not_know_its_length_and_is_data_too() -> None:
+    loop, log = collecting()
+    loop.run(DataLoader(Stream(), batch_size=None), epochs=2)
+    assert log == [(epoch, number) for epoch in (1, 2) for number in range(3)]
+
+
+def test_arrays_and_tensors_are_data_by_their_rows() -> None:
+    for rows in (np.eye(3), torch.eye(3)):
+        loop = rein.Loop(lambda state: state.batch.argmax())
+        assert loop.run(rows).step_state == 2
+
+
+def test_batches_are_moved_to_the_device_whatever_holds_them() -> None:
+    loop, log = collecting(device="meta")
+    loop.run([{"x": torch.zeros(2), "y": (torch.zeros(1), 3)}])
+    batch = log[0][1]
+    assert (batch["x"].device.type, batch["y"][0].device.type, batch["y"][1]) == ("meta", "meta", 3)
+
+
+def test_without_a_device_a_batch_is_handed_over_as_it_is() -> None:
+    element = {"x": torch.zeros(2)}
+    loop, log = collecting()
+    loop.run([element])
+    assert log[0][1] is element

@@ -1,0 +1,38 @@
+"""The code of docs/loop.md runs, and its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rein.loop
+from rein.filters import UNITS, Filter
+from rein.types import CLOCKS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
+
+
+def test_the_code_of_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    exec("\n".join(blocks), {"__name__": "__main__"})
+    assert capsys.readouterr().out.startswith("1 6\n2 12\n")
+
+
+def test_the_page_names_every_filter_unit_clock_and_option() -> None:
+    filters = set(Filter.__annotations__) - {"event"}
+    cells = set(re.findall(r"^\| `\"?(\w+)", PAGE, re.MULTILINE))
+    assert filters <= cells
+    assert set(UNITS) <= cells
+    options = set(rein.Loop.__init__.__kwdefaults__ or {})
+    assert options <= set(re.findall(r"`(\w+)=(?:True)?`", PAGE))
+    assert all(name in PAGE for name in CLOCKS)
+
+
+def test_the_drawing_of_the_page_is_the_one_of_the_package() -> None:
+    drawing = re.search(r"^```\n(started.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert drawing is not None
+    own = [line.strip() for line in (rein.loop.__doc__ or "").splitlines() if line.startswith("    ")]
+    assert [line.strip() for line in drawing[1].splitlines()] == own

@@ -1,0 +1,258 @@
+"""What is raised: where it says it was raised, what fires then, and where the loop stands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rein
+
+
+def nothing(state: rein.State) -> None:
+    return None
+
+
+def fail(state: rein.State) -> None:
+    raise KeyError("mine")
+
+
+def notes_of(loop: rein.Loop, error: type[BaseException] = KeyError, **limits: Any) -> list[str]:
+    with pytest.raises(error) as raised:
+        loop.run(**{"epochs": 2, "iterations": 2} | limits)
+    return raised.value.__notes__
+
+
+EVERYWHERE = ["started", "epoch_started", "iteration_started", "iteration_completed", "epoch_completed", "epoch_ended"]
+
+
+@pytest.mark.parametrize("event", [*EVERYWHERE, "completed"])
+@pytest.mark.parametrize("filters", [{}, {"every": 1}])
+def test_a_handler_that_raises_is_named_with_event_epoch_and_iteration(event: str, filters: dict[str, Any]) -> None:
+    loop, seen = rein.Loop(nothing), []
+    loop.event(event).attach(lambda state: seen.append((state.epoch, state.iteration)))
+    loop.event(event).attach(fail, **filters)
+    loop.event(event).attach(nothing)
+    notes = notes_of(loop)
+    epoch, iteration = seen[-1]
+    assert notes == [f"in handler fail on {event}, epoch {epoch}, iteration {iteration}"]
+
+
+def test_a_partial_and_a_callable_object_are_named_too() -> None:
+    class Watcher:
+        def __call__(self, state: rein.State) -> None:
+            raise KeyError
+
+    for handler, name in ((functools.partial(fail), "fail"), (Watcher(), Watcher.__qualname__)):
+        loop = rein.Loop(nothing)
+        loop.epoch_ended(handler)
+        assert notes_of(loop) == [f"in handler {name} on epoch_ended, epoch 1, iteration 2"]
+
+
+def test_a_step_that_raises_is_named_with_epoch_and_iteration() -> None:
+    def step(state: rein.State) -> None:
+        if state.total_iterations == 3:
+            raise KeyError
+
+    (note,) = notes_of(rein.Loop(step))
+    assert note.startswith("in step test_a_step_that") and note.endswith(".step, epoch 2, iteration 1")
+
+
+def test_the_step_is_named_under_strict_too() -> None:
+    assert notes_of(rein.Loop(fail, strict=True)) == ["in step fail, epoch 1, iteration 0"]
+
+
+def test_a_handler_of_an_event_that_the_step_emits_is_named_before_the_step() -> None:
+    loop = rein.Loop(lambda state: loop.emit("phase"))
+    loop.define("phase").attach(fail)
+    first, second = notes_of(loop)
+    assert first == "in handler fail on phase, epoch 1, iteration 0"
+    assert second.startswith("in step ") and second.endswith("epoch 1, iteration 0")
+
+
+def test_a_metric_that_raises_is_named() -> None:
+    loop = rein.Loop(nothing)
+    loop.metric("loss", fail)
+    loop.iteration_completed(nothing)
+    assert notes_of(loop) == ["in metric 'loss', epoch 1, iteration 1"]
+
+
+def test_data_that_raises_is_named_and_no_handler_is_blamed() -> None:
+    def data():
+        yield 1
+        raise KeyError
+
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(nothing)
+    assert notes_of(loop, data=data()) == ["in the data, epoch 1, iteration 1"]
+
+
+def test_an_action_at_the_edge_that_raises_is_named_and_no_handler_is_blamed() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(lambda state: state.request(fail))
+    assert notes_of(loop) == ["in fail, which was asked for by state.request, epoch 1, iteration 1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["step", "handler"])
+def test_what_ends_a_program_fires_failed_and_propagates(error: type[BaseException], where: str) -> None:
+    def leave(state: rein.State) -> None:
+        raise error
+
+    loop, fired = rein.Loop(leave if where == "step" else nothing), []
+    loop.iteration_completed(leave)
+    for name in ("epoch_halted", "epoch_completed", "epoch_ended", "failed", "halted", "completed"):
+        loop.on(name)(lambda state, name=name: fired.append((name, state.status)))
+    notes_of(loop, error)
+    assert fired == [("failed", "failed")]
+    assert not loop.running
+
+
+def test_an_observer_that_is_interrupted_is_not_blamed_for_it() -> None:
+    loop, fired = rein.Loop(nothing), []
+
+    def observer(loop: rein.Loop, state: rein.State) -> None:
+        raise KeyboardInterrupt
+
+    loop.epoch_started.observe(observer)
+    loop.failed(lambda state: fired.append("failed"))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert fired == ["failed"]
+
+
+def test_a_step_that_runs_out_of_something_is_not_taken_for_the_end_of_the_run() -> None:
+    """A StopIteration may not leave a generator; Python makes a RuntimeError of it, and the cause is kept."""
+    iterator, fired = iter([1, 2]), []
+    loop = rein.Loop(lambda state: next(iterator))
+    loop.failed(lambda state: fired.append(state.total_iterations))
+    with pytest.raises(RuntimeError) as raised:
+        loop.run(iterations=5)
+    assert isinstance(raised.value.__cause__, StopIteration)
+    assert "in step" in raised.value.__cause__.__notes__[0]
+    assert fired == [2]
+
+
+@pytest.mark.parametrize("event", [*EVERYWHERE, "completed"])
+def test_failed_fires_once_or_the_final_event_has_fired_already(event: str) -> None:
+    loop, fired = rein.Loop(nothing), []
+    loop.event(event).attach(fail)
+    loop.on("completed", "halted", "failed")(lambda state: fired.append(state.status))
+    notes_of(loop)
+    assert fired == ([] if event == "completed" else ["failed"]), "the handler after the failing one is not called"
+    assert loop.state.status == ("completed" if event == "completed" else "failed")
+
+
+def test_the_first_error_is_raised_and_the_second_one_told_along_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    loop = rein.Loop(fail)
+
+    @loop.failed
+    def fail_again(state: rein.State) -> None:
+        raise ValueError("second")
+
+    assert notes_of(loop)[1] == "and a handler of `failed` raised ValueError('second')"
+    assert caplog.messages == ["a handler of `failed` raised"]
+
+
+@pytest.mark.parametrize("returned", [False, 0, "halt_epoch", (1, 2), NotImplemented])
+@pytest.mark.parametrize("event", ["started", "iteration_started", "iteration_completed", "epoch_ended", "completed"])
+@pytest.mark.parametrize("filters", [{}, {"every": 1}])
+def test_a_handler_that_returns_something_is_named_with_its_event(
+    returned: Any, event: str, filters: dict[str, Any]
+) -> None:
+    def wrong(state: rein.State) -> Any:
+        return returned
+
+    loop = rein.Loop(nothing)
+    loop.event(event).attach(wrong, **filters)
+    with pytest.raises(
+        TypeError, match=f"handler .*wrong on {event} must return None; assign to the state, or ask with"
+    ):
+        loop.run(iterations=1)
+
+
+def test_the_epoch_stays_open_and_the_next_run_goes_on_in_it() -> None:
+    due = [True]
+
+    def fail_once(state: rein.State) -> None:
+        if due and state.total_iterations == 3:
+            raise KeyError(due.pop())
+
+    loop, steps = rein.Loop(lambda state: steps.append((state.epoch, state.iteration))), []
+    loop.iteration_completed(fail_once)
+    notes_of(loop)
+    assert (loop.state.epoch, loop.state.iteration, loop.state.epoch_open, loop.state.clocks.epochs) == (2, 1, True, 1)
+    loop.run(epochs=2, iterations=2)
+    assert steps == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("event", ["epoch_completed", "epoch_halted", "epoch_ended"])
+def test_an_epoch_that_fails_in_its_end_has_not_ended_and_ends_in_the_same_way_again(event: str) -> None:
+    due, fired = [True], []
+
+    def fail_once(state: rein.State) -> None:
+        if due:
+            raise KeyError(due.pop())
+
+    loop = rein.Loop(nothing)
+    if event == "epoch_halted":
+        loop.iteration_completed(once=1)(rein.State.halt_epoch)
+    loop.event(event).attach(fail_once)
+    loop.on("epoch_completed", "epoch_halted", "epoch_ended", "failed")(
+        lambda state: fired.append((state.epoch_status or state.status, state.clocks.epochs))
+    )
+    notes_of(loop, epochs=1)
+    assert (fired[-1], len(loop.state.history)) == (("failed", 0), 0)
+    fired.clear()
+    final = loop.run(epochs=1, iterations=2)
+    ending = "halted" if event == "epoch_halted" else "completed"
+    assert fired == [(ending, 1)] * 2
+    assert (len(final.history), final.total_iterations) == (1, 1 if event == "epoch_halted" else 2)
+
+
+def test_a_metric_that_cannot_be_read_at_the_epochs_end_leaves_the_epoch_open() -> None:
+    loop = rein.Loop(nothing)
+    loop.metrics.compute("broken", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.run(iterations=1)
+    assert (loop.state.clocks.epochs, loop.state.epoch_open) == (0, True)
+
+
+@pytest.mark.parametrize("event", ["started", "iteration_completed", "epoch_ended", "completed", "failed"])
+@pytest.mark.parametrize("what", ["run", "stream", "load_state_dict"])
+def test_a_loop_is_not_run_or_loaded_from_its_own_handlers(event: str, what: str) -> None:
+    loop, saved = rein.Loop(nothing if event != "failed" else fail), rein.Loop(nothing).state_dict()
+    calls: dict[str, Callable[[], Any]] = {
+        "run": loop.run,
+        "stream": lambda: next(loop.stream()),
+        "load_state_dict": lambda: loop.load_state_dict(saved),
+    }
+    told = []
+
+    def nest(state: rein.State) -> None:
+        with pytest.raises(RuntimeError, match="the loop is running") as raised:
+            calls[what]()
+        told.append(str(raised.value).split(":")[0])
+
+    loop.event(event).attach(nest)
+    try:
+        loop.run(iterations=1)
+    except KeyError:
+        assert event == "failed"
+    assert told == ["run" if what == "stream" else what]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (None, "a step is a function of the state, not NoneType"),
+        (dict, "a step is a function of the state, not the class dict"),
+        (lambda: None, "cannot be called with the state alone"),
+        (lambda state, batch: None, "cannot be called with the state alone: missing a required argument: 'batch'"),
+    ],
+)
+def test_what_is_no_step_is_refused(step: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        rein.Loop(step)

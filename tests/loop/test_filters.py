@@ -1,0 +1,237 @@
+"""When a filtered handler runs: each filter, on its event's own count and on every clock."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rein
+from rein.filters import NOT_GIVEN, UNITS
+
+
+def firings(epochs: int, iterations: int, event: str = "iteration_completed", **filters: Any) -> list[int]:
+    """At which of its event's firings, counted from 1, a filtered handler runs."""
+    loop, log = rein.Loop(lambda state: None), []
+    fired = itertools.count(1)
+    now = [0]
+    loop.event(event).attach(lambda state: now.__setitem__(0, next(fired)))
+    loop.event(event).attach(lambda state: log.append(now[0]), **filters)
+    loop.run(epochs=epochs, iterations=iterations)
+    return log
+
+
+def test_every_runs_at_the_nth_and_its_multiples() -> None:
+    assert firings(5, 10, every=2) == list(range(2, 51, 2))
+    assert firings(3, 10, every=3) == list(range(3, 31, 3))
+    assert firings(4, 3, "epoch_ended", every=2) == [2, 4]
+
+
+@pytest.mark.parametrize("never", [0, None])
+@pytest.mark.parametrize("unit", [None, "env_steps", "iteration"])
+def test_every_nothing_means_never(never: int | None, unit: str | None) -> None:
+    assert firings(2, 5, every=never, unit=unit) == []
+
+
+def test_before_and_after_are_strict() -> None:
+    assert firings(5, 10, after=10) == list(range(11, 51))
+    assert firings(5, 10, before=10) == list(range(1, 10))
+    assert firings(1, 10, before=0) == []
+
+
+def test_once_runs_at_one_firing() -> None:
+    assert firings(5, 10, once=30) == [30]
+    assert firings(5, 10, once=1) == [1]
+    assert firings(5, 10, "epoch_started", once=5) == [5]
+    assert firings(5, 10, once=51) == []
+
+
+def test_all_filters_must_hold() -> None:
+    assert firings(5, 10, every=2, after=10, before=40) == list(range(12, 40, 2))
+    assert firings(5, 10, every=2, when=lambda state: state.epoch == 2) == [12, 14, 16, 18, 20]
+    assert firings(5, 10, once=30, when=lambda state: False) == []
+
+
+def test_when_alone_is_asked_at_every_firing() -> None:
+    assert firings(2, 5, when=lambda state: state.total_iterations == 5) == [5]
+    assert firings(1, 3, when=lambda state: np.bool_(True)) == [1, 2, 3]
+    assert firings(1, 3, when=lambda state: torch.tensor(True)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
+def test_the_unit_iteration_counts_within_the_epoch(event: str) -> None:
+    assert firings(3, 5, event, every=2, unit="iteration") == [2, 4, 7, 9, 12, 14]
+    assert firings(3, 5, event, once=1, unit="iteration") == [1, 6, 11]
+    assert firings(3, 5, event, once=2, unit="iteration") == [2, 7, 12]
+    assert firings(3, 5, event, after=4, unit="iteration") == [5, 10, 15]
+    assert firings(3, 5, event, before=2, unit="iteration") == [1, 6, 11]
+
+
+def test_the_unit_iteration_in_an_epochs_end_events_says_how_long_it_was() -> None:
+    assert firings(2, 5, "epoch_ended", once=5, unit="iteration") == [1, 2]
+    assert firings(2, 5, "epoch_ended", once=6, unit="iteration") == []
+
+
+@pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
+def test_the_unit_iteration_starts_anew_after_a_halted_epoch(event: str) -> None:
+    loop, log = rein.Loop(lambda state: None), []
+    loop.event(event).attach(lambda state: log.append(state.epoch), every=1, unit="iteration")
+    loop.event(event).attach(lambda state: log.append(-state.epoch), once=1, unit="iteration")
+    loop.event(event).attach(rein.State.halt_epoch, every=2, unit="iteration")
+    loop.run(epochs=3, iterations=5)
+    assert log == [1, -1, 1, 2, -2, 2, 3, -3, 3]
+
+
+def test_the_units_iterations_and_epochs_are_the_loops_own_clocks() -> None:
+    assert firings(3, 5, "epoch_ended", every=5, unit="iterations") == [1, 2, 3]
+    assert firings(3, 5, "epoch_ended", every=2, unit="epochs") == [2]
+    assert firings(3, 5, "iteration_started", once=2, unit="epochs") == [11]
+    assert firings(3, 5, "iteration_started", once=4, unit="iterations") == [5]
+
+
+def crossings(
+    advance: int, iterations: int, clock: str = "env_steps", tensor: bool = False, **filters: Any
+) -> list[int]:
+    """The values of a clock, which advances by `advance` in each iteration, at which a handler runs."""
+    amount = torch.tensor(advance) if tensor else advance
+    loop, log = rein.Loop(lambda state: state.clocks.advance(**{clock: amount})), []
+    loop.iteration_completed(unit=clock, **filters)(lambda state: log.append(getattr(state.clocks, clock)))
+    loop.run(iterations=iterations)
+    return log
+
+
+@pytest.mark.parametrize("clock", ["env_steps", "vector_steps", "updates", "episodes"])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_every_on_a_clock_runs_when_a_multiple_was_crossed(clock: str, tensor: bool) -> None:
+    assert crossings(16, 26, clock, tensor, every=100) == [112, 208, 304, 400]
+    assert crossings(64, 4, clock, tensor, every=100) == [128, 256]
+    assert crossings(250, 3, clock, tensor, every=100) == [250, 500, 750], "once, however many were crossed"
+    assert crossings(16, 10, clock, tensor, once=100) == [112]
+    assert crossings(16, 10, clock, tensor, after=100, before=140) == [112, 128]
+    assert crossings(16, 40, clock, tensor, every=100, after=112, before=400) == [208, 304]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(1, 60))
+def test_a_crossing_is_seen_once_whatever_a_clock_does(amounts: list[int], every: int) -> None:
+    loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=state.batch)), []
+    loop.iteration_completed(every=every, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
+    loop.run(amounts)
+    values = list(itertools.accumulate(amounts))
+    assert log == [new for old, new in itertools.pairwise([0, *values]) if new // every > old // every]
+
+
+def test_a_crossing_that_another_condition_refuses_is_not_made_up_for() -> None:
+    open_from = lambda value: lambda state: state.clocks.env_steps >= value  # noqa: E731
+    assert crossings(16, 20, every=100, when=open_from(128)) == [208, 304]
+    assert crossings(16, 20, once=100, when=open_from(128)) == []
+    assert crossings(16, 20, every=100, after=128) == [208, 304]
+
+
+def test_seconds_may_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("rein.types.time.perf_counter", lambda: now[0])
+    loop, log = rein.Loop(lambda state: now.__setitem__(0, state.batch)), []
+    loop.iteration_completed(every=0.5, unit="seconds")(lambda state: log.append(state.clocks.seconds))
+    loop.iteration_completed(once=0.3, unit="seconds")(lambda state: log.append(-state.clocks.seconds))
+    loop.run([0.2, 0.4, 0.6, 0.8, 1.0, 1.3])
+    assert log == [-0.4, 0.6, 1.0]
+
+
+def test_on_a_clock_a_filter_counts_from_where_the_clock_stands_when_attached() -> None:
+    loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=16)), []
+    loop.run(iterations=10)
+    loop.iteration_completed(every=100, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
+    loop.iteration_completed(once=150, unit="env_steps")(lambda state: log.append("passed already"))
+    loop.iteration_completed(once=170, unit="env_steps")(lambda state: log.append("reached later"))
+    loop.run(epochs=2, iterations=10)
+    assert log == ["reached later", 208, 304]
+
+
+def test_once_is_never_when_attached_later_on_the_events_own_count_too() -> None:
+    loop, log = rein.Loop(lambda state: None), []
+    loop.run(epochs=5, iterations=2)
+    loop.epoch_ended(once=3)(lambda state: log.append(state.epoch))
+    loop.epoch_ended(once=7)(lambda state: log.append(state.epoch))
+    loop.iteration_completed(once=10)(lambda state: log.append("total"))
+    loop.run(epochs=8, iterations=2)
+    assert log == [7]
+
+
+def test_iteration_events_are_counted_though_nobody_heard_them() -> None:
+    loop, log = rein.Loop(lambda state: None), []
+    loop.run(epochs=1, iterations=5)
+    loop.iteration_started(every=4)(lambda state: log.append(("started", state.total_iterations + 1)))
+    loop.iteration_completed(every=4)(lambda state: log.append(("completed", state.total_iterations)))
+    loop.run(epochs=2, iterations=5)
+    assert log == [("started", 8), ("completed", 8)]
+
+
+def test_a_firing_whose_step_was_skipped_is_counted_so_that_once_is_once() -> None:
+    loop = rein.Loop(lambda state: None)
+    log = []
+    loop.iteration_started(once=3)(rein.State.halt_epoch)
+    loop.iteration_started(once=3)(lambda state: log.append(state.epoch))
+    final = loop.run(epochs=4, iterations=2)
+    assert [record.status for record in final.history] == ["completed", "halted", "completed", "completed"]
+    assert log == [2]
+
+
+def test_two_filters_of_one_name_remember_apart() -> None:
+    loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=1)), []
+    for every in (2, 3):
+        loop.iteration_completed(every=every, unit="env_steps")(lambda state, n=every: log.append(n))
+    loop.run(iterations=6)
+    assert log == [2, 3, 2, 2, 3]
+
+
+def test_the_plain_filters_agree_with_each_other_on_every_unit_that_counts_iterations() -> None:
+    for filters in ({"every": 3}, {"once": 4}, {"before": 5}, {"after": 5}, {"every": 2, "after": 3}):
+        assert firings(2, 7, **filters) == firings(2, 7, unit="iterations", **filters)
+
+
+NONSENSE = [
+    ({"evry": 3}, TypeError, "epoch_ended(evry=...): unknown filter; the filters are every, once, before, after, when"),
+    ({"every": -1}, ValueError, "epoch_ended(every=-1): `every` cannot be -1; give 1 or more, or 0 for never"),
+    ({"every": 2.5}, ValueError, "epoch_ended(every=2.5): `every` counts whole firings; give an integer"),
+    ({"every": "10"}, TypeError, "epoch_ended(every='10'): `every` is a number, not '10'"),
+    ({"every": True}, TypeError, "`every` is a number, not True"),
+    ({"every": float("nan")}, TypeError, "`every` is a number, not nan"),
+    ({"before": float("inf")}, TypeError, "`before` is a number, not inf"),
+    ({"once": 0}, ValueError, "`once` cannot be 0; give more than 0"),
+    ({"once": None}, TypeError, "`once` is a number, not None"),
+    ({"after": -3}, ValueError, "`after` cannot be -3; give 0 or more"),
+    ({"once": 1.5, "unit": "updates"}, ValueError, "`once` counts whole updates; give an integer"),
+    ({"once": 0, "unit": "seconds"}, ValueError, "`once` cannot be 0; give more than 0"),
+    ({"every": 3, "unit": "steps"}, ValueError, f"unknown unit 'steps'; the units are {', '.join(UNITS)}"),
+    ({"every": 3, "unit": 7}, ValueError, "unknown unit 7"),
+    ({"unit": "env_steps"}, ValueError, "`unit` names what is counted; give every, once, before or after with it"),
+    ({"when": lambda state: True, "unit": "epochs"}, ValueError, "`unit` names what is counted"),
+    ({"when": 3}, TypeError, "epoch_ended(when=3): `when` is a function of the state, not int"),
+]
+
+
+@pytest.mark.parametrize(("filters", "error", "text"), NONSENSE, ids=lambda case: str(case).split(" at 0x")[0][:40])
+def test_nonsense_fails_where_it_is_written(filters: dict[str, Any], error: type[Exception], text: str) -> None:
+    loop = rein.Loop(lambda state: None)
+    with pytest.raises(error, match=re.escape(text)):
+        loop.epoch_ended(**filters)
+    with pytest.raises(error, match=re.escape(text)):
+        loop.epoch_ended.attach(lambda state: None, **filters)
+    assert loop.epoch_ended.handlers == ()
+
+
+def test_whole_numbers_of_any_type_count() -> None:
+    for n in (3, 3.0, np.int64(3), np.float32(3)):
+        assert firings(1, 7, every=n) == crossings(1, 7, every=n) == [3, 6]
+    assert firings(1, 3, every=1e6) == []
+
+
+def test_no_filter_at_all_is_none() -> None:
+    assert firings(1, 3, when=None) == firings(1, 3, when=None, unit=None) == [1, 2, 3]
+    assert repr(NOT_GIVEN) == "not given"

@@ -1,0 +1,195 @@
+"""Asking for an end: from handlers, from other threads and from signals; what wins, and what is left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+import rein
+
+
+def nothing(state: rein.State) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    "event", ["started", "epoch_started", "iteration_started", "iteration_completed", "epoch_ended"]
+)
+@pytest.mark.parametrize("ask", [rein.State.halt_epoch, rein.State.halt_loop])
+def test_all_handlers_of_the_event_run_though_one_before_them_asked_for_an_end(
+    event: str, ask: Callable[[rein.State], None]
+) -> None:
+    loop, log = rein.Loop(nothing), []
+    loop.event(event).attach(ask)
+    loop.event(event).attach(lambda state: log.append("plain"))
+    loop.event(event).attach(lambda state: log.append("filtered"), every=1)
+    loop.event(event).observe(lambda loop, state: log.append("observer"))
+    loop.run(iterations=1)
+    assert log == ["plain", "filtered", "observer"]
+
+
+ASKS: dict[str, Callable[[rein.Loop], None]] = {
+    "halt_epoch": lambda loop: loop.state.halt_epoch(),
+    "halt_loop": lambda loop: loop.state.halt_loop("loop"),
+    "stop": lambda loop: loop.stop("loop"),
+    "interrupt": lambda loop: loop.interrupt("interrupt"),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["halt_epoch", "halt_loop", "interrupt"])))
+def test_the_strongest_halt_wins_in_whatever_order_they_are_asked_for(order: tuple[str, ...]) -> None:
+    loop = rein.Loop(nothing)
+    for name in order:
+        loop.iteration_completed.attach(lambda state, name=name: ASKS[name](loop), once=2)
+    final = loop.run(epochs=3, iterations=5)
+    assert (final.status, final.reason, final.epoch_open, final.iteration) == ("halted", "interrupt", True, 2)
+
+
+@pytest.mark.parametrize("order", [("halt_epoch", "halt_loop"), ("halt_loop", "halt_epoch")])
+def test_a_halt_of_the_loop_is_stronger_than_one_of_the_epoch(order: tuple[str, ...]) -> None:
+    loop = rein.Loop(nothing)
+    for name in order:
+        loop.iteration_completed.attach(lambda state, name=name: ASKS[name](loop), once=2)
+    final = loop.run(epochs=3, iterations=5)
+    assert (final.status, final.reason, final.epoch, final.history[-1].status) == ("halted", "loop", 1, "halted")
+
+
+def test_a_halt_is_never_taken_back_by_a_weaker_one_later() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(lambda state: state.halt_loop("first"))
+    loop.epoch_halted(rein.State.halt_epoch)
+    loop.epoch_ended(rein.State.halt_epoch)
+    final = loop.run(epochs=3, iterations=5)
+    assert (final.status, final.epoch) == ("halted", 1)
+
+
+def test_the_first_reason_is_kept_and_a_halt_without_one_does_not_hide_it() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(lambda state: state.halt_loop())
+    loop.iteration_completed(lambda state: state.halt_loop("solved"))
+    loop.iteration_completed(lambda state: state.halt_loop("too late"))
+    reasons = []
+    loop.on("epoch_halted", "epoch_ended", "halted")(lambda state: reasons.append(state.reason))
+    assert loop.run(iterations=5).reason == "solved"
+    assert reasons == ["solved"] * 3
+
+
+def test_a_reason_does_not_outlive_its_run() -> None:
+    loop = rein.Loop(nothing)
+    loop.epoch_ended(once=1)(lambda state: state.halt_loop("enough"))
+    assert loop.run(epochs=3, iterations=1).reason == "enough"
+    final = loop.run(epochs=3, iterations=1)
+    assert (final.status, final.reason, final.epoch) == ("completed", None, 3)
+
+
+def test_a_halted_epoch_is_followed_by_a_whole_one() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(once=2)(rein.State.halt_epoch)
+    final = loop.run(epochs=3, iterations=5)
+    assert [(r.epoch, r.status, r.iterations) for r in final.history] == [
+        (1, "halted", 2),
+        (2, "completed", 5),
+        (3, "completed", 5),
+    ]
+
+
+def test_a_halt_between_two_epochs_ends_neither_of_them() -> None:
+    loop = rein.Loop(nothing)
+    loop.epoch_ended(lambda state: state.request(rein.State.halt_epoch))
+    for state in loop.stream(epochs=3, iterations=2):
+        state.halt_epoch()
+    assert [record.status for record in loop.state.history] == ["completed"] * 3
+
+
+@pytest.mark.parametrize("ask", ["stop", "interrupt"])
+def test_a_run_is_ended_from_another_thread(ask: str) -> None:
+    loop, entered = rein.Loop(lambda state: entered.set() or time.sleep(0)), threading.Event()
+
+    def other() -> None:
+        entered.wait(30)
+        getattr(loop, ask)("from outside")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    final = loop.run(epochs=None, iterations=3)
+    thread.join()
+    assert (final.status, final.reason) == ("halted", "from outside")
+
+
+@pytest.mark.parametrize("ask", ["stop", "interrupt"])
+def test_a_run_is_ended_from_a_signal_even_in_the_middle_of_another_halt(ask: str) -> None:
+    """A handler of SIGALRM runs between any two instructions: also inside `halt_epoch`, where a lock would be held."""
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(rein.State.halt_epoch)
+    before = signal.signal(signal.SIGALRM, lambda *_: getattr(loop, ask)("signal"))
+    try:
+        for seconds in (0.002, 0.005, 0.011):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            assert loop.run(epochs=None, iterations=3).reason == "signal"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("ask", [*ASKS])
+def test_a_halt_is_ignored_with_a_warning_where_nothing_runs(ask: str) -> None:
+    loop = rein.Loop(nothing)
+    with pytest.warns(RuntimeWarning, match="a halt asked for before a run is ignored"):
+        ASKS[ask](loop)
+    loop.run(epochs=2, iterations=2)
+    with pytest.warns(RuntimeWarning, match="a halt asked for in `completed` or later is ignored: the run has ended"):
+        ASKS[ask](loop)
+    final = loop.run(epochs=3, iterations=2)
+    assert (final.status, final.reason, final.epoch) == ("completed", None, 3)
+    assert [record.status for record in final.history] == ["completed"] * 3
+
+
+def test_an_interrupt_finishes_the_iteration_in_which_it_comes() -> None:
+    loop, log = rein.Loop(lambda state: log.append("step")), []
+    loop.iteration_started(once=2)(lambda state: loop.interrupt())
+    loop.iteration_completed(lambda state: log.append("completed"))
+    final = loop.run(iterations=5)
+    assert log == ["step", "completed"] * 2
+    assert (final.iteration, final.epoch_open) == (2, True)
+
+
+def test_an_interrupt_in_every_iteration_still_gets_somewhere() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_started(lambda state: loop.interrupt())
+    for finished in (1, 2, 3):
+        assert loop.run(iterations=3).iteration == finished
+    assert loop.run(iterations=3).status == "completed"
+
+
+def test_a_run_that_goes_on_after_a_halt_of_the_loop_begins_the_next_epoch() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(once=2)(rein.State.halt_loop)
+    loop.run(epochs=2, iterations=5)
+    final = loop.run(epochs=2, iterations=5)
+    assert [(r.status, r.iterations) for r in final.history] == [("halted", 2), ("completed", 5)]
+
+
+@pytest.mark.parametrize("how", ["halt_epoch", "halt_loop", "stop"])
+def test_an_epoch_that_was_halted_and_interrupted_is_ended_as_halted_by_the_next_run(how: str) -> None:
+    loop, log = rein.Loop(nothing), []
+    loop.iteration_completed(once=2)(lambda state: loop.interrupt())
+    loop.iteration_completed(once=2)(lambda state: ASKS[how](loop))
+    loop.epoch_halted(lambda state: log.append((state.epoch, state.iteration)))
+    assert loop.run(epochs=2, iterations=5).epoch_open
+    assert log == []
+    final = loop.run(epochs=2, iterations=5)
+    assert log == [(1, 2)]
+    assert [(r.status, r.iterations) for r in final.history] == [("halted", 2), ("completed", 5)]
+
+
+def test_a_loop_may_run_with_other_limits_after_an_interrupt() -> None:
+    loop = rein.Loop(nothing)
+    loop.iteration_completed(once=4)(lambda state: loop.interrupt())
+    loop.run(iterations=10)
+    final = loop.run(iterations=3)
+    assert (final.iteration, final.status, final.history[-1].iterations) == (4, "completed", 4)

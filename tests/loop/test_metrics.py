@@ -1,0 +1,211 @@
+"""Metrics: what they count, when they start anew, and in which form they are kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rein
+from rein.metrics import Metrics, ema
+
+REDUCED = {"mean": 2.0, "sum": 6.0, "min": 1.0, "max": 3.0, "last": 3.0}
+
+
+def run(values: list[Any], reduce: Any = "mean", epochs: int = 1, **options: Any) -> rein.State:
+    """The end of a run whose metric `x` takes these values in each epoch."""
+    loop = rein.Loop(lambda state: {"x": state.batch}, **options)
+    loop.metric("x", "x", reduce)
+    return loop.run(values, epochs=epochs)
+
+
+@pytest.mark.parametrize("reduce", REDUCED)
+@pytest.mark.parametrize("number", [float, int, torch.tensor, np.float32, lambda x: torch.tensor([x])])
+def test_each_reduction_of_numbers_and_of_tensors(reduce: str, number: Any) -> None:
+    final = run([number(2), number(1), number(3)], reduce)
+    assert final.metrics["x"] == REDUCED[reduce]
+    assert type(final.metrics["x"]) is float
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_a_mean_is_the_mean(values: list[float]) -> None:
+    assert run(values).metrics["x"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+    assert run([torch.tensor(v, dtype=torch.float64) for v in values]).metrics["x"] == pytest.approx(
+        sum(values) / len(values), abs=1e-6
+    )
+
+
+def test_a_long_sum_of_single_precision_is_kept_in_double() -> None:
+    assert run([torch.tensor(16_777_216.0), *[torch.tensor(1.0)] * 50], "sum").metrics["x"] == 16_777_266.0
+
+
+def test_a_reduction_of_ones_own_is_told_what_is_accumulated_and_how_many_came_before() -> None:
+    told = []
+
+    def product(accumulated: float | None, value: float, count: int) -> float:
+        told.append((accumulated, value, count))
+        return value if accumulated is None else accumulated * value
+
+    assert run([2.0, 3.0, 4.0], product).metrics["x"] == 24.0
+    assert told == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
+
+
+def test_an_exponential_moving_average_begins_with_the_first_value() -> None:
+    assert run([4.0, 8.0], ema(0.25)).metrics["x"] == 5.0
+    with pytest.raises(ValueError, match=r"ema\(alpha=0\): the weight of the newest value lies in \(0, 1\]"):
+        ema(0)
+
+
+def test_a_mean_counts_only_the_iterations_that_reported() -> None:
+    assert run([1.0, None, 3.0, None]).metrics["x"] == 2.0
+    loop = rein.Loop(lambda state: {"x": 5.0} if state.iteration == 2 else {})
+    loop.metric("x", "x")
+    assert loop.run(iterations=10).metrics["x"] == 5.0
+
+
+@pytest.mark.parametrize("reduce", REDUCED)
+def test_what_was_never_reported_is_not_a_number(reduce: str) -> None:
+    final = run([None, None], reduce)
+    assert math.isnan(final.metrics["x"]) and math.isnan(final.history[-1].metrics["x"])
+
+
+def test_a_metric_has_this_iterations_value_when_it_is_completed() -> None:
+    loop, seen = rein.Loop(lambda state: {"x": float(state.total_iterations)}), []
+    loop.metric("x", "x", "last")
+    loop.iteration_completed(lambda state: seen.append(state.metrics["x"]))
+    loop.run(iterations=4)
+    assert seen == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_metrics_start_anew_in_each_epoch_also_after_one_that_was_halted() -> None:
+    loop, begun = rein.Loop(lambda state: {"x": 1.0}), []
+    loop.metric("x", "x", "sum")
+    loop.epoch_started(lambda state: begun.append(state.metrics["x"]))
+    loop.iteration_completed(once=3)(rein.State.halt_epoch)
+    final = loop.run(epochs=3, iterations=5)
+    assert [record.metrics["x"] for record in final.history] == [3.0, 5.0, 5.0]
+    assert all(math.isnan(x) for x in begun)
+
+
+def test_the_finished_epochs_metrics_can_be_read_after_the_run() -> None:
+    assert run([1.0, 3.0], epochs=2).metrics["x"] == 2.0
+
+
+@pytest.mark.parametrize("source", [lambda state: state.step_state["x"] * 2, "x"])
+def test_a_metric_comes_from_a_key_or_from_a_function_of_the_state(source: Any) -> None:
+    loop = rein.Loop(lambda state: {"x": 1.5})
+    loop.metric("y", source)
+    assert loop.run(iterations=2).metrics["y"] == (1.5 if source == "x" else 3.0)
+
+
+class Reporting(NamedTuple):
+    metrics: dict[str, float] | None
+    x: float = 7.0
+
+
+def test_a_key_is_looked_up_in_the_metrics_of_the_step_state_where_it_has_some() -> None:
+    for step_state, expected in ((Reporting({"x": 1.0}), 1.0), (Reporting({}), math.nan), (Reporting(None), math.nan)):
+        loop = rein.Loop(lambda state, step_state=step_state: step_state)
+        loop.metric("x", "x")
+        assert loop.run(iterations=1).metrics["x"] == pytest.approx(expected, nan_ok=True)
+
+
+def test_values_stay_tensors_without_a_gradient_until_they_are_read() -> None:
+    weight = torch.ones((), requires_grad=True)
+    loop = rein.Loop(lambda state: {"x": weight * 2})
+    loop.metric("x", "x")
+    final = loop.run(epochs=2, iterations=3)
+    kept = final.metrics._accumulators["x"].accumulated  # type: ignore[attr-defined]
+    assert isinstance(kept, torch.Tensor) and not kept.requires_grad
+    frozen = final.history[-1].metrics
+    assert isinstance(frozen._values["x"], torch.Tensor)  # type: ignore[attr-defined]
+    assert frozen["x"] == 2.0 and dict(frozen) == {"x": 2.0}
+
+
+def test_what_is_no_single_number_is_an_error_that_names_the_metric() -> None:
+    with pytest.raises(
+        ValueError, match=r"metric 'x' has shape \(3,\); a metric is one number an iteration: reduce it"
+    ):
+        run([torch.zeros(3)])
+    for wrong in ("high", [1.0, 2.0], {"a": 1}, np.zeros(2)):
+        with pytest.raises(TypeError, match="metric 'x': a metric is one number an iteration, not"):
+            run([wrong])
+
+
+def test_a_handler_may_assign_a_metric_for_this_epoch() -> None:
+    loop = rein.Loop(lambda state: {"x": 1.0})
+    loop.metric("x", "x")
+
+    @loop.epoch_ended(every=2)
+    def score(state: rein.State) -> None:
+        state.metrics["score"] = torch.tensor(state.epoch)
+        state.metrics["x"] = 9
+
+    final = loop.run(epochs=3, iterations=1)
+    assert [dict(record.metrics) for record in final.history] == [{"x": 1.0}, {"x": 9.0, "score": 2.0}, {"x": 1.0}]
+    assert "score" not in final.metrics
+    with pytest.raises(KeyError, match="no metric 'score' in this epoch; there are: x"):
+        final.metrics["score"]
+    assert final.metrics.get("score", -1.0) == -1.0
+
+
+def test_what_is_assigned_must_be_one_number() -> None:
+    metrics = Metrics()
+    with pytest.raises(ValueError, match=r"metrics\['x'\]: a metric is one number, not a tensor of shape \(2,\)"):
+        metrics["x"] = torch.zeros(2)
+    with pytest.raises((TypeError, ValueError)):
+        metrics["x"] = "high"
+    metrics["x"] = torch.ones(1, requires_grad=True)
+    assert metrics["x"] == 1.0
+    del metrics["x"]
+    assert len(metrics) == 0
+
+
+def test_a_metric_may_be_computed_when_it_is_read() -> None:
+    loop, value = rein.Loop(lambda state: None), [1.0]
+    loop.metrics.compute("computed", lambda: value[0])
+    assert loop.run(iterations=1).history[-1].metrics["computed"] == 1.0
+    value[0] = 2.0
+    assert loop.state.metrics["computed"] == 2.0
+    assert loop.state.history[-1].metrics["computed"] == 1.0
+
+
+def test_a_metric_that_is_new_in_mid_epoch_counts_from_there() -> None:
+    loop = rein.Loop(lambda state: {"x": float(state.iteration)})
+    loop.iteration_completed(once=2)(lambda state: loop.metric("x", "x", "min"))
+    assert loop.run(iterations=4).metrics["x"] == 2.0
+
+
+def test_history_keeps_the_last_thousand_epochs() -> None:
+    final = run([1.0], epochs=1002)
+    assert [final.history[0].epoch, final.history[-1].epoch, len(final.history)] == [3, 1002, 1000]
+
+
+def test_bad_metrics_fail_where_they_are_written() -> None:
+    loop = rein.Loop(lambda state: None)
+    loop.metric("x", "x")
+    with pytest.raises(ValueError, match="the loop has a metric 'x' already; choose another name"):
+        loop.metric("x", "y")
+    with pytest.raises(
+        ValueError, match="metric 'y': unknown reduce='median'; use mean, sum, min, max, last or a func"
+    ):
+        loop.metric("y", "y", reduce="median")
+    with pytest.raises(TypeError, match="metric 'y': give a key of the step's metrics or a function of the state"):
+        loop.metric("y", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a metric's name is a string, not 3"):
+        loop.metric(3, "y")  # type: ignore[arg-type]
+    assert list(loop.metrics) == ["x"]
+
+
+def test_metrics_read_like_a_dictionary() -> None:
+    final = run([2.0])
+    final.metrics["assigned"] = 3
+    assert dict(final.metrics) == {"x": 2.0, "assigned": 3.0}
+    assert repr(final.metrics) == "Metrics({'x': 2.0, 'assigned': 3.0})"
+    assert ("x" in final.metrics, "assigned" in final.metrics, "z" in final.metrics) == (True, True, False)
+    assert repr(final.history[-1].metrics) == "{'x': 2.0}"

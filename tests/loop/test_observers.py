@@ -1,0 +1,132 @@
+"""Observers and events of one's own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import rein
+
+
+def nothing(state: rein.State) -> None:
+    return None
+
+
+def test_an_observer_is_sent_the_loop_and_the_state_by_name() -> None:
+    loop, seen = rein.Loop(nothing), []
+
+    def observer(sender: rein.Loop, *, state: rein.State) -> None:
+        seen.append((sender, state))
+
+    loop.epoch_ended.observe(observer)
+    loop.run(iterations=1)
+    assert seen == [(loop, loop.state)]
+
+
+def test_observers_come_after_the_handlers_in_the_order_in_which_they_were_attached() -> None:
+    loop, log = rein.Loop(nothing), []
+    for number in range(50):
+        loop.epoch_ended.observe(lambda loop, state, number=number: log.append(number))
+    loop.epoch_ended(lambda state: log.append("handler"))
+    loop.run(iterations=1)
+    assert log == ["handler", *range(50)]
+
+
+def test_observers_are_held_strongly_and_what_they_return_is_nobodys_business() -> None:
+    loop, log = rein.Loop(nothing), []
+
+    def attach() -> None:
+        def local(loop: rein.Loop, state: rein.State) -> str:
+            log.append("x")
+            return "anything"
+
+        loop.epoch_ended.observe(local)
+
+    attach()
+    loop.run(epochs=2, iterations=1)
+    assert log == ["x", "x"]
+
+
+def test_an_observer_that_raises_is_reported_once_and_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    loop, log = rein.Loop(nothing), []
+
+    def broken(loop: rein.Loop, state: rein.State) -> None:
+        log.append("broken")
+        raise KeyError("mine")
+
+    loop.epoch_ended.observe(lambda loop, state: log.append("before"))
+    loop.epoch_ended.observe(broken)
+    loop.epoch_ended.observe(lambda loop, state: log.append("after"))
+    with caplog.at_level(logging.INFO, "rein"):
+        final = loop.run(epochs=2, iterations=1)
+    assert final.status == "completed"
+    assert log == ["before", "broken", "after", "before", "after"]
+    (record,) = caplog.records
+    assert record.message.startswith("observer test_an_observer_that_raises")
+    assert record.message.endswith("broken of epoch_ended failed and is disconnected")
+    assert record.exc_info is not None and isinstance(record.exc_info[1], KeyError)
+
+
+def test_an_event_whose_last_observer_was_disconnected_costs_nothing_again() -> None:
+    loop = rein.Loop(nothing)
+    loop.epoch_ended.observe(lambda loop, state: 1 / 0)
+    assert len(loop.epoch_ended.calls) == 1
+    loop.run(iterations=1)
+    assert loop.epoch_ended.calls == ()
+
+
+def test_an_event_that_nobody_hears_has_nothing_to_call() -> None:
+    loop = rein.Loop(nothing)
+    assert all(event.calls == () for event in loop.events.values())
+    loop.epoch_ended(every=0)(nothing)
+    assert loop.epoch_ended.calls == ()
+    loop.epoch_ended(nothing)
+    assert loop.epoch_ended.calls == (nothing,)
+
+
+def test_observers_of_one_loop_hear_no_other() -> None:
+    first, second, log = rein.Loop(nothing), rein.Loop(nothing), []
+    first.epoch_ended.observe(lambda loop, state: log.append(loop is first))
+    second.run(iterations=1)
+    assert log == []
+    first.run(iterations=1)
+    assert log == [True]
+
+
+def test_what_cannot_be_called_is_no_observer() -> None:
+    with pytest.raises(TypeError, match="epoch_ended: an observer is called with"):
+        rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]
+
+
+def test_an_event_of_ones_own_has_the_same_rights() -> None:
+    loop, log = rein.Loop(lambda state: loop.emit("sampled")), []
+    sampled = loop.define("sampled")
+    assert loop.sampled is sampled is loop.event("sampled")
+    loop.sampled(every=2)(lambda state: log.append(state.total_iterations))
+    loop.on("sampled", once=5)(rein.State.halt_epoch)
+    sampled.observe(lambda loop, state: log.append("seen"))
+    final = loop.run(iterations=9)
+    assert log == ["seen", 1, "seen", "seen", 3, "seen", "seen"]
+    assert (final.history[-1].status, final.iteration) == ("halted", 5)
+    assert final.counts["sampled"] == 5
+
+
+@pytest.mark.parametrize("name", ["", "two words", "1st", "class", "a-b", 3, None])
+def test_an_events_name_is_one_that_can_be_written(name: Any) -> None:
+    with pytest.raises(ValueError, match="an event's name is a Python identifier"):
+        rein.Loop(nothing).define(name)
+
+
+@pytest.mark.parametrize("name", ["epoch_ended", "run", "state", "parts", "epochs", "step", "metrics", "_debug", "own"])
+def test_an_events_name_hides_nothing_that_the_loop_has(name: str) -> None:
+    with pytest.raises(ValueError, match=f"define\\('{name}'\\): the loop has that name already"):
+        rein.Loop(nothing).define(name)
+
+
+def test_defining_an_event_twice_is_an_error() -> None:
+    loop = rein.Loop(nothing)
+    loop.define("sampled")
+    with pytest.raises(ValueError, match="the loop has that name already"):
+        loop.define("sampled")

@@ -1,0 +1,256 @@
+"""What is saved and what is not, what a loaded loop knows, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import rein
+
+PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
+
+
+def nothing(state: rein.State) -> None:
+    return None
+
+
+def step(state: rein.State) -> None:
+    state.clocks.advance(env_steps=16)
+
+
+def loaded(saved: dict[str, Any], step: Callable[[rein.State], Any] = nothing) -> rein.Loop:
+    loop = rein.Loop(step)
+    loop.load_state_dict(saved)
+    return loop
+
+
+def left(how: str) -> rein.Loop:
+    """A loop as a run of 2 x 3 leaves it that was cut in one of the ways of the table."""
+    loop = rein.Loop(nothing, epochs=2, iterations=3)
+    if how == "ended between two epochs":
+        loop.epoch_ended(once=1)(rein.State.halt_loop)
+    if how == "was interrupted in `started`":
+        loop.started(once=1)(lambda state: loop.interrupt())
+    if "mid-epoch" in how:
+        loop.iteration_completed(once=2)(lambda state: loop.interrupt())
+    if "halted as well" in how:
+        loop.iteration_completed(once=2)(rein.State.halt_epoch)
+    if "last iteration" in how:
+        loop.iteration_completed(once=3)(lambda state: loop.interrupt())
+    loop.run()
+    return loop
+
+
+def rows() -> list[tuple[str, list[str]]]:
+    table = PAGE[PAGE.index("| the last run |") :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return [(how, re.findall(r"`(\w+)`", first)) for how, first in cells]
+
+
+@pytest.mark.parametrize(("how", "first"), rows())
+@pytest.mark.parametrize("anew", [False, True])
+def test_the_next_run_fires_first_what_the_table_says(how: str, first: list[str], anew: bool) -> None:
+    loop, fired = left(how), []
+    loop = loaded(loop.state_dict()) if anew else loop
+    for name in loop.events:
+        loop.on(name)(lambda state, name=name: fired.append(name))
+    loop.run(epochs=2, iterations=3)
+    assert fired[: len(first)] == first
+
+
+def test_a_failed_run_goes_on_where_the_table_says() -> None:
+    due, fired = [True], []
+    loop = rein.Loop(nothing, epochs=2, iterations=3)
+    loop.iteration_completed(once=2)(lambda state: due.pop() and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.run()
+    loop.on("epoch_started", "iteration_started")(lambda state: fired.append((state.epoch, state.iteration)))
+    loop.run()
+    assert fired[0] == (1, 2)
+
+
+def test_counts_go_on_but_for_those_of_started() -> None:
+    loop = rein.Loop(nothing)
+    for name in loop.events:
+        loop.on(name, every=1)(nothing)
+    loop.run(epochs=3, iterations=2)
+    resumed = loaded(loop.state_dict())
+    assert (resumed.state.counts["epoch_ended"], resumed.state.counts.get("started")) == (3, None)
+    resumed.run(epochs=5, iterations=2)
+    assert (resumed.state.counts["epoch_ended"], resumed.state.counts["started"]) == (5, 1)
+
+
+def test_a_filter_keeps_its_schedule_in_a_new_loop_attached_before_or_after_loading() -> None:
+    def attach(loop: rein.Loop, log: list[int]) -> None:
+        loop.iteration_completed(every=100, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
+
+    whole, log = rein.Loop(step), list[int]()
+    attach(whole, log)
+    whole.run(iterations=30)
+    for before in (True, False):
+        first, resumed, pieces = rein.Loop(step), rein.Loop(step), list[int]()
+        attach(first, pieces)
+        first.iteration_completed(once=9)(lambda state, loop=first: loop.interrupt())
+        first.run(iterations=30)
+        if before:
+            attach(resumed, pieces)
+        resumed.load_state_dict(first.state_dict())
+        if not before:
+            attach(resumed, pieces)
+        resumed.run(iterations=30)
+        assert pieces == log == [112, 208, 304, 400]
+
+
+def test_a_handler_that_the_saved_run_did_not_have_counts_from_where_its_clocks_stand() -> None:
+    first = rein.Loop(step)
+    first.run(iterations=10)
+    resumed, log = rein.Loop(step), []
+    resumed.iteration_completed(every=1000, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
+    resumed.iteration_completed(once=100, unit="env_steps")(lambda state: log.append("passed long ago"))
+    resumed.epoch_ended(once=1)(lambda state: log.append("passed long ago"))
+    resumed.load_state_dict(first.state_dict())
+    resumed.run(epochs=2, iterations=60)
+    assert log == [1008]
+
+
+def test_what_an_epoch_was_asked_at_the_edge_is_saved() -> None:
+    loop, saved = rein.Loop(nothing), []
+    loop.iteration_completed(once=2)(lambda state: state.request(lambda state: saved.append(loop.state_dict())))
+    loop.iteration_completed(once=2)(rein.State.halt_epoch)
+    loop.run(epochs=2, iterations=5)
+    final = loaded(saved[0]).run(epochs=2, iterations=5)
+    assert [(record.status, record.iterations) for record in final.history] == [("halted", 2), ("completed", 5)]
+
+
+def test_that_the_loop_was_halted_is_not_saved() -> None:
+    loop = rein.Loop(nothing)
+    loop.epoch_ended(lambda state: state.halt_loop("solved"))
+    saved: list[dict[str, Any]] = []
+    loop.on("epoch_ended", "halted")(lambda state: state.request(lambda state: saved.append(loop.state_dict())))
+    loop.run(epochs=3, iterations=1)
+    for state_dict in saved:
+        final = loaded(state_dict).run(epochs=3, iterations=1)
+        assert (final.epoch, final.status, final.reason) == (3, "completed", None)
+    assert len(saved) == 2
+
+
+def test_what_is_saved_does_not_change_when_the_run_goes_on() -> None:
+    loop = rein.Loop(lambda state: {"x": torch.tensor(float(state.total_iterations))})
+    loop.metric("x", "x")
+    loop.iteration_completed(every=3, unit="iteration")(nothing)
+    loop.iteration_completed(lambda state: state.memory.__setitem__("n", state.iteration))
+    loop.run(epochs=1, iterations=4)
+    saved = loop.state_dict()
+    before = repr(saved)
+    loop.run(epochs=3, iterations=4)
+    assert repr(saved) == before
+
+
+class Point(NamedTuple):
+    x: Any
+
+    def doubled(self) -> Any:
+        return self.x * 2
+
+
+def test_named_tuples_come_back_with_their_fields_and_get_their_types_from_init() -> None:
+    loop = rein.Loop(lambda state: Point(state.step_state.x + 1))
+    loop.run(iterations=3, init=Point(0))
+    doubling = lambda state: Point(state.step_state.doubled())  # noqa: E731
+    assert loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1, init=Point(0)).step_state == Point(6)
+    untyped = loaded(loop.state_dict())
+    assert untyped.state.step_state.x == 3
+    with pytest.raises(AttributeError, match="doubled"):
+        loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1)
+
+
+def test_init_is_for_the_first_run_only() -> None:
+    loop = rein.Loop(lambda state: state.step_state + 1)
+    loop.run(epochs=1, iterations=2, init=0)
+    assert loop.run(epochs=2, iterations=2, init=100).step_state == 4
+
+
+def test_memory_may_hold_tensors_and_is_loaded_in_place() -> None:
+    loop = rein.Loop(nothing)
+    loop.state.memory["best"] = {"weights": torch.ones(2), "at": (1, 2)}
+    resumed = rein.Loop(nothing)
+    held = resumed.state.memory
+    held["stale"] = 1
+    resumed.load_state_dict(loop.state_dict())
+    assert held is resumed.state.memory and set(held) == {"best"}
+    assert torch.equal(held["best"]["weights"], torch.ones(2)) and held["best"]["at"] == (1, 2)
+
+
+def test_seconds_add_up_and_an_epochs_do_without_the_time_in_between() -> None:
+    loop = rein.Loop(lambda state: time.sleep(0.01))
+    loop.iteration_completed(once=2)(lambda state: loop.interrupt())
+    loop.run(iterations=4)
+    saved, before = loop.state_dict(), loop.state.clocks.seconds
+    time.sleep(0.5)
+    for again in (loop, loaded(saved, lambda state: time.sleep(0.01))):
+        final = again.run(iterations=4)
+        assert final.clocks.seconds >= before + 0.02
+        assert 0.04 <= final.history[0].seconds < 0.5
+
+
+def test_metrics_that_are_new_or_gone_do_no_harm() -> None:
+    loop = rein.Loop(lambda state: {"x": 1.0, "y": 2.0})
+    loop.metric("x", "x", "sum")
+    loop.iteration_completed(once=2)(lambda state: loop.interrupt())
+    loop.run(iterations=3)
+    resumed = rein.Loop(lambda state: {"x": 1.0, "y": 2.0})
+    resumed.metric("y", "y", "sum")
+    resumed.load_state_dict(loop.state_dict())
+    assert dict(resumed.run(iterations=3).metrics) == {"y": 2.0}
+
+
+def test_a_bare_iterator_cannot_be_resumed_however_often_one_tries() -> None:
+    loop = rein.Loop(nothing)
+    loop.run(iter([1, 2]))
+    resumed, iterator = loaded(loop.state_dict()), iter([1, 2])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a bare iterator cannot be resumed: give data that can be iterated anew"):
+            resumed.run(iterator, epochs=2)
+    resumed.stream([1, 2], epochs=2)  # not begun, so nothing has gone on yet
+    with pytest.raises(ValueError, match="a bare iterator cannot be resumed"):
+        resumed.run(iterator, epochs=2)
+    assert resumed.run([1, 2], epochs=2).status == "completed"
+    assert resumed.run(iterator, epochs=3).status == "completed"
+
+
+class Part:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def test_a_state_of_another_format_or_of_other_parts_is_refused() -> None:
+    saved = rein.Loop(nothing).state_dict()
+    with pytest.raises(ValueError, match="this state has format 99; this version of rein reads format 1"):
+        loaded(saved | {"format": 99})
+    loop = rein.Loop(nothing)
+    loop.own("agent", Part())
+    with pytest.raises(
+        ValueError, match=r"parts are not those of the state: missing \[\], not in the state \['agent'\]"
+    ):
+        loop.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"missing \['agent'\], not in the state \[\]"):
+        rein.Loop(nothing).load_state_dict(loop.state_dict())
+
+
+def test_loading_into_a_loop_that_has_run_leaves_nothing_of_that_run() -> None:
+    fresh, loop = rein.Loop(nothing).state_dict(), rein.Loop(nothing)
+    loop.iteration_completed(once=2)(lambda state: state.halt_loop("earlier"))
+    loop.run(epochs=3, iterations=2)
+    loop.load_state_dict(fresh)
+    state = loop.state
+    assert (state.epoch, state.iteration, state.total_iterations, state.epoch_open) == (0, 0, 0, False)
+    assert (state.status, state.reason, state.epoch_status, len(state.history)) == (None, None, None, 0)
+    assert loop.run(epochs=2, iterations=1).history[-1].status == "halted", "the second iteration is due again"

@@ -1,0 +1,55 @@
+"""Evaluation: every episode once, none favoured, and an end to it."""
+
+from __future__ import annotations
+
+import pytest
+
+import rein
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 3, 4, 7])
+def test_every_environment_plays_one_episode_before_any_plays_two(scripted, listening, episodes):
+    """Counting the first episodes that end would give an environment of short ones more than its share."""
+    environment = scripted([1, 9, 4])
+    result = rein.evaluate(listening(environment), environment, episodes)
+    assert result.episode_length.tolist() == ([1, 9, 4] * 3)[:episodes]
+    assert result.episode_return.tolist() == ([1, 45, 10] * 3)[:episodes]
+
+
+def test_the_mean_is_that_of_the_environments_not_of_the_quick_ones(scripted, listening):
+    environment = scripted([1, 9])
+    assert rein.evaluate(listening(environment), environment, 20).mean_length == 5.0
+
+
+def test_ends_are_told_apart_and_seeds_are_given(scripted, listening):
+    environment = scripted([2, 3], truncates=[1])
+    result = rein.evaluate(listening(environment), environment, 4)
+    assert result.terminated.tolist() == [True, False, True, False]
+    assert result.truncated.tolist() == [False, True, False, True]
+    assert result.seed[:2].tolist() == [0, 100]
+
+
+def test_an_episode_that_does_not_end_is_cut_and_counts(scripted, listening):
+    environment = scripted([2, 10**9])
+    result = rein.evaluate(listening(environment), environment, 2, max_episode_steps=5)
+    assert result.episode_length.tolist() == [2, 5]
+    assert result.episode_return.tolist() == [3, 15]
+    assert result.truncated.tolist() == [False, True]
+
+
+def test_the_policy_is_told_when_episodes_begin(scripted, listening):
+    environment = scripted([2, 3])
+    policy, told = listening(environment), []
+    policy.reset = lambda mask=None: told.append(None if mask is None else mask.tolist())
+    rein.evaluate(policy, environment, 2)
+    assert told == [None, [False, False], [True, False], [False, True]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"episodes": 0}, "episodes=0"), ({"episodes": 1, "max_episode_steps": 0}, "max_episode_steps=0")],
+)
+def test_nonsense_is_refused(scripted, listening, arguments, text):
+    environment = scripted([2])
+    with pytest.raises(ValueError, match=text):
+        rein.evaluate(listening(environment), environment, **arguments)

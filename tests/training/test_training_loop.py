@@ -1,0 +1,291 @@
+"""The training loop: resets, ends, episodes, trajectories, and rein's own handlers beside the user's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rein
+
+
+def trace(loop):
+    seen = []
+    for name, event in loop.events.items():
+        event.attach(lambda state, name=name: seen.append(name))
+    return seen
+
+
+def test_the_five_phases_have_their_events_in_order(scripted, listening):
+    environment = scripted([9])
+    loop = rein.training_loop(listening(environment), environment)
+    seen = trace(loop)
+    loop.run(iterations=1)
+    phases = ["action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted"]
+    assert seen[2:-4] == ["iteration_started", *phases]
+
+
+def test_episodes_completed_fires_in_the_steps_in_which_one_ends(scripted, listening):
+    environment = scripted([2, 3])
+    loop = rein.training_loop(listening(environment), environment)
+    ended = []
+    loop.episodes_completed.attach(lambda state: ended.append((state.clocks.vector_steps, state.clocks.episodes)))
+    loop.run(iterations=6)
+    assert ended == [(2, 1), (3, 2), (4, 3), (6, 5)]
+
+
+def test_a_continuing_run_resets_once_and_epochs_do_not_touch_episodes(scripted, listening):
+    environment = scripted([4])
+    agent = listening(environment)
+    rein.training_loop(agent, environment).run(epochs=5, iterations=3)
+    assert environment.resets == 1
+    assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4] * 3 + [1, 2, 3]
+    assert [mask.tolist() for mask in agent.resets] == [[True]]
+
+
+def test_a_second_run_goes_on_without_a_reset(scripted, listening):
+    environment = scripted([4])
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment)
+    loop.run(epochs=1, iterations=3)
+    loop.run(epochs=2, iterations=3)
+    assert environment.resets == 1
+    assert len(agent.transitions) == 6
+
+
+def test_an_episodic_run_resets_each_epoch_and_tells_the_agent(scripted, listening):
+    environment = scripted([2, 3])
+    agent = listening(environment)
+    rein.training_loop(agent, environment, episodic=True).run(epochs=4, iterations=9)
+    assert environment.resets == 4
+    assert len(agent.resets) == 4
+    assert all(mask.all() for mask in agent.resets)
+
+
+def test_an_episodic_epoch_halts_when_all_have_ended_by_themselves(scripted, listening):
+    environment = scripted([2, 3])
+    state = rein.training_loop(listening(environment), environment, episodic=True).run(epochs=2, iterations=9)
+    assert [(record.status, record.iterations) for record in state.history] == [("halted", 3), ("halted", 3)]
+
+
+def test_an_episodic_epoch_completes_when_the_iterations_run_out_first(scripted, listening):
+    environment = scripted([2, 9])
+    agent = listening(environment)
+    state = rein.training_loop(agent, environment, episodic=True).run(epochs=1, iterations=4)
+    assert state.history[-1].status == "completed"
+    assert agent.transitions[-1].truncated.tolist() == [False, True]
+
+
+def test_all_ending_by_themselves_in_the_last_iteration_is_a_halt(scripted, listening):
+    environment = scripted([2, 4], truncates=[1])
+    state = rein.training_loop(listening(environment), environment, episodic=True).run(epochs=1, iterations=4)
+    assert state.history[-1].status == "halted"
+
+
+def test_each_environment_contributes_exactly_one_episode_to_an_episodic_epoch(scripted, listening):
+    environment, store = scripted([2, 3, 9]), rein.MemoryStore()
+    rein.training_loop(listening(environment), environment, store, episodic=True).run(epochs=3, iterations=5)
+    for trajectory in store.trajectories:
+        assert sorted(trajectory.episodes.environment.tolist()) == [0, 1, 2]
+        assert sorted(trajectory.episodes.length.tolist()) == [2, 3, 5]
+
+
+def test_metrics_of_the_epoch_are_there_at_its_end_and_in_the_history(scripted, listening):
+    environment = scripted([2])
+    loop = rein.training_loop(listening(environment), environment)
+    seen = []
+    loop.epoch_completed.attach(lambda state: seen.append(state.metrics["episode_return"]))
+    state = loop.run(epochs=2, iterations=4)
+    assert seen == [3.0, 3.0]
+    assert state.history[-1].metrics["episode_length"] == 2.0
+    assert math.isnan(state.history[-1].metrics["episode_return_100"])
+
+
+def test_the_return_is_that_of_raw_rewards_whatever_a_handler_shapes(scripted, listening):
+    environment, store = scripted([2]), rein.MemoryStore()
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment, store)
+
+    @loop.action_applied
+    def shape(state):
+        known = state.step_state
+        state.step_state = known._replace(transition=known.transition._replace(reward=-known.transition.reward))
+
+    state = loop.run(iterations=4)
+    assert state.history[-1].metrics["episode_return"] == 3.0
+    assert [t.reward.item() for t in agent.transitions] == [-1, -2, -1, -2]
+    fields = store.trajectories[0].fields
+    assert torch.as_tensor(fields["reward"])[:, 0].tolist() == [-1, -2, -1, -2]
+    assert torch.as_tensor(fields["raw_reward"])[:, 0].tolist() == [1, 2, 1, 2]
+
+
+def test_a_store_gets_every_epoch_once_with_what_users_and_agents_add(scripted, listening):
+    environment, store = scripted([2, 3]), rein.MemoryStore()
+    agent = listening(environment)
+    loop = rein.training_loop(
+        agent, environment, store, state_to_trajectory=lambda state: {"double": 2 * state.step_state.transition.reward}
+    )
+    loop.run(epochs=2, iterations=4)
+    first, second = store.trajectories
+    assert (first.epoch, first.first_step, second.epoch, second.first_step) == (1, 0, 2, 4)
+    assert torch.as_tensor(second.fields["double"]).tolist() == (2 * torch.as_tensor(second.fields["reward"])).tolist()
+    assert torch.as_tensor(first.fields["value"]).shape == (4, 2)
+    assert torch.as_tensor(first.next_observation)[:, 0].tolist() == [0.0, 1.0]  # what would be acted on next
+    assert "next_observation" not in first.fields
+
+
+def test_a_halted_epoch_is_stored_as_such_and_so_is_one_whose_body_was_skipped(scripted, listening):
+    environment, store = scripted([9]), rein.MemoryStore()
+    loop = rein.training_loop(listening(environment), environment, store)
+    loop.iteration_completed(once=2)(lambda state: state.halt_epoch())
+    loop.epoch_started(once=2)(lambda state: state.halt_epoch())
+    loop.run(epochs=3, iterations=4)
+    lengths = [len(t.fields.get("reward", [])) for t in store.trajectories]
+    assert [(t.status, n) for t, n in zip(store.trajectories, lengths, strict=True)] == [
+        ("halted", 2),
+        ("halted", 0),
+        ("completed", 4),
+    ]
+
+
+def test_a_users_handler_that_halts_silences_neither_the_store_nor_later_handlers(scripted, listening):
+    """The ancestor's B19: its callback on epoch_halted kept every later handler, the checkpoint first, from running."""
+    environment, store, seen = scripted([2, 3]), rein.MemoryStore(), []
+    loop = rein.training_loop(listening(environment), environment, store, episodic=True)
+    loop.epoch_halted.attach(lambda state: state.halt_epoch())
+    loop.epoch_halted.attach(lambda state: seen.append(("halted", state.epoch)))
+    loop.epoch_ended(every=2)(lambda state: seen.append(("every second", state.epoch)))
+    loop.run(epochs=4, iterations=9)
+    assert [t.epoch for t in store.trajectories] == [1, 2, 3, 4]
+    assert seen == [
+        ("halted", 1),
+        ("halted", 2),
+        ("every second", 2),
+        ("halted", 3),
+        ("halted", 4),
+        ("every second", 4),
+    ]
+
+
+@pytest.mark.parametrize("epochs", [0, -1])
+def test_no_epochs_is_an_error_and_not_two_episodes(scripted, listening, epochs):
+    """The ancestor's B17 counted from 1 down to 0 and ran two."""
+    environment = scripted([2])
+    with pytest.raises(ValueError, match=f"epochs={epochs}: give 1 or more"):
+        rein.training_loop(listening(environment), environment, epochs=epochs)
+    with pytest.raises(ValueError, match=f"epochs={epochs}: give 1 or more"):
+        rein.training_loop(listening(environment), environment).run(epochs=epochs, iterations=1)
+
+
+def test_what_was_gathered_is_safe_when_a_handler_fails(scripted, listening):
+    class Flushed(rein.MemoryStore):
+        flushes = 0
+
+        def flush(self):
+            self.flushes += 1
+
+    environment, store = scripted([2]), Flushed()
+    loop = rein.training_loop(listening(environment), environment, store)
+    loop.epoch_started(once=3)(lambda state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.run(epochs=5, iterations=2)
+    assert ([t.epoch for t in store.trajectories], store.flushes) == ([1, 2], 1)
+
+
+def test_parts_without_a_seed_are_seeded_by_the_loop_and_others_keep_theirs(scripted, listening):
+    environment = scripted([2])
+    agent = listening(environment)
+    agent.seed, environment.seed = None, 7
+    rein.training_loop(agent, environment, seed=3)
+    assert (agent.seed, environment.seed) == (3, 7)
+
+
+def test_without_any_seed_a_fresh_one_is_drawn_and_can_be_read(scripted, listening):
+    seeds = set()
+    for _ in range(3):
+        environment = scripted([2])
+        agent = listening(environment)
+        agent.seed = environment.seed = None
+        rein.training_loop(agent, environment)
+        assert agent.seed == environment.seed
+        seeds.add(agent.seed)
+    assert len(seeds) == 3
+
+
+def test_spaces_that_do_not_fit_are_refused_before_anything_runs(scripted, listening):
+    environment, other = scripted([2]), scripted([2])
+    agent = listening(environment)
+    other.single_action_space = type(other.single_action_space)(5)
+    with pytest.raises(ValueError, match=r"actions in Discrete\(2\), but the environment's are in Discrete\(5\)"):
+        rein.training_loop(agent, other)
+
+
+def test_something_that_is_no_agent_is_refused_by_what_it_lacks(scripted, listening):
+    environment = scripted([2])
+    agent = listening(environment)
+    with pytest.raises(TypeError, match=r"Scripted is no Agent; it lacks .*select_action"):
+        rein.training_loop(environment, environment)
+    with pytest.raises(TypeError, match=r"Listening is no Environment; it lacks .*apply_action"):
+        rein.training_loop(agent, agent)
+
+
+def test_train_is_the_same_in_one_call(scripted, listening):
+    environment = scripted([2, 3])
+    state = rein.train(listening(environment), environment, epochs=3, iterations=4)
+    assert (state.epoch, state.clocks.env_steps, state.status) == (3, 24, "completed")
+
+
+def test_train_ends_at_the_env_steps_asked_for(scripted, listening):
+    environment = scripted([2, 3])
+    state = rein.train(listening(environment), environment, env_steps=1000)
+    assert state.clocks.env_steps == 1000
+    assert state.status == "halted"
+
+
+@pytest.mark.parametrize("budget", [{}, {"epochs": 1, "env_steps": 10}])
+def test_train_wants_one_budget(scripted, listening, budget):
+    environment = scripted([2])
+    with pytest.raises(ValueError, match="either epochs= or env_steps="):
+        rein.train(listening(environment), environment, **budget)
+
+
+def test_a_store_that_fails_ends_the_run_with_its_error(scripted, listening):
+    class Full(rein.MemoryStore):
+        def append(self, trajectory):
+            raise rein.StoreError("runs/x: no space left")
+
+    environment = scripted([2])
+    loop = rein.training_loop(listening(environment), environment, Full())
+    with pytest.raises(rein.StoreError, match="no space left") as caught:
+        loop.run(epochs=2, iterations=2)
+    assert any("write_trajectory" in note and "epoch_ended" in note for note in caught.value.__notes__)
+
+
+def test_an_environment_that_breaks_the_contract_is_found_in_the_first_step(scripted, listening):
+    environment = scripted([3])
+    apply_action = environment.apply_action
+    environment.apply_action = lambda action: apply_action(action)._replace(reward=torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(rein.EnvironmentContractError, match="reward: expected float32"):
+        rein.training_loop(listening(environment), environment).run(iterations=1)
+
+
+@pytest.mark.parametrize("episodic", [False, True])
+def test_episodes_that_a_resume_cannot_bring_back_begin_anew_and_the_agent_is_told(scripted, listening, episodic):
+    def make():
+        environment = scripted([4, 9])
+        agent = listening(environment)
+        return environment, agent, rein.training_loop(agent, environment, episodic=episodic)
+
+    _, _, first = make()
+    first.iteration_completed(once=5)(lambda state: first.interrupt())
+    first.run(epochs=1, iterations=9)
+    environment, agent, second = make()
+    second.load_state_dict(first.state_dict())
+    environment.awaits_reset = True
+    state = second.run(epochs=1, iterations=9)
+    assert len(agent.resets) == 1
+    assert agent.transitions[0].observation[:, 0].tolist() == [0.0, 0.0]
+    if episodic:  # who had ended in this epoch stays so
+        assert agent.transitions[0].valid.tolist() == [False, True]
+    assert state.status == "completed"
