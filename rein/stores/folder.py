@@ -56,7 +56,7 @@ def claim(path: Path, exist: str) -> Path:
     if folder != path:
         logger.warning("%s exists; this run goes to %s", path, folder)
     if removed:
-        logger.warning("%s: removed %d unfinished files of processes that are gone", folder, len(removed))
+        logger.warning("%s: removed %d unfinished file(s) of processes that are gone", folder, len(removed))
     return folder
 
 
@@ -75,7 +75,7 @@ def set_aside(run: Path, after: int) -> None:
             sync_folder(changed)
     except OSError as error:
         raise StoreError(f"{run}: files newer than epoch {after} cannot be moved aside: {_reason(error)}") from error
-    logger.warning("%s: %d files newer than epoch %d were moved to %s", run, len(newer), after, aside)
+    logger.warning("%s: %d file(s) newer than epoch %d were moved to %s", run, len(newer), after, aside)
 
 
 def _order(path: Path) -> tuple[int, int, int]:

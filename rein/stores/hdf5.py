@@ -119,8 +119,9 @@ class HDF5Store:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the epoch of `state`; files with newer ones are moved to `aside/`, never deleted."""
         self.flush()
-        self._last_epoch, self._resumes = int(state["epoch"]), False
-        set_aside(self.path, after=self._last_epoch)
+        epoch = int(state["epoch"])
+        set_aside(self.path, after=epoch)
+        self._last_epoch, self._resumes = epoch, False
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
@@ -177,6 +178,7 @@ class _Files:
                 self._submit()
         finally:
             self._writer.close()
+            self._memory = Memory()  # as large as a file, and of no use any more
 
     def release(self) -> None:
         """Close without waiting: the garbage collector calls it from any thread, which may hold HDF5's own lock."""

@@ -1,21 +1,12 @@
-import errno
-import gc
 import json
-import logging
-import os
-import subprocess
-import sys
 import threading
-import weakref
 from itertools import count
 
 import numpy as np
 import pytest
 import torch
 
-from rein.errors import StoreError
-from rein.stores import files, layout
-from rein.stores.files import verify
+from rein.stores import layout
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.host import to_host
 from rein.stores.reader import open_run
@@ -42,22 +33,6 @@ class TestStateOfHDF5Store(StatefulContract):
     def step(self, store):
         store.append(make_trajectory(store.state_dict()["epoch"] + 1))
         return store.state_dict()
-
-
-class FullDisk:
-    """The module `os` with a disk that takes `room` more writes."""
-
-    def __init__(self, room):
-        self.room = room
-
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def write(self, descriptor, data):
-        if self.room == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.room -= 1
-        return os.write(descriptor, data)
 
 
 def read(path):
@@ -183,44 +158,6 @@ def test_tensors_of_any_layout_arrive_as_they_are(tmp_path):
         assert kept.fields[name].dtype.isnative
 
 
-def test_an_existing_folder_is_an_error_that_says_what_to_do(tmp_path):
-    (tmp_path / "empty").mkdir()
-    HDF5Store(tmp_path / "empty").close()
-    for path in (tmp_path / "empty", tmp_path):
-        with pytest.raises(StoreError, match="exist='resume' goes on with it, exist='new' takes the next free name"):
-            HDF5Store(path)
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="exist"):
-        HDF5Store(tmp_path / "file")
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="Not a directory"):
-        HDF5Store(tmp_path / "file" / "run")
-
-
-def test_new_takes_the_next_free_name_and_says_so_and_deletes_nothing(tmp_path, caplog):
-    paths = []
-    with caplog.at_level(logging.WARNING):
-        for epoch in (1, 2, 3):
-            store = HDF5Store(tmp_path / "runs" / "cartpole", exist="new")
-            store.append(make_trajectory(epoch))
-            store.close()
-            paths.append(store.path)
-    assert [path.name for path in paths] == ["cartpole", "cartpole-2", "cartpole-3"]
-    assert [read(path)[0].epoch for path in paths] == [1, 2, 3]
-    assert [f"goes to {path}" in record.message for path, record in zip(paths[1:], caplog.records, strict=True)] == [
-        True
-    ] * 2
-
-
-def test_what_is_said_goes_to_stderr_where_nothing_is_configured(tmp_path):
-    code = f"from rein.stores.hdf5 import HDF5Store; HDF5Store({str(tmp_path)!r}, exist='new').close()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", f"{tmp_path} exists; this run goes to {tmp_path}-2\n")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -236,58 +173,6 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         HDF5Store(tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
-
-
-def test_files_newer_than_the_loaded_state_are_moved_aside_and_kept(tmp_path):
-    first = HDF5Store(tmp_path / "run", max_epochs=2)
-    for epoch in range(1, 4):
-        first.append(make_trajectory(epoch))
-    state = first.state_dict()
-    for epoch in range(4, 8):
-        first.append(make_trajectory(epoch))
-    first.close()
-    newer = {name: (first.path / "trajectories" / name).read_bytes() for name in names(first.path)[2:]}
-    for again in ("after-epoch-000003", "after-epoch-000003-2"):
-        store = HDF5Store(tmp_path / "run", exist="resume")
-        store.load_state_dict(state)
-        assert names(store.path) == ["000001-000002.h5", "000003-000003.h5"]
-        aside = store.path / "aside" / again
-        assert {file.name: file.read_bytes() for file in aside.iterdir()} == newer
-        store.append(make_trajectory(4))
-        store.close()
-        newer = {"000004-000004.h5": (store.path / "trajectories" / "000004-000004.h5").read_bytes()}
-
-
-def test_a_run_that_begins_anew_in_an_old_folder_moves_the_old_files_aside(tmp_path):
-    """Resumed before its first checkpoint was taken: no state is loaded, and epoch 1 comes again."""
-    for seed in (0, 1):
-        store = HDF5Store(tmp_path / "run", exist="resume")
-        store.append(make_trajectory(1, seed=seed))
-        store.append(make_trajectory(2, seed=seed))
-        store.close()
-    assert_equal(read(store.path), [make_trajectory(1, seed=1), make_trajectory(2, seed=1)])
-    assert_equal(read(store.path / "aside" / "after-epoch-000000"), [make_trajectory(1), make_trajectory(2)])
-
-
-def test_the_same_store_can_go_back_to_a_state(tmp_path):
-    """As when training returns to the last good checkpoint."""
-    store = HDF5Store(tmp_path / "run")
-    store.append(make_trajectory(1))
-    state = store.state_dict()
-    store.append(make_trajectory(2))
-    store.load_state_dict(state)
-    store.append(make_trajectory(2, seed=1))
-    store.close()
-    assert_equal(read(store.path), [make_trajectory(1), make_trajectory(2, seed=1)])
-
-
-def test_a_state_that_ends_within_a_file_is_refused(tmp_path):
-    store = HDF5Store(tmp_path / "run")
-    for epoch in (1, 2, 3):
-        store.append(make_trajectory(epoch))
-    with pytest.raises(StoreError, match="does not end at epoch 2"):
-        store.load_state_dict({"epoch": 2})
-    store.close()
 
 
 def test_the_same_epochs_give_the_same_bytes(tmp_path):
@@ -306,98 +191,3 @@ def test_run_json_is_written_whole_and_read_back(tmp_path):
     store.append(make_trajectory(1))
     store.close()
     assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
-
-
-def test_a_store_that_nobody_closed_is_written_at_exit(tmp_path):
-    code = f"""
-from rein.stores.hdf5 import HDF5Store
-from rein.testing.store import make_trajectory
-store = HDF5Store({str(tmp_path / "run")!r})
-store.append(make_trajectory(1))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert_equal(read(tmp_path / "run"), [make_trajectory(1)])
-
-
-def test_a_store_that_is_dropped_is_written_and_leaves_nothing(tmp_path):
-    store = HDF5Store(tmp_path / "run")
-    store.append(make_trajectory(1))
-    thread = store._files._writer._thread
-    alive = [weakref.ref(store), weakref.ref(store._files)]
-    cycle: list = [store]
-    cycle.append(cycle)
-    del store, cycle
-    gc.collect()
-    thread.join(10)
-    gc.collect()
-    assert not thread.is_alive()
-    assert [reference() for reference in alive] == [None, None]
-    assert_equal(read(tmp_path / "run"), [make_trajectory(1)])
-
-
-def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path, monkeypatch):
-    """At each write in turn: the process lives, nothing half-written has a name, and closing is quiet afterwards."""
-    for room in range(6):
-        store = HDF5Store(tmp_path / str(room), max_epochs=1)
-        descriptors, safe, last = len(os.listdir("/dev/fd")), 0, 0
-        with monkeypatch.context() as patch, pytest.raises(StoreError) as caught:
-            patch.setattr(files, "os", FullDisk(room))
-            for last in range(1, 100):
-                store.append(make_trajectory(last))
-                store.flush()
-                safe = last
-        assert "No space left on device (errno 28); free some space" in str(caught.value)
-        assert names(store.path)[-1:] == ([f"{safe:06d}-{safe:06d}.h5"] if safe else [])
-        assert f"{last:06d}-{last:06d}.h5" in str(caught.value)
-        with pytest.raises(StoreError, match="No space left"):  # space is back, and a gap would be worse than an error
-            store.append(make_trajectory(last + 1))
-        store.close()
-        assert safe == room
-        assert [trajectory.epoch for trajectory in (read(store.path) if safe else [])] == list(range(1, safe + 1))
-        assert len(os.listdir("/dev/fd")) == descriptors
-
-
-def test_an_error_of_the_writer_surfaces_at_the_next_append_or_at_close(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "os", FullDisk(0))
-    for number, surface in enumerate([HDF5Store.flush, HDF5Store.close, HDF5Store.state_dict]):
-        store = HDF5Store(tmp_path / str(number), max_epochs=1)
-        store.append(make_trajectory(1))
-        with pytest.raises(StoreError, match="No space left on device"):
-            surface(store)
-        store.close()
-    store = HDF5Store(tmp_path / "append", max_epochs=1)
-    with pytest.raises(StoreError, match="No space left on device"):
-        for epoch in range(1, 100):
-            store.append(make_trajectory(epoch))
-            threading.Event().wait(0.01)
-    store.close()
-
-
-def test_a_folder_that_disappears_is_an_error_with_the_path(tmp_path):
-    store = HDF5Store(tmp_path / "run")
-    (store.path / "trajectories").rmdir()
-    store.append(make_trajectory(1))
-    with pytest.raises(StoreError, match=r"000001-000001\.h5: .* No such file or directory"):
-        store.close()
-
-
-def test_a_second_writer_in_the_same_folder_does_not_write_over_the_first(tmp_path):
-    stores = [HDF5Store(tmp_path / "run", exist="resume") for _ in range(2)]
-    for store in stores:
-        store._resumes = False  # both began when the folder was empty
-        store.append(make_trajectory(1))
-    stores[0].close()
-    with pytest.raises(StoreError, match="is there already; is another process writing to this run"):
-        stores[1].close()
-    assert len(read(tmp_path / "run")) == 1
-
-
-def test_every_finished_file_verifies_and_nothing_else_is_left(tmp_path):
-    store = HDF5Store(tmp_path / "run", max_epochs=2)
-    for epoch in range(1, 8):
-        store.append(make_trajectory(epoch))
-    store.close()
-    for path in (store.path / "trajectories").iterdir():
-        verify(path)
-    assert len(names(store.path)) == 4
