@@ -225,8 +225,9 @@ class Event:
         except BaseException as error:
             self.annotate(error, function, state)
             raise
-        if self._signal is not None:
-            self._signal.send(self._owner, state=state)
+        finally:  # a display must hear of an end also when a handler raised there
+            if self._signal is not None:
+                self._signal.send(self._owner, state=state)
 
     def _free_key(self, name: str) -> str:
         """By event, order of attachment and name: the nth handler of that name on this event."""

@@ -240,14 +240,16 @@ def test_the_terminal_is_given_back_however_the_run_ends(
     assert "another line above the bar\n" in written
 
 
-def test_a_run_that_fails_before_it_began_draws_nothing() -> None:
+def test_a_run_that_fails_before_its_first_epoch_leaves_the_terminal_as_it_was() -> None:
     terminal = Terminal()
     loop = Loop(lambda state: None, iterations=10)
     loop.started(lambda state: _raise(RuntimeError("boom")))
     progress(loop, file=terminal)
     with pytest.raises(RuntimeError):
         loop.run()
-    assert terminal.getvalue() == ""
+    written = terminal.getvalue()
+    assert written.count(HIDE_CURSOR) == written.count(SHOW_CURSOR)
+    assert "failed" in drawn(terminal)[-1]
 
 
 def test_several_runs_in_a_row_have_a_bar_each() -> None:

@@ -130,3 +130,13 @@ def test_defining_an_event_twice_is_an_error() -> None:
     loop.define("sampled")
     with pytest.raises(ValueError, match="the loop has that name already"):
         loop.define("sampled")
+
+
+@pytest.mark.parametrize("event", ["iteration_completed", "epoch_ended", "completed"])
+def test_an_observer_hears_of_an_event_in_which_a_handler_raised(event: str) -> None:
+    loop, heard = rein.Loop(nothing), []
+    loop.event(event).attach(lambda state: 1 / 0)
+    loop.event(event).observe(lambda loop, state: heard.append(event))
+    with pytest.raises(ZeroDivisionError):
+        loop.run(iterations=1)
+    assert heard == [event]
