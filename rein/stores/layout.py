@@ -140,6 +140,8 @@ def _write_fields(group: h5py.Group, trees: list[Any]) -> None:
         dataset.attrs["dims"] = ["step", "env", *(f"d{i}" for i in range(dataset.ndim - 2))]
         if how := interpretation(dataset.shape):
             dataset.attrs["interpretation"] = how
+            if how == "rgb-image":
+                dataset.attrs["CLASS"] = "IMAGE"  # what H5Web goes by outside a view
 
 
 def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> None:
@@ -163,6 +165,7 @@ def _write_epochs(group: h5py.Group, epochs: Sequence[Trajectory], part: Part) -
     }
     for name, column in columns.items():
         _write(group, name, column)
+    group["number"].attrs["long_name"] = "epoch"
     for name in ("metrics", "clocks"):
         _write_numbers(add_group(group, name, "NXcollection"), [getattr(epoch, name) for epoch in epochs])
     following = [epoch.next_observation for epoch in epochs]
@@ -185,7 +188,8 @@ def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> None:
     for name in Episodes._fields[:-1]:
         column = np.concatenate([getattr(e, name) for e in episodes])
         _write(group, "return" if name == "episode_return" else name, column)
-    group["last_step"].attrs.update(units="step", long_name="vector step")
+    group["last_step"].attrs.update(units="step", long_name="vector step in which the episode ended")
+    group["return"].attrs["long_name"] = "episode return"
     _write_trees(group, "final_observation", [e.final_observation for e in episodes if len(e.id)], np.concatenate)
 
 

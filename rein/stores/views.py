@@ -11,7 +11,7 @@ from typing import Any
 
 import h5py
 
-_OWN = ("step", "env", "title")  # names that a view uses itself
+_OWN = ("step", "env", "epoch", "title")  # names that a view uses itself
 
 
 def add_group(parent: h5py.Group, name: str, nexus_class: str) -> h5py.Group:
@@ -37,17 +37,41 @@ def interpretation(shape: Sequence[int]) -> str | None:
 
 
 def write_views(entry: Any, title: str) -> str | None:
-    """A view for each field that has rows and for the episodes' returns; returns the name of the one to open with."""
-    views, axes, episodes = add_group(entry, "views", "NXcollection"), entry["axes"], entry["episodes"]
+    """A view for each field, for the episodes' returns and for each metric; returns the name of the one to open with.
+
+    The returns are it where they make a line: rewards that are always the same, as CartPole's, say nothing as a map.
+    """
+    views, axes = add_group(entry, "views", "NXcollection"), entry["axes"]
     names = list(_write_field_views(views, entry["trajectory"], axes, title, ()))
-    if len(episodes["id"]):
-        name = "episode_return" if "episode_return" not in views else "return_of_episodes"
+    default = "reward" if "reward" in names else next(iter(names), None)
+    episodes = entry["episodes"]
+    if _makes_a_line(episodes["last_step"]):
+        default = "episode_return" if "episode_return" not in views else "return_of_episodes"
         axis = {"last_step": episodes["last_step"]}
-        _write_view(views, name, "return", episodes["return"], axis, f"return by the step of the end, {title}")
-        if len(axes["env"]) == 1:  # a map of one column says little
-            return name
-        names.append(name)
-    return "reward" if "reward" in names else next(iter(names), None)
+        _write_view(views, default, "return", episodes["return"], axis, f"episode return, {title}")
+    _write_metric_views(views, entry["epochs"])
+    if default is not None:
+        views.attrs["default"] = default  # or clicking on the group shows the first by the alphabet
+    return default
+
+
+def _makes_a_line(axis: h5py.Dataset) -> bool:
+    values = axis[()]
+    return len(values) > 1 and bool((values != values[0]).any())
+
+
+def _write_metric_views(views: Any, epochs: Any) -> None:
+    if not _makes_a_line(epochs["number"]):
+        return
+    group = add_group(views, _free(views, "metrics"), "NXcollection")
+    for key, column in epochs["metrics"].items():
+        name = column.attrs["long_name"]
+        _write_view(group, key, f"{key}_metric" if key in _OWN else key, column, {"epoch": epochs["number"]}, name)
+
+
+def _free(group: h5py.Group, name: str) -> str:
+    """A name that no field has taken."""
+    return name if name not in group else _free(group, f"{name}_of_epochs")
 
 
 def _write_field_views(views: Any, fields: Any, axes: Any, title: str, path: tuple[str, ...]) -> Iterator[str]:

@@ -35,13 +35,43 @@ def file(tmp_path):
         yield file
 
 
-def test_the_default_of_the_root_leads_to_a_plot_of_the_reward(file):
+def opened(file):
+    """What a viewer opens with."""
     view = file[file.attrs["default"]]
-    view = view[view.attrs["default"]]
-    assert view.name == "/entry/views/reward"
+    assert file["entry/views"][file["entry/views"].attrs["default"]] == view[view.attrs["default"]]
+    return view[view.attrs["default"]]
+
+
+def test_the_default_of_the_root_leads_to_a_plot_of_the_returns(file):
+    view = opened(file)
+    assert view.name == "/entry/views/episode_return"
     assert view.attrs["NX_class"] == "NXdata"
-    assert view.attrs["signal"] == "reward"
-    assert list(view.attrs["axes"]) == ["step", "env"]
+    assert view.attrs["signal"] == "return"
+    assert list(view.attrs["axes"]) == ["last_step"]
+    assert view["return"] == file["entry/episodes/return"]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_returns_that_make_no_line_leave_the_reward_to_open_with(tmp_path, num_envs):
+    """Episodes that all ended in one step, or a single one, would show as an empty grid."""
+    trajectory = make_trajectory(1, num_envs=num_envs)
+    episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
+    with write(tmp_path, trajectory._replace(episodes=episodes)) as file:
+        assert opened(file).name == "/entry/views/reward"
+        assert "episode_return" not in file["entry/views"]
+
+
+def test_metrics_are_plotted_over_epochs_where_there_are_two(tmp_path, file):
+    metrics = file["entry/epochs/metrics"]
+    assert set(file["entry/views/metrics"]) == set(metrics)
+    assert len(metrics) > 0
+    for key, column in metrics.items():
+        view = file["entry/views/metrics"][key]
+        assert view[view.attrs["signal"]] == column
+        assert list(view.attrs["axes"]) == ["epoch"]
+        assert view["title"][()].decode() == column.attrs["long_name"]
+    with write(tmp_path / "single", make_trajectory(9)) as single:
+        assert "metrics" not in single["entry/views"]
 
 
 def test_every_group_has_its_nexus_class(file):
@@ -136,14 +166,13 @@ def test_a_file_without_a_row_has_no_default(tmp_path):
         assert list(datasets(file["entry/views"])) == []
 
 
-def test_one_environment_opens_with_its_returns(tmp_path):
+def test_one_environment_shows_as_a_line(tmp_path):
     with write(tmp_path, make_trajectory(1, num_envs=1)) as file:
-        assert file["entry"].attrs["default"] == "views/episode_return"
         assert list(file["entry/views/reward"].attrs["default_slice"]) == [".", "0"]
 
 
 def test_fields_may_have_names_that_views_use_themselves(tmp_path):
-    names = ("step", "env", "title", "episode_return", "default")
+    names = ("step", "env", "title", "episode_return", "default", "epoch", "metrics")
     extra = {name: torch.full((6, 3), number) for number, name in enumerate(names)}
     with write(tmp_path, with_fields(make_trajectory(1), **extra)) as file:
         for number, name in enumerate(names):
