@@ -180,7 +180,7 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
     def crosses(state: State, count: int) -> bool:
         nonlocal due
         value = held(state)
-        if type(value) is not int:
+        if held is not read and type(value) is not int:
             value = read(state)  # a tensor is fetched
         if value < due or key not in state.counts:  # it is not there once it was detached while the event fires
             return False

@@ -95,9 +95,10 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 if batch is END:
                     break
             event = started
-            for call in started.calls:
-                if call(state) is not None:
-                    started.reject(call)
+            if started.calls:
+                for call in started.calls:
+                    if call(state) is not None:
+                        started.reject(call)
             if state._halts and state._cut:  # an interrupt waits for the iteration's edge
                 state.counts[started.name] = state.counts.get(started.name, 0) + 1  # a firing without an iteration
                 break
@@ -106,12 +107,14 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
             batch = END
             state._iteration += 1
             state._total_iterations += 1
-            for call in metrics.updates:
-                call(state)
+            if metrics.updates:
+                for call in metrics.updates:
+                    call(state)
             event = completed
-            for call in completed.calls:
-                if call(state) is not None:
-                    completed.reject(call)
+            if completed.calls:
+                for call in completed.calls:
+                    if call(state) is not None:
+                        completed.reject(call)
             if state._requests:
                 call = None
                 _take_requests(state)

@@ -7,6 +7,7 @@ epochs of one iteration each, and what `import rein` takes. Needs `pytorch-ignit
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def resident() -> float:
     pages = Path("/proc/self/statm")
     if not pages.exists():
         return float("nan")
-    return int(pages.read_text().split()[1]) * 4096 / 1e6
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def imports() -> None:

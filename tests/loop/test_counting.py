@@ -176,6 +176,14 @@ def test_an_epoch_says_how_long_it_took() -> None:
     assert final.times["epoch"] == final.history[-1].seconds
 
 
+def test_times_are_those_of_one_epoch() -> None:
+    loop, seen = rein.Loop(nothing), []
+    loop.epoch_started(once=1)(lambda state: state.times.__setitem__("mine", 1.0))
+    loop.epoch_ended(lambda state: seen.append(set(state.times)))
+    loop.run(epochs=2, iterations=1)
+    assert seen == [{"mine", "epoch"}, {"epoch"}]
+
+
 def test_two_loops_at_once_share_nothing() -> None:
     inner = rein.Loop(nothing, epochs=100)
     outer = rein.Loop(lambda state: inner.run(epochs=inner.state.epoch + 1, iterations=3).total_iterations)

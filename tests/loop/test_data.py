@@ -146,6 +146,15 @@ def test_empty_data_is_refused_before_anything_happens(empty: Any) -> None:
     assert (loop.state.status, loop.state.counts) == (None, {})
 
 
+def test_data_that_was_emptied_between_two_runs_is_refused_as_well() -> None:
+    loop, data = collecting()[0], [1]
+    loop.run(data)
+    data.clear()
+    with pytest.raises(ValueError, match=EMPTY):
+        loop.run(data, epochs=2)
+    assert loop.state.counts["started"] == 1
+
+
 @pytest.mark.parametrize("empty", [lambda: iter([]), lambda: (x for x in []), lambda: Counted(0)])
 def test_empty_data_that_does_not_know_its_length_is_an_error_all_the_same(empty: Any) -> None:
     loop, log = collecting()

@@ -40,6 +40,19 @@ def test_a_handler_that_raises_is_named_with_event_epoch_and_iteration(event: st
     assert notes == [f"in handler fail on {event}, epoch {epoch}, iteration {iteration}"]
 
 
+@pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
+def test_in_a_later_iteration_the_right_event_is_named_too(event: str) -> None:
+    def fail_later(state: rein.State) -> None:
+        if state.total_iterations > 1:
+            raise KeyError
+
+    loop = rein.Loop(nothing)
+    loop.on("iteration_started", "iteration_completed")(nothing)
+    loop.event(event).attach(fail_later)
+    (note,) = notes_of(loop, iterations=4)
+    assert note.endswith(f".fail_later on {event}, epoch 1, iteration 2")
+
+
 def test_a_partial_and_a_callable_object_are_named_too() -> None:
     class Watcher:
         def __call__(self, state: rein.State) -> None:

@@ -153,6 +153,20 @@ def test_on_a_clock_a_filter_counts_from_where_the_clock_stands_when_attached() 
     assert log == ["reached later", 208, 304]
 
 
+def test_within_an_epoch_too_a_filter_counts_from_where_it_was_attached() -> None:
+    loop, log = rein.Loop(lambda state: None), []
+
+    @loop.iteration_completed(once=3)
+    def attach(state: rein.State) -> None:
+        for once in (2, 4):
+            loop.iteration_completed(once=once, unit="iteration")(
+                lambda state, once=once: log.append((state.epoch, once))
+            )
+
+    loop.run(epochs=2, iterations=5)
+    assert log == [(1, 4), (2, 2), (2, 4)]
+
+
 def test_once_is_never_when_attached_later_on_the_events_own_count_too() -> None:
     loop, log = rein.Loop(lambda state: None), []
     loop.run(epochs=5, iterations=2)
