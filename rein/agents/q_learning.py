@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.random import generator
+from rein.ops.random import generator, restore
 from rein.ops.trees import map_tree, pack, unpack
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
 from rein.schedules import Schedule, as_schedule
@@ -221,7 +221,7 @@ class TabularPolicy:
         if (state["generator"] is None) != (self._generator is None):
             raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
         if self._generator is not None:
-            self._generator.set_state(state["generator"].cpu())
+            restore(self._generator, state["generator"])
 
 
 class _RowIndex:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rein.ops.trees import namedtuples, pack, unpack
+from torch import Tensor
+
+from rein.ops.trees import map_tree, namedtuples, pack, unpack
 from rein.types import HALT_EPOCH, NAMED_TUPLES, EpochRecord, State
 
 if TYPE_CHECKING:
@@ -54,16 +56,20 @@ def load(loop: Loop, saved: Mapping[str, Any]) -> None:
         part.load_state_dict(theirs[name])
     state = loop.state
     _load_counters(state, saved)
-    state.step_state = unpack(saved["step_state"], NAMED_TUPLES | namedtuples(state.step_state))
+    state.step_state = unpack(_copied(saved["step_state"]), NAMED_TUPLES | namedtuples(state.step_state))
     loop.metrics.load_state_dict(saved["metrics"])
     state.history.clear()
     state.history.extend(EpochRecord(**record) for record in saved["history"])
     state.memory.clear()
-    state.memory.update(unpack(saved["memory"]))
+    state.memory.update(unpack(_copied(saved["memory"])))
     state.times = dict(saved["times"])
     loop.epoch_began = float(saved["epoch_began"])
     for event in loop.events.values():
         event.recount()
+
+
+def _copied(tree: Any) -> Any:
+    return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _load_counters(state: State, saved: Mapping[str, Any]) -> None:

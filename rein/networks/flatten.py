@@ -1,0 +1,79 @@
+"""Observations of any structure as one vector of numbers.
+
+Shapes: N rows, F features, K one-hot vectors in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+Tree = Any  # a Tensor, or a (nested) dictionary of tensors
+
+
+class Flatten:
+    """Makes every observation of a space a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
+
+    Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
+    the parts of a Dict or Tuple in its order.
+    """
+
+    def __init__(self, space: spaces.Space[Any], device: torch.device | str = "cpu") -> None:
+        """Raises TypeError for a space that is no tensor."""
+        self.features = int(spaces.flatdim(space))
+        self._parts = list(_parts(space, torch.device(device)))
+
+    def __call__(self, observation: Tree) -> Tensor:
+        """(N, F) float32; the observation itself where it is that already."""
+        if isinstance(observation, Tensor) and observation.ndim == 2 and self._parts[0].places is None:
+            return observation.to(torch.float32)
+        return torch.cat([part.flat(observation) for part in self._parts], 1)
+
+
+class _Part(NamedTuple):
+    """One tensor of an observation, and how it becomes numbers in a row."""
+
+    path: tuple[str, ...]  # the keys that lead to it
+    places: Tensor | None  # (K,) where its one-hot vectors have the 1 of the value 0; None for plain numbers
+    width: int  # numbers in the row, where it is one-hot
+
+    def flat(self, observation: Tree) -> Tensor:
+        """(N, width) float32."""
+        for key in self.path:
+            observation = observation[key]
+        rows = len(observation)
+        if self.places is None:
+            return observation.reshape(rows, -1).to(torch.float32)
+        row_NF = torch.zeros(rows, self.width, device=observation.device)
+        return row_NF.scatter_(1, observation.reshape(rows, -1) + self.places, 1.0)
+
+
+def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
+    """The spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor."""
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(index): inner for index, inner in enumerate(space.spaces)}
+    return None
+
+
+def _parts(space: spaces.Space[Any], device: torch.device, path: tuple[str, ...] = ()) -> Iterator[_Part]:
+    inner = children(space)
+    if inner is not None:
+        for key, child in inner.items():
+            yield from _parts(child, device, (*path, key))
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        discrete = isinstance(space, spaces.Discrete)
+        size_K = np.atleast_1d(space.n if discrete else space.nvec).reshape(-1)
+        start_K = np.atleast_1d(space.start).reshape(-1)
+        first_K = np.cumsum(size_K) - size_K
+        yield _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()))
+    elif isinstance(space, spaces.Box | spaces.MultiBinary):
+        yield _Part(path, None, 0)
+    else:
+        raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")

@@ -1,0 +1,92 @@
+"""Losses, row by row. Whoever calls averages them, with `masked_mean` of `rein.ops.statistics` where some do not count.
+
+Shapes: B rows, Q quantiles, S samples of a target.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Surrogate(NamedTuple):
+    """What `clipped_surrogate` returns, (B,) each; a gradient flows through `loss` alone."""
+
+    loss: Tensor
+    ratio: Tensor  # pi / pi_old
+    approx_kl: Tensor  # its mean estimates KL(pi_old || pi), and no row is negative but by rounding
+    clipped: Tensor  # 1 where the ratio is outside of the clip range, else 0; its mean is the clip fraction
+
+
+def clipped_surrogate(
+    log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip: float | Tensor
+) -> Surrogate:
+    """The clipped policy objective of PPO, to be minimized.
+
+        ratio = pi / pi_old      loss = -min(ratio * A, clamp(ratio, 1 - clip, 1 + clip) * A)
+        approx_kl = (ratio - 1) - log ratio
+
+    `clip` may be a tensor (), so that a schedule moves it without compiling again.
+
+    Sources: Schulman et al. 2017, equation 7; Schulman 2020, "Approximating KL divergence" (k3).
+    """
+    log_ratio_B = log_prob_B - old_log_prob_B
+    ratio_B = log_ratio_B.exp()
+    loss_B = -torch.minimum(ratio_B * advantage_B, _clamp(ratio_B, 1.0 - clip, 1.0 + clip) * advantage_B)
+    with torch.no_grad():
+        change_B = ratio_B - 1.0
+        return Surrogate(loss_B, ratio_B.detach(), change_B - log_ratio_B, (change_B.abs() > clip).to(change_B.dtype))
+
+
+def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float | Tensor) -> Tensor:
+    """Half the squared error of a value, or of the value kept within `clip` of the old one if that is larger; (B,).
+
+        max((v - y)^2, (clamp(v, v_old - clip, v_old + clip) - y)^2) / 2
+
+    `clip` is in units of the value.
+
+    Source: Engstrom et al. 2020 ("Implementation matters in deep policy gradients"), section 3.
+    """
+    kept_B = value_B.clamp(old_value_B - clip, old_value_B + clip)
+    return 0.5 * torch.maximum((value_B - target_B).square(), (kept_B - target_B).square())
+
+
+def huber(error_B: Tensor, delta: float = 1.0) -> Tensor:
+    """e^2 / 2 where |e| <= delta, else delta * (|e| - delta / 2); (B,).
+
+    Source: Huber 1964.
+    """
+    size_B = error_B.abs()
+    quadratic_B = size_B.clamp(max=delta)
+    return quadratic_B * (size_B - 0.5 * quadratic_B)
+
+
+def expectile(error_B: Tensor, tau: float) -> Tensor:
+    """|tau - [e < 0]| * e^2 of e = target - prediction; (B,). At tau = 1/2 half of the squared error.
+
+    Its minimizer is the expectile `tau` of the targets: their mean at 1/2, toward their maximum near 1.
+
+    Source: Kostrikov et al. 2022 (IQL), equation 5; Newey & Powell 1987.
+    """
+    return torch.where(error_B < 0.0, 1.0 - tau, tau) * error_B.square()
+
+
+def quantile_huber(quantile_BQ: Tensor, tau_Q: Tensor, target_BS: Tensor, kappa: float = 1.0) -> Tensor:
+    """How far quantiles are from those of a sampled target, (B,): a sum over quantiles of means over samples.
+
+        e_ij = target_j - quantile_i      |tau_i - [e_ij < 0]| * huber(e_ij, kappa) / kappa
+
+    `tau_Q` (Q,) or (B, Q) are the levels of the quantiles, in (0, 1). The target should carry no gradient.
+
+    Sources: Dabney et al. 2018 (QR-DQN), equation 10, and (IQN), equation 3, which divides by kappa.
+    """
+    error_BQS = target_BS.unsqueeze(-2) - quantile_BQ.unsqueeze(-1)
+    weight_BQS = (tau_Q.unsqueeze(-1) - (error_BQS.detach() < 0.0).to(error_BQS.dtype)).abs()
+    return (weight_BQS * huber(error_BQS, kappa)).mean(-1).sum(-1) / kappa
+
+
+def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
+    """`torch.clamp` as it is: both bounds numbers or both tensors, which its signatures keep apart."""
+    return x.clamp(low, high)

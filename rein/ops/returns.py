@@ -1,0 +1,216 @@
+"""Returns, advantages and targets along time, for all environments at once. None of them carries a gradient.
+
+Row (t, n) is one transition: `reward_TN` r_t, and `next_value_TN` the value v(s_t+1) of the observation that truly came
+next: the final one where an episode ended. Four things end the trace, so that nothing that comes later reaches a row:
+
+- `terminated_TN`: there is no value beyond; the row's next value is never looked at and may be anything, even NaN.
+- `truncated_TN`: the clock ran out; the row bootstraps from its next value.
+- a row that is not `valid_TN`: it is no transition (what a source does to reset, what an environment does after its own
+  end). Its results are 0 whatever stands in it, and the row before it bootstraps from its own next value, if it did not
+  terminate. `valid_TN=None` means that all are.
+- the last row: it bootstraps from its own next value, if it did not terminate.
+
+Below, `go_on_t` is 1 where the trace goes from row t to row t + 1 and 0 where it ends, and v(s_t+1) is 0 where row t
+terminated.
+
+Shapes: T steps in time, N environments; further dimensions of all arguments may follow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns."""
+
+    target: Tensor  # (T, N) what the value of s_t is to become
+    advantage: Tensor  # (T, N) the weight of the policy gradient at (s_t, a_t)
+
+
+@torch.no_grad()
+def discounted_returns(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    gamma: float,
+) -> Tensor:
+    """Sums of discounted rewards to the trace's end, and the value there; (T, N).
+
+        G_t = r_t + gamma * G_t+1      and      G_t = r_t + gamma * v(s_t+1)  where the trace ends
+
+    Source: Sutton & Barto 2018, 3.3 and 3.4.
+    """
+    return lambda_returns(reward_TN, terminated_TN, truncated_TN, next_value_TN, valid_TN, gamma=gamma, lambda_=1.0)
+
+
+@torch.no_grad()
+def n_step_returns(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    gamma: float,
+    n: int,
+) -> Tensor:
+    """Sums of `n` discounted rewards, fewer where the trace ends before, and the value after them; (T, N).
+
+        G_t = r_t + gamma * r_t+1 + ... + gamma^(m-1) * r_t+m-1 + gamma^m * v(s_t+m)      m = n, or up to the end
+
+    One is the target of `td_target`; T or more are `discounted_returns`. Raises ValueError for fewer than one step.
+
+    Source: Sutton & Barto 2018, 7.1.
+    """
+    if n < 1:
+        raise ValueError(f"n_step_returns(n={n}): a return takes in at least one reward")
+    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    ahead_TN = _one_step(reward_TN, terminated_TN, next_value_TN, valid_TN, gamma)
+    at_end_TN = _one_step(reward_TN, terminated_TN, next_value_TN * (1.0 - go_on_TN), valid_TN, gamma)
+    for _ in range(min(n, len(reward_TN)) - 1):  # each turn lets every return reach one row further
+        further_TN = at_end_TN.clone()
+        further_TN[:-1].addcmul_(go_on_TN[:-1], ahead_TN[1:], value=gamma)
+        ahead_TN = further_TN
+    return ahead_TN
+
+
+@torch.no_grad()
+def lambda_returns(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    gamma: float,
+    lambda_: float,
+) -> Tensor:
+    """The mean of all n-step returns, those of n steps weighted by (1 - lambda) * lambda^(n-1); (T, N).
+
+        G_t = r_t + gamma * ((1 - lambda) * v(s_t+1) + lambda * G_t+1)
+        G_t = r_t + gamma * v(s_t+1)                                      where the trace ends
+
+    Source: Sutton & Barto 2018, 12.1; equation 12.18.
+    """
+    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    bootstrap_TN = next_value_TN * torch.rsub(go_on_TN, 1.0, alpha=lambda_)
+    return_TN = _one_step(reward_TN, terminated_TN, bootstrap_TN, valid_TN, gamma)
+    return _accumulate_(return_TN, go_on_TN, gamma * lambda_)
+
+
+@torch.no_grad()
+def gae(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    gamma: float,
+    lambda_: float,
+) -> Tensor:
+    """Generalized advantage estimates, (T, N); `advantage_TN + value_TN` is the target of the value.
+
+        delta_t = r_t + gamma * v(s_t+1) - v(s_t)
+        A_t     = delta_t + gamma * lambda * go_on_t * A_t+1
+
+    Source: Schulman et al. 2016, equations 11 to 16.
+    """
+    delta_TN = _delta(reward_TN, terminated_TN, value_TN, next_value_TN, valid_TN, gamma)
+    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    return _accumulate_(delta_TN, go_on_TN, gamma * lambda_)
+
+
+@torch.no_grad()
+def vtrace(
+    log_ratio_TN: Tensor,
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    gamma: float,
+    lambda_: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> VTrace:
+    """Targets and advantages of the policy pi from the data of another one, mu; `log_ratio_TN` is log pi - log mu.
+
+        rho_t   = min(rho_clip, pi / mu)      c_t = lambda * min(c_clip, pi / mu)
+        delta_t = rho_t * (r_t + gamma * v(s_t+1) - v(s_t))
+        D_t     = delta_t + gamma * c_t * go_on_t * D_t+1
+        target_t    = v(s_t) + D_t
+        advantage_t = delta_t + rho_t * gamma * lambda * go_on_t * D_t+1
+
+    With lambda = 1 the advantage is the paper's rho_t * (r_t + gamma * target_t+1 - v(s_t)). On data of pi itself, with
+    clips of 1 or more, it is `gae` for any lambda. `math.inf` leaves a ratio as it is.
+
+    Source: Espeholt et al. 2018, equation 1 and section 4.2; lambda as in its remark 2.
+    """
+    if valid_TN is not None:
+        log_ratio_TN = torch.where(valid_TN, log_ratio_TN, 0.0)
+    ratio_TN = log_ratio_TN.exp()
+    rho_TN = ratio_TN.clamp(max=rho_clip)
+    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    delta_TN = _delta(reward_TN, terminated_TN, value_TN, next_value_TN, valid_TN, gamma).mul_(rho_TN)
+    trace_TN = ratio_TN.clamp_(max=c_clip).mul_(go_on_TN)
+    correction_TN = _accumulate_(delta_TN.clone(), trace_TN, gamma * lambda_)
+    delta_TN[:-1].addcmul_(rho_TN.mul_(go_on_TN)[:-1], correction_TN[1:], value=gamma * lambda_)
+    return VTrace(_zero_where_invalid(correction_TN.add_(value_TN), valid_TN), delta_TN)
+
+
+def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """1 where the trace goes from a row to the next one, 0 where it ends; (T, N)."""
+    go_on_TN = (~(terminated_TN | truncated_TN)).to(torch.uint8)  # from bool straight to float is six times as slow
+    if valid_TN is not None:
+        go_on_TN &= valid_TN
+        go_on_TN[:-1] &= valid_TN[1:]
+    go_on_TN[-1:] = 0
+    return go_on_TN.to(dtype)
+
+
+def _one_step(
+    reward_TN: Tensor, terminated_TN: Tensor, next_value_TN: Tensor, valid_TN: Tensor | None, gamma: float
+) -> Tensor:
+    """r_t + gamma * v(s_t+1), in memory of its own."""
+    target_TN = torch.where(terminated_TN, 0.0, next_value_TN).mul_(gamma).add_(reward_TN)
+    return _zero_where_invalid(target_TN, valid_TN)
+
+
+def _delta(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    valid_TN: Tensor | None,
+    gamma: float,
+) -> Tensor:
+    """r_t + gamma * v(s_t+1) - v(s_t), in memory of its own."""
+    delta_TN = _one_step(reward_TN, terminated_TN, next_value_TN, None, gamma).sub_(value_TN)
+    return _zero_where_invalid(delta_TN, valid_TN)
+
+
+def _zero_where_invalid(x_TN: Tensor, valid_TN: Tensor | None) -> Tensor:
+    """A product with 0 would keep a NaN."""
+    return x_TN if valid_TN is None else torch.where(valid_TN, x_TN, 0.0)
+
+
+def _accumulate_(x_TN: Tensor, trace_TN: Tensor, discount: float) -> Tensor:
+    """x_t <- x_t + discount * trace_t * x_t+1, from the last row to the first, in place.
+
+    One operation for each row of N, which fits the nearest cache, and nothing else within the loop.
+    """
+    x_N, trace_N = x_TN.unbind(), trace_TN.unbind()
+    for t in range(len(x_N) - 2, -1, -1):
+        x_N[t].addcmul_(trace_N[t], x_N[t + 1], value=discount)
+    return x_TN

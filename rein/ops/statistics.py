@@ -1,0 +1,119 @@
+"""Means and deviations: of rows that count, over a whole run, of gradients.
+
+`valid_B` is boolean; None means that all rows count. What stands in rows that are not valid is never looked at, and may
+be NaN. Deviations are those of a population: sums are divided by n, not by n - 1.
+
+Shapes: B rows (any number of dimensions), O the shape of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Moments(NamedTuple):
+    """Mean and spread of all rows so far; float64, so that a long run loses nothing."""
+
+    rows: Tensor  # () how many
+    mean: Tensor  # (*O)
+    m2: Tensor  # (*O) sum of squared deviations from the mean
+
+
+def masked_mean(x_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
+    """The mean of the valid elements, (); 0 where there are none. Others get no gradient."""
+    if valid_B is None:
+        return x_B.mean()
+    return torch.where(valid_B, x_B, 0.0).sum() / valid_B.sum().clamp(min=1)
+
+
+def masked_std(x_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
+    """The standard deviation of the valid elements, (); 0 where there are none."""
+    return masked_mean((x_B - masked_mean(x_B, valid_B)).square(), valid_B).sqrt()
+
+
+def standardize(x_B: Tensor, valid_B: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
+    """(x - mean) / (deviation + epsilon) of the valid elements, 0 elsewhere; (B,). What PPO does to advantages."""
+    x_B = x_B - masked_mean(x_B, valid_B)
+    if valid_B is not None:
+        x_B = torch.where(valid_B, x_B, 0.0)
+    return x_B / (masked_mean(x_B.square(), valid_B).sqrt() + epsilon)
+
+
+def explained_variance(value_B: Tensor, target_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
+    """1 - var(target - value) / var(target) of the valid elements, (): 1 is perfect, 0 no better than a constant.
+
+    NaN where the targets are all the same to rounding, for then it is not defined.
+    """
+    target_B, error_B = target_B.double(), (target_B - value_B).double()
+    deviation = masked_std(target_B, valid_B)
+    rounding = torch.finfo(value_B.dtype).eps * masked_mean(target_B.abs(), valid_B)
+    explained = 1.0 - (masked_std(error_B, valid_B) / deviation).square()
+    return torch.where(deviation > rounding, explained, torch.nan).to(value_B.dtype)
+
+
+def empty_moments(shape: Sequence[int] = (), device: torch.device | str = "cpu") -> Moments:
+    """Moments of no rows yet, each of shape O."""
+    rows = torch.zeros((), dtype=torch.float64, device=device)
+    return Moments(rows, rows.new_zeros(tuple(shape)), rows.new_zeros(tuple(shape)))
+
+
+def update_moments(moments: Moments, x_BO: Tensor, valid_B: Tensor | None = None) -> Moments:
+    """The moments of all rows so far and of these; the order and the sizes of batches matter to rounding only.
+
+        d = mean_b - mean_a      mean = mean_a + d * n_b / n      m2 = m2_a + m2_b + d^2 * n_a * n_b / n
+
+    Raises ValueError where the rows are not shaped like those before.
+
+    Source: Chan, Golub & LeVeque 1979, equations 2.1.
+    """
+    leading = tuple(range(x_BO.ndim - moments.mean.ndim))
+    if not leading or x_BO.shape[len(leading) :] != moments.mean.shape:
+        raise ValueError(f"rows of {tuple(moments.mean.shape)} are expected, not data of {tuple(x_BO.shape)}")
+    x_BO = x_BO.detach().double()
+    if valid_B is None:
+        valid_B = torch.ones(x_BO.shape[: len(leading)], dtype=torch.bool, device=x_BO.device)
+    valid_BO = valid_B.reshape(valid_B.shape + (1,) * moments.mean.ndim)
+    new_rows = valid_B.sum()
+    mean = torch.where(valid_BO, x_BO, 0.0).sum(leading) / new_rows.clamp(min=1)
+    m2 = torch.where(valid_BO, x_BO - mean, 0.0).square().sum(leading)
+    rows, change = moments.rows + new_rows, mean - moments.mean
+    share = new_rows / rows.clamp(min=1.0)
+    return Moments(rows, moments.mean + change * share, moments.m2 + m2 + change.square() * moments.rows * share)
+
+
+def deviation(moments: Moments, epsilon: float = 1e-8) -> Tensor:
+    """sqrt(variance + epsilon) of all rows so far, (*O) float32; 1 before the first, so that dividing does nothing."""
+    variance = torch.where(moments.rows > 0.0, moments.m2 / moments.rows.clamp(min=1.0), 1.0)
+    return (variance + epsilon).sqrt().float()
+
+
+def normalize(x_BO: Tensor, moments: Moments, clip: float = 10.0, epsilon: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon), kept within [-clip, clip]; (B, *O) float32."""
+    return ((x_BO - moments.mean.float()) / deviation(moments, epsilon)).clamp(-clip, clip)
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all elements of all tensors, (); left on their device. 0 for no tensors.
+
+    All on one device. It is NaN or infinite where an element is.
+    """
+    if not tensors:
+        return torch.zeros(())
+    # what torch.nn.utils.get_total_norm calls, without what it does around it
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Scale all tensors in place, together, so that their global norm is at most `max_norm`; returns it as it was.
+
+    Source: Pascanu et al. 2013, algorithm 1.
+    """
+    norm = global_norm(tensors)
+    if tensors:
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(list(tensors), scale)  # pyright: ignore[reportPrivateImportUsage]
+    return norm

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rein.ops.indices import minibatches, sequence_minibatches
+from rein.ops.random import generator
+
+
+@pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 4), (12, 12), (13, 4), (15, 4)])
+def test_minibatches_are_of_one_size_and_share_no_row(rows: int, count: int) -> None:
+    index = minibatches(rows, count, generator(0, "agent"))
+    assert index.shape == (count, rows // count)
+    assert index.dtype == torch.int64
+    drawn = index.flatten().tolist()
+    assert len(set(drawn)) == len(drawn)
+    assert set(drawn) <= set(range(rows))
+
+
+def test_where_they_fit_every_row_is_in_one_minibatch() -> None:
+    index = minibatches(24, 4, generator(0, "agent"))
+    assert sorted(index.flatten().tolist()) == list(range(24))
+
+
+def test_what_is_left_out_changes_from_call_to_call_and_prefers_no_row() -> None:
+    stream, calls, rows = generator(0, "agent"), 3_000, 7
+    count = torch.zeros(rows, dtype=torch.int64)
+    for _ in range(calls):
+        count += minibatches(rows, 3, stream).flatten().bincount(minlength=rows)
+    share = 6 / 7
+    assert ((count - calls * share).abs() < 4.0 * (calls * share * (1.0 - share)) ** 0.5).all()
+
+
+def test_the_same_stream_cuts_the_same_minibatches_and_goes_on_to_others() -> None:
+    stream = generator(0, "agent")
+    first, second = minibatches(100, 4, stream), minibatches(100, 4, stream)
+    assert torch.equal(first, minibatches(100, 4, generator(0, "agent")))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("count", [0, -1, 6])
+def test_a_minibatch_without_rows_is_an_error(count: int) -> None:
+    with pytest.raises(ValueError, match="5 rows cannot be cut"):
+        minibatches(5, count, generator(0, "agent"))
+    with pytest.raises(ValueError, match="5 rows cannot be cut"):
+        sequence_minibatches(3, 5, count, generator(0, "agent"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_sequence_minibatches_are_whole_environments_in_order_of_time(count: int) -> None:
+    steps, environments = 5, 9
+    step_TN = torch.arange(steps).unsqueeze(1).expand(steps, environments)
+    environment_TN = torch.arange(environments).expand(steps, environments)
+    index = sequence_minibatches(steps, environments, count, generator(0, "agent"))
+    assert index.shape == (count, steps, environments // count)
+    drawn = index[:, 0].flatten().tolist()
+    assert len(set(drawn)) == len(drawn)
+    for batch in index:
+        assert torch.equal(step_TN.flatten()[batch], step_TN[:, : environments // count])
+        assert torch.equal(environment_TN.flatten()[batch], batch[0].expand(steps, -1))

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rein.ops.losses import clipped_surrogate, clipped_value_loss, expectile, huber, quantile_huber
+from rein.ops.random import generator
+
+B = 200
+CLIP = 0.2
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "losses"))
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """New and old log-probabilities, whose ratios lie on both sides of the clips, and advantages of both signs."""
+    old = -numbers(B, seed=1).abs()
+    return old + 0.3 * numbers(B, seed=2), old, numbers(B, seed=3)
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_clipped_surrogate_is_what_its_equation_says() -> None:
+    new, old, advantage = batch()
+    result = clipped_surrogate(new, old, advantage, CLIP)
+    for row in range(B):
+        ratio, weight = math.exp(new[row].item() - old[row].item()), advantage[row].item()
+        kept = min(max(ratio, 1.0 - CLIP), 1.0 + CLIP)
+        assert result.loss[row].item() == pytest.approx(-min(ratio * weight, kept * weight), rel=1e-4, abs=1e-6)
+        assert result.ratio[row].item() == pytest.approx(ratio, rel=1e-5)
+        assert result.approx_kl[row].item() == pytest.approx(ratio - 1.0 - math.log(ratio), rel=1e-3, abs=1e-6)
+        assert result.clipped[row].item() == (kept != ratio)
+    assert 0.0 < result.clipped.mean() < 1.0
+
+
+def test_beyond_the_clip_there_is_no_gradient_that_would_go_further_and_one_that_comes_back() -> None:
+    new, old, advantage = batch()
+    new.requires_grad_()
+    result = clipped_surrogate(new, old, advantage, CLIP)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), new)
+    beyond = (result.ratio > 1.0 + CLIP) & (advantage > 0.0) | (result.ratio < 1.0 - CLIP) & (advantage < 0.0)
+    assert beyond.any()
+    assert (gradient[beyond] == 0.0).all()
+    close(gradient[~beyond], -(result.ratio * advantage)[~beyond])
+
+
+def test_before_the_first_update_the_surrogate_is_the_policy_gradient() -> None:
+    _, old, advantage = batch()
+    new = old.clone().requires_grad_()
+    result = clipped_surrogate(new, old, advantage, CLIP)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), new)
+    close(gradient, -advantage)
+    assert (result.ratio == 1.0).all()
+    assert (result.approx_kl == 0.0).all()
+    assert (result.clipped == 0.0).all()
+
+
+def test_what_the_surrogate_says_beside_its_loss_carries_no_gradient() -> None:
+    new, old, advantage = batch()
+    result = clipped_surrogate(new.requires_grad_(), old, advantage, CLIP)
+    assert result.loss.requires_grad
+    assert not any(x.requires_grad for x in result[1:])
+
+
+def test_the_mean_of_approx_kl_estimates_the_divergence_and_no_row_is_negative() -> None:
+    rows = 100_000
+    one, other = (F.log_softmax(numbers(4, seed=seed), 0) for seed in (4, 5))
+    action = torch.multinomial(one.exp(), rows, replacement=True, generator=generator(0, "agent"))
+    estimate = clipped_surrogate(other[action], one[action], torch.zeros(rows), CLIP).approx_kl
+    divergence = (one.exp() * (one - other)).sum()
+    assert (estimate >= 0.0).all()
+    assert abs(estimate.mean() - divergence) < 4.0 * estimate.std() / rows**0.5
+
+
+def test_a_clip_may_be_a_tensor() -> None:
+    new, old, advantage = batch()
+    for a, b in zip(
+        clipped_surrogate(new, old, advantage, CLIP),
+        clipped_surrogate(new, old, advantage, torch.tensor(CLIP)),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    number = clipped_value_loss(new, old, advantage, CLIP)
+    assert torch.equal(number, clipped_value_loss(new, old, advantage, torch.tensor(CLIP)))
+
+
+def test_the_clipped_value_loss_is_the_larger_of_two_errors() -> None:
+    value, old, target = (numbers(B, seed=seed) for seed in (6, 7, 8))
+    result = clipped_value_loss(value, old, target, 0.5)
+    for row in range(B):
+        v, before, y = value[row].item(), old[row].item(), target[row].item()
+        kept = before + min(max(v - before, -0.5), 0.5)
+        assert result[row].item() == pytest.approx(0.5 * max((v - y) ** 2, (kept - y) ** 2), rel=1e-4, abs=1e-6)
+    assert (result >= 0.5 * (value - target).square()).all()
+    assert torch.equal(clipped_value_loss(value, old, target, math.inf), 0.5 * (value - target).square())
+
+
+def test_a_value_that_has_gone_too_far_toward_its_target_is_left_alone() -> None:
+    value = torch.tensor([2.0, 0.3], requires_grad=True)
+    loss = clipped_value_loss(value, torch.zeros(2), torch.full((2,), 3.0), 0.5)
+    (gradient,) = torch.autograd.grad(loss.sum(), value)
+    assert gradient[0] == 0.0
+    assert gradient[1] == pytest.approx(0.3 - 3.0)
+
+
+@pytest.mark.parametrize("delta", [0.1, 1.0, 2.5])
+def test_huber_is_torchs_and_so_is_its_gradient(delta: float) -> None:
+    error = torch.cat([2.0 * numbers(B), torch.tensor([0.0, delta, -delta])]).requires_grad_()
+    result, expected = huber(error, delta), F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+    close(result, expected)
+    close(torch.autograd.grad(result.sum(), error)[0], error.detach().clamp(-delta, delta))
+
+
+def test_an_expectile_of_one_half_is_half_of_the_squared_error_and_others_weigh_by_sign() -> None:
+    error = numbers(B)
+    close(expectile(error, 0.5), 0.5 * error.square())
+    close(expectile(error, 0.8), torch.where(error > 0.0, 0.8, 0.2) * error.square())
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 0.9])
+def test_the_minimizer_of_the_expectile_loss_is_the_expectile(tau: float) -> None:
+    """Where the weighted errors on both sides balance; at 1/2 the mean, and the larger the further up."""
+    target = numbers(B).double()
+    candidates = torch.linspace(-2.0, 2.0, 4_001, dtype=torch.float64)
+    best = candidates[expectile(target - candidates.unsqueeze(-1), tau).mean(-1).argmin()]
+    above, below = (target - best).clamp(min=0.0).mean(), (best - target).clamp(min=0.0).mean()
+    assert abs(tau * above - (1.0 - tau) * below) < 1e-3
+    assert math.copysign(1.0, best - target.mean()) == math.copysign(1.0, tau - 0.5) or abs(best - target.mean()) < 1e-3
+
+
+@pytest.mark.parametrize("kappa", [0.3, 1.0])
+@pytest.mark.parametrize("own_levels", [False, True])
+def test_the_quantile_loss_is_what_its_equation_says(kappa: float, own_levels: bool) -> None:
+    rows, quantiles, samples = 3, 4, 5
+    quantile, target = numbers(rows, quantiles), numbers(rows, samples, seed=1)
+    tau = torch.rand(rows, quantiles, generator=generator(0, "tau")) if own_levels else (torch.arange(4) + 0.5) / 4
+    result = quantile_huber(quantile, tau, target, kappa)
+    for row in range(rows):
+        total = 0.0
+        for i in range(quantiles):
+            level = (tau[row, i] if own_levels else tau[i]).item()
+            for j in range(samples):
+                error = target[row, j].item() - quantile[row, i].item()
+                size = 0.5 * error**2 if abs(error) <= kappa else kappa * (abs(error) - 0.5 * kappa)
+                total += abs(level - (error < 0.0)) * size / kappa / samples
+        assert result[row].item() == pytest.approx(total, rel=1e-5)
+
+
+def test_the_minimizer_of_the_quantile_loss_is_the_quantile_where_kappa_is_small() -> None:
+    target, tau = numbers(1, 1_001), torch.tensor([0.05, 0.5, 0.8])
+    expected = target.quantile(tau.double().float()).unsqueeze(0).requires_grad_()
+    loss = quantile_huber(expected, tau, target, kappa=1e-4)
+    (gradient,) = torch.autograd.grad(loss.sum(), expected)
+    assert (gradient.abs() < 2.0 / 1_001).all()
+    further = quantile_huber(expected.detach() + torch.tensor([[0.1, -0.1, 0.1]]), tau, target, kappa=1e-4)
+    assert (further > loss).all()

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rein.ops.random import generator
+from rein.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns, vtrace
+from rein.ops.values import td_target
+
+T, N = 17, 9
+GAMMA = 0.9
+SEEDS = range(4)
+
+
+class Rollout(NamedTuple):
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    value: Tensor
+    next_value: Tensor
+    valid: Tensor
+    log_ratio: Tensor
+
+    def double(self) -> Rollout:
+        return Rollout(*(x.double() if x.is_floating_point() else x for x in self))
+
+    def part(self, rows: slice) -> Rollout:
+        return Rollout(*(x[rows].clone() for x in self))
+
+
+def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
+    """Episodes of all kinds, with holes; where a trace goes on, the next value is the value of the next row."""
+    stream = generator(seed, "rollout")
+    reward, value, next_value, log_ratio = torch.randn(4, steps, N, generator=stream).unbind()
+    terminated = torch.rand(steps, N, generator=stream) < 0.12
+    truncated = torch.rand(steps, N, generator=stream) < 0.12
+    valid = torch.rand(steps, N, generator=stream) > (-1.0 if all_valid else 0.15)
+    made = Rollout(reward, terminated, truncated, value, next_value, valid, log_ratio)
+    on = torch.tensor([[goes_on(made, t, n) for n in range(N)] for t in range(steps)])
+    next_value[:-1] = torch.where(on[:-1], value[1:], next_value[:-1])
+    return made
+
+
+def goes_on(x: Rollout, t: int, n: int) -> bool:
+    """Whether what follows row t belongs to its trace."""
+    ended = x.terminated[t, n] or x.truncated[t, n]
+    return t + 1 < len(x.reward) and bool(x.valid[t, n]) and bool(x.valid[t + 1, n]) and not ended
+
+
+def run_of(x: Rollout, t: int, n: int) -> list[int]:
+    """The rows from t to the end of its trace."""
+    rows = [t]
+    while goes_on(x, rows[-1], n):
+        rows.append(rows[-1] + 1)
+    return rows
+
+
+def bootstrap(x: Rollout, t: int, n: int) -> float:
+    return 0.0 if x.terminated[t, n] else x.next_value[t, n].item()
+
+
+def table(x: Rollout, of_row: Callable[[int, int], float]) -> Tensor:
+    """A reference, (T, N) float64: what `of_row` says of each valid row, 0 elsewhere."""
+    rows = [[of_row(t, n) if x.valid[t, n] else 0.0 for n in range(N)] for t in range(len(x.reward))]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def n_step_at(x: Rollout, t: int, n: int, steps: int) -> float:
+    rows = run_of(x, t, n)[:steps]
+    return sum(GAMMA**k * x.reward[s, n].item() for k, s in enumerate(rows)) + GAMMA ** len(rows) * bootstrap(
+        x, rows[-1], n
+    )
+
+
+def lambda_at(x: Rollout, t: int, n: int, lambda_: float) -> float:
+    """By definition: the weighted mean of all n-step returns, the last of which has all the weight that is left."""
+    steps = len(run_of(x, t, n))
+    weights = [(1.0 - lambda_) * lambda_ ** (k - 1) for k in range(1, steps)] + [lambda_ ** (steps - 1)]
+    return sum(w * n_step_at(x, t, n, k) for k, w in enumerate(weights, start=1))
+
+
+def delta_at(x: Rollout, t: int, n: int) -> float:
+    return x.reward[t, n].item() + GAMMA * bootstrap(x, t, n) - x.value[t, n].item()
+
+
+def correction_at(x: Rollout, t: int, n: int, lambda_: float, rho_clip: float, c_clip: float) -> float:
+    """By definition: the sum over the trace of products of c times rho times the temporal difference."""
+    total, product = 0.0, 1.0
+    for s in run_of(x, t, n):
+        ratio = math.exp(x.log_ratio[s, n].item())
+        total += product * min(rho_clip, ratio) * delta_at(x, s, n)
+        product *= GAMMA * lambda_ * min(c_clip, ratio)
+    return total
+
+
+def close(result: Tensor, reference: Tensor) -> None:
+    torch.testing.assert_close(result.double(), reference.double(), rtol=1e-5, atol=2e-5)
+
+
+def returns_of(x: Rollout, **options: Any) -> Tensor:
+    return discounted_returns(x.reward, x.terminated, x.truncated, x.next_value, x.valid, **{"gamma": GAMMA, **options})
+
+
+def lambda_returns_of(x: Rollout, **options: Any) -> Tensor:
+    return lambda_returns(
+        x.reward, x.terminated, x.truncated, x.next_value, x.valid, **{"gamma": GAMMA, "lambda_": 0.7, **options}
+    )
+
+
+def n_step_of(x: Rollout, **options: Any) -> Tensor:
+    return n_step_returns(
+        x.reward, x.terminated, x.truncated, x.next_value, x.valid, **{"gamma": GAMMA, "n": 3, **options}
+    )
+
+
+def gae_of(x: Rollout, **options: Any) -> Tensor:
+    return gae(*x[:6], **{"gamma": GAMMA, "lambda_": 0.7, **options})
+
+
+def vtrace_of(x: Rollout, **options: Any) -> Any:
+    return vtrace(x.log_ratio, *x[:6], **{"gamma": GAMMA, **options})
+
+
+def vtrace_target(x: Rollout, **options: Any) -> Tensor:
+    return vtrace_of(x, lambda_=0.8, c_clip=0.7, **options).target
+
+
+def vtrace_advantage(x: Rollout, **options: Any) -> Tensor:
+    return vtrace_of(x, lambda_=0.8, c_clip=0.7, **options).advantage
+
+
+ESTIMATORS = [returns_of, lambda_returns_of, n_step_of, gae_of, vtrace_target, vtrace_advantage]
+every_estimator = pytest.mark.parametrize("estimate", ESTIMATORS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_discounted_returns_are_sums_of_rewards_to_the_end_of_the_trace(seed: int) -> None:
+    x = rollout(seed)
+    close(returns_of(x), table(x, lambda t, n: n_step_at(x, t, n, T)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, T, T + 3])
+def test_n_step_returns_are_sums_of_n_rewards_and_a_value(steps: int) -> None:
+    x = rollout(steps)
+    close(n_step_of(x, n=steps), table(x, lambda t, n: n_step_at(x, t, n, steps)))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
+def test_lambda_returns_are_the_weighted_mean_of_all_n_step_returns(lambda_: float) -> None:
+    x = rollout(0)
+    close(lambda_returns_of(x, lambda_=lambda_), table(x, lambda t, n: lambda_at(x, t, n, lambda_)))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
+def test_advantages_are_sums_of_discounted_temporal_differences(lambda_: float) -> None:
+    x = rollout(1)
+    expected = table(
+        x,
+        lambda t, n: sum((GAMMA * lambda_) ** k * delta_at(x, s, n) for k, s in enumerate(run_of(x, t, n))),
+    )
+    close(gae_of(x, lambda_=lambda_), expected)
+
+
+@pytest.mark.parametrize(
+    ("lambda_", "rho_clip", "c_clip"), [(1.0, 1.0, 1.0), (0.9, 0.5, 0.8), (1.0, 2.0, 1.0), (0.8, math.inf, 1.5)]
+)
+def test_vtrace_is_what_its_equation_says(lambda_: float, rho_clip: float, c_clip: float) -> None:
+    x = rollout(2)
+    result = vtrace_of(x, lambda_=lambda_, rho_clip=rho_clip, c_clip=c_clip)
+
+    def correction(t: int, n: int) -> float:
+        return correction_at(x, t, n, lambda_, rho_clip, c_clip)
+
+    def advantage(t: int, n: int) -> float:
+        ahead = lambda_ * correction(t + 1, n) if goes_on(x, t, n) else 0.0
+        return min(rho_clip, math.exp(x.log_ratio[t, n].item())) * (delta_at(x, t, n) + GAMMA * ahead)
+
+    close(result.target, table(x, lambda t, n: x.value[t, n].item() + correction(t, n)))
+    close(result.advantage, table(x, advantage))
+
+
+def test_the_vtrace_advantage_at_lambda_one_bootstraps_from_the_next_target() -> None:
+    x = rollout(3)
+    result = vtrace_of(x, rho_clip=1.3)
+    on = torch.tensor([[goes_on(x, t, n) for n in range(N)] for t in range(T)])
+    ahead = torch.where(x.terminated, 0.0, x.next_value)
+    ahead[:-1] = torch.where(on[:-1], result.target[1:], ahead[:-1])
+    expected = x.log_ratio.exp().clamp(max=1.3) * (x.reward + GAMMA * ahead - x.value)
+    close(result.advantage, torch.where(x.valid, expected, 0.0))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_advantages_and_values_add_up_to_lambda_returns(seed: int, lambda_: float) -> None:
+    x = rollout(seed)
+    target = torch.where(x.valid, gae_of(x, lambda_=lambda_) + x.value, 0.0)
+    close(target, lambda_returns_of(x, lambda_=lambda_))
+
+
+def test_lambda_one_is_the_discounted_return_less_the_value_and_lambda_zero_the_temporal_difference() -> None:
+    x = rollout(0)
+    close(gae_of(x, lambda_=1.0), torch.where(x.valid, returns_of(x) - x.value, 0.0))
+    one_step = td_target(x.reward, x.terminated, x.next_value, GAMMA)
+    close(gae_of(x, lambda_=0.0), torch.where(x.valid, one_step - x.value, 0.0))
+
+
+def test_one_step_is_the_td_target_and_as_many_as_there_are_the_discounted_return() -> None:
+    x = rollout(1)
+    one_step = torch.where(x.valid, td_target(x.reward, x.terminated, x.next_value, GAMMA), 0.0)
+    close(n_step_of(x, n=1), one_step)
+    close(lambda_returns_of(x, lambda_=0.0), one_step)
+    assert torch.equal(returns_of(x), lambda_returns_of(x, lambda_=1.0))
+    close(n_step_of(x, n=T), returns_of(x))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("clip", [1.0, 1.7, math.inf])
+def test_on_its_own_data_vtrace_is_gae(clip: float, lambda_: float) -> None:
+    x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
+    result, advantage = vtrace_of(x, lambda_=lambda_, rho_clip=clip, c_clip=clip), gae_of(x, lambda_=lambda_)
+    close(result.advantage, advantage)
+    close(result.target, torch.where(x.valid, advantage + x.value, 0.0))
+
+
+@pytest.mark.parametrize("rho_clip", [0.3, 0.5])
+def test_clips_below_one_hold_back_on_its_own_data_too(rho_clip: float) -> None:
+    x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
+    close(vtrace_of(x, lambda_=0.0, rho_clip=rho_clip).advantage, rho_clip * gae_of(x, lambda_=0.0))
+
+
+@pytest.mark.parametrize("clips", [(1.0, 1.0), (0.5, 0.5), (4.0, 0.2), (math.inf, 3.0)])
+def test_exact_values_leave_no_residual_whatever_the_ratio(clips: tuple[float, float]) -> None:
+    """So rho multiplies all of the temporal difference, and not the reward alone."""
+    x = rollout(5)
+    x = x._replace(reward=x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))
+    result = vtrace_of(x, rho_clip=clips[0], c_clip=clips[1])
+    close(result.advantage, torch.zeros(T, N))
+    close(result.target, torch.where(x.valid, x.value, 0.0))
+    close(gae_of(x), torch.zeros(T, N))
+
+
+@pytest.mark.parametrize("cut", [1, 6, T - 1])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rollout_cut_in_two_equals_the_uncut_one(seed: int, cut: int) -> None:
+    """What the second part says of its first row is what the first part bootstraps from."""
+    x = rollout(seed, all_valid=True).double()
+    first, second = x.part(slice(None, cut)), x.part(slice(cut, None))
+    open_N = ~(first.terminated[-1] | first.truncated[-1])
+
+    def bootstrapped(ahead_N: Tensor) -> Rollout:
+        next_value = first.next_value.clone()
+        next_value[-1] = torch.where(open_N, ahead_N, next_value[-1])
+        return first._replace(next_value=next_value)
+
+    for estimate in (returns_of, lambda_returns_of):
+        later, lambda_ = estimate(second), 1.0 if estimate is returns_of else 0.7
+        ahead_N = (1.0 - lambda_) * second.value[0] + lambda_ * later[0]
+        torch.testing.assert_close(torch.cat([estimate(bootstrapped(ahead_N)), later]), estimate(x))
+    later = gae_of(second)
+    ahead_N = second.value[0] + 0.7 * later[0]
+    torch.testing.assert_close(torch.cat([gae_of(bootstrapped(ahead_N)), later]), gae_of(x))
+    result = vtrace_of(second)
+    whole, part = vtrace_of(x), vtrace_of(bootstrapped(result.target[0]))
+    torch.testing.assert_close(torch.cat([part.target, result.target]), whole.target)
+    torch.testing.assert_close(torch.cat([part.advantage, result.advantage]), whole.advantage)
+
+
+@every_estimator
+def test_a_cut_where_values_are_exact_needs_no_more_than_the_value(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(6, all_valid=True).double()
+    reward = x.reward.clone()
+    reward[8:] = (x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))[8:]
+    x = x._replace(reward=reward)
+    parts = torch.cat([estimate(x.part(slice(None, 8))), estimate(x.part(slice(8, None)))])
+    torch.testing.assert_close(parts, estimate(x))
+
+
+@every_estimator
+@pytest.mark.parametrize("ending", ["terminated", "truncated"])
+def test_nothing_leaks_over_a_reset(estimate: Callable[..., Tensor], ending: str) -> None:
+    x = rollout(7)
+    getattr(x, ending)[8] = True
+    other = rollout(8)
+    changed = Rollout(*(torch.cat([mine[:9], theirs[9:]]) for mine, theirs in zip(x, other, strict=True)))
+    assert torch.equal(estimate(x)[:9], estimate(changed)[:9])
+
+
+@every_estimator
+def test_the_next_value_matters_at_a_truncation_and_not_at_a_termination(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(9, all_valid=True)
+    x.terminated[8], x.truncated[8] = False, True
+    higher = x.next_value.clone()
+    higher[8] += 1.0
+    change_N = (estimate(x._replace(next_value=higher)) - estimate(x))[8]
+    weight_N = x.log_ratio[8].exp().clamp(max=1.0) if estimate in (vtrace_target, vtrace_advantage) else 1.0
+    close(change_N, torch.full((N,), GAMMA) * weight_N)
+    x.terminated[8] = True
+    anything = x.next_value.clone()
+    anything[8] = torch.nan
+    assert torch.equal(estimate(x._replace(next_value=anything)), estimate(x))
+    assert estimate(x).isfinite().all()
+
+
+@every_estimator
+def test_rows_that_are_not_valid_say_nothing_whatever_stands_in_them(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(10)
+    garbage = Rollout(
+        *(torch.where(x.valid, field, torch.nan) if field.is_floating_point() else field for field in x)
+    )._replace(terminated=x.terminated & x.valid, truncated=x.truncated | ~x.valid)
+    assert torch.equal(estimate(garbage), estimate(x))
+    assert (estimate(x)[~x.valid] == 0.0).all()
+
+
+@every_estimator
+def test_a_row_spent_on_a_reset_changes_nothing_for_the_others(estimate: Callable[..., Tensor]) -> None:
+    """A source that resets in a step of its own, against one that resets within the step."""
+    x = rollout(11, all_valid=True)
+    x.truncated[5], x.terminated[11] = True, True
+    spent = [5, 11]
+    order = [t for row in range(T) for t in ([row, row] if row in spent else [row])]
+    with_resets = x._replace(**{name: field[order] for name, field in x._asdict().items()})
+    resets = [t for t in range(1, len(order)) if order[t] == order[t - 1]]
+    with_resets.valid[resets] = False
+    kept = [t for t in range(len(order)) if t not in resets]
+    close(estimate(with_resets)[kept], estimate(x))
+
+
+@every_estimator
+def test_before_a_hole_a_row_bootstraps_like_a_truncated_one(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(12, all_valid=True)
+    x.valid[9] = False
+    truncated = x.truncated.clone()
+    truncated[8] = True
+    assert torch.equal(estimate(x), estimate(x._replace(truncated=truncated)))
+
+
+@every_estimator
+def test_without_a_mask_all_rows_are_valid(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(13, all_valid=True)
+    assert torch.equal(estimate(x), estimate(x._replace(valid=None)))
+
+
+@every_estimator
+def test_no_gradient_flows_and_no_argument_changes(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(14)
+    learned = x._replace(value=x.value.clone().requires_grad_(), next_value=x.next_value.clone().requires_grad_())
+    before = [field.detach().clone() for field in learned]
+    assert not estimate(learned).requires_grad
+    assert all(torch.equal(a.detach(), b) for a, b in zip(learned, before, strict=True))
+
+
+@every_estimator
+def test_further_dimensions_stand_side_by_side(estimate: Callable[..., Tensor]) -> None:
+    one, other = rollout(15), rollout(16)
+    both = Rollout(*(torch.stack(pair, dim=-1) for pair in zip(one, other, strict=True)))
+    assert torch.equal(estimate(both), torch.stack([estimate(one), estimate(other)], dim=-1))
+
+
+@every_estimator
+def test_one_row_is_enough(estimate: Callable[..., Tensor]) -> None:
+    x = rollout(17, steps=1)
+    assert estimate(x).shape == (1, N)
+
+
+def test_a_return_of_no_reward_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one reward"):
+        n_step_of(rollout(0), n=0)
