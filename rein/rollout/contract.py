@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import leaves
-from rein.rollout.spaces import children, layout, tensor_dtype
+from rein.networks.flatten import children
+from rein.rollout.spaces import layout, tensor_dtype
 from rein.types import TimeStep, Tree
 
 

@@ -1,6 +1,7 @@
 """Which seed each episode is reset with: a function of (seed, environment, episode), whoever steps the environment.
 
-Shapes: N environments, E episodes, K episodes ahead, S the shape of what an episode begins with.
+Shapes: N environments, R of them, E episodes, K episodes ahead, P = N (K + 1) places in a table of them, S the shape of
+what an episode begins with.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rein.ops.random import episode_seeds
+from rein.ops.random import environment_keys, episode_seeds, episode_seeds_of
 from rein.rollout.contract import restored
 
 UNKNOWN = -1  # the seed of an episode before the first reset
@@ -28,7 +30,7 @@ class EpisodeSeeds:
     """Counts the episodes of N environments, and gives the seed of each and what it begins with: for tensors.
 
     `draw` maps seeds (...) to what their episodes begin with (..., *S), without state; the seeds themselves by default.
-    Both are worked out some episodes ahead, for hashing takes a hundred small operations and looking up takes five.
+    Both are worked out K episodes ahead, for hashing takes a hundred small operations and looking up takes two.
     `seed` is None until it is given; a first `advance` without one draws it from the operating system.
     """
 
@@ -41,18 +43,21 @@ class EpisodeSeeds:
     ) -> None:
         self._draw = draw
         self._row_N = torch.arange(num_envs, device=device)
-        self._ahead = min(64, max(4, 32768 // num_envs))
+        self._on_host = self._row_N.device.type == "cpu"
+        self._ahead = min(64, max(4, 131072 // num_envs))
         self._begin_anew(seed)
 
     @property
     def current(self) -> Tensor:
         """(N,) int64: the seeds of the current episodes; -1 before the first. Never written to."""
+        if self._current_N is None:
+            self._current_N = self._seed_P.index_select(0, self._place_N)
         return self._current_N
 
     @property
     def indices(self) -> Tensor:
         """(N,) int64: how many episodes each environment has begun, less one; -1 before the first."""
-        return self._index_N
+        return self._index_N + self._used()
 
     def restart(self, seed: int) -> None:
         """Take `seed` and begin anew before episode 0 of every environment."""
@@ -68,24 +73,31 @@ class EpisodeSeeds:
 
         Returns (N, *S), what the current episodes begin with; where `mask` is False it need not be theirs.
         """
-        self._prepare()
-        self._index_N = self._index_N + (1 if mask is None else mask)
-        place = (self._row_N, self._index_N - self._first_N)
-        seed_N = self._seed_NK[place]
-        self._current_N = seed_N if mask is None else torch.where(mask, seed_N, self._current_N)
-        return self._start_NK[place]
+        place_N, start_PS = self.table()
+        self.go_to(place_N + (1 if mask is None else mask))
+        return start_PS.index_select(0, self._place_N)
 
-    def begin(self, row_R: Tensor) -> Tensor:
-        """Begin the next episode of the environments `row_R` (R,) and touch no others; returns (R, *S).
+    def begin(self, row_R: np.ndarray) -> np.ndarray:
+        """Begin the next episode of the environments `row_R` (R,); returns (R, *S). For the host, where R is known."""
+        place_N, start_PS = self.table()
+        place_R = place_N.numpy()[row_R] + 1
+        place_N.numpy()[row_R] = place_R
+        self._current_N = None
+        return start_PS.numpy().take(place_R, 0)
 
-        The quick way on the host, where finding those rows does not wait for anything.
+    def table(self) -> tuple[Tensor, Tensor]:
+        """For pure functions: places (N,) of the current episodes in the table (P, *S) of what episodes begin with.
+
+        An environment's next episode has the next place. `go_to` takes the new places, before another look at these.
         """
-        self._prepare()
-        index_R = self._index_N.index_select(0, row_R).add_(1)
-        self._index_N = self._index_N.index_copy(0, row_R, index_R)
-        place_R = index_R.sub_(self._first_N.index_select(0, row_R)).add_(row_R, alpha=self._ahead + 1)
-        self._current_N = self._current_N.index_copy(0, row_R, self._seed_NK.view(-1).index_select(0, place_R))
-        return self._start_NK.flatten(0, 1).index_select(0, place_R)
+        if self._left == 0:
+            self._prepare()
+        self._left -= 1
+        return self._place_N, self._start_PS
+
+    def go_to(self, place_N: Tensor) -> None:
+        """The current episodes are now those at these places of the table."""
+        self._place_N, self._current_N = place_N, None
 
     def override(self, seeds: Tensor) -> Tensor:
         """Have the current episodes be those of `seeds` (N,), outside the streams; the next ones follow the streams.
@@ -93,45 +105,55 @@ class EpisodeSeeds:
         Returns (N, *S), what they begin with.
         """
         self.started = True
-        self._current_N = seeds.to(self._row_N, copy=True)
-        return self._draw(self._current_N)
+        self._stand_at(self.indices, seeds.to(self._row_N, copy=True))
+        return self._draw(self.current)
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, and the index and seed of every current episode."""
-        return {"seed": self.seed, "index": self._index_N, "current": self._current_N, "started": self.started}
+        return {"seed": self.seed, "index": self.indices, "current": self.current, "started": self.started}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; ValueError for another number of environments."""
         index_N, current_N = (restored(state, name, self._row_N) for name in ("index", "current"))
         self._begin_anew(state["seed"])
-        self._index_N, self._current_N, self.started = index_N, current_N, state["started"]
+        self.started = state["started"]
+        self._stand_at(index_N, current_N)
 
     def _begin_anew(self, seed: int | None) -> None:
         self.seed = _checked(seed)
         self.started = False
-        self._calls = 0  # no environment has begun more episodes than this since the last look ahead
-        self._index_N = torch.full_like(self._row_N, -1)
-        self._current_N = torch.full_like(self._row_N, UNKNOWN)
+        self._key_N: Tensor | None = None
+        self._stand_at(torch.full_like(self._row_N, -1), torch.full_like(self._row_N, UNKNOWN))
 
-    def _may_run_out(self) -> bool:
-        if self._row_N.device.type != "cpu":
-            return True  # it may, after so many calls; to know would be to wait for the device
-        self._calls = int((self._index_N - self._first_N).max())
-        return self._calls >= self._ahead
+    def _stand_at(self, index_N: Tensor, current_N: Tensor) -> None:
+        """Know the current episodes and nothing of those to come."""
+        self._index_N = index_N
+        self._current_N: Tensor | None = current_N
+        self._seed_P, self._start_PS, self._width = current_N, current_N, 1
+        self._place_N = self._row_N.clone()
+        self._left = 0  # so many more calls of `table` and nobody can have run out of episodes
+
+    def _used(self) -> Tensor:
+        return self._place_N - self._row_N * self._width
 
     def _prepare(self) -> None:
-        if self._calls == 0 or (self._calls >= self._ahead and self._may_run_out()):
+        if self._on_host:  # elsewhere, to know would be to wait for the device
+            self._left = self._width - 1 - int(self._used().max())
+        if self._left == 0:
             self._look_ahead()
-        self._calls += 1
 
     def _look_ahead(self) -> None:
-        self.seed = secrets.randbits(31) if self.seed is None else self.seed
-        self.started = True
-        self._calls = 0
-        self._first_N = self._index_N
-        index_NK = self._index_N[:, None] + torch.arange(self._ahead + 1, device=self._row_N.device)
-        self._seed_NK = episode_seeds(self.seed, self._row_N[:, None].expand_as(index_NK), index_NK)
-        self._start_NK = self._draw(self._seed_NK)
+        if self._key_N is None:
+            self.seed = secrets.randbits(31) if self.seed is None else self.seed
+            self.started = True
+            self._key_N = environment_keys(self.seed, self._row_N)
+        index_N, current_N = self.indices, self.current
+        ahead_K = torch.arange(1, self._ahead + 1, device=self._row_N.device)
+        seed_NK = episode_seeds_of(self._key_N[:, None], index_N[:, None] + ahead_K)
+        self._index_N, self._width, self._left = index_N, self._ahead + 1, self._ahead
+        self._seed_P = torch.cat([current_N[:, None], seed_NK], 1).flatten()
+        self._start_PS = self._draw(self._seed_P)
+        self._place_N = self._row_N * self._width
 
 
 class HostEpisodeSeeds:

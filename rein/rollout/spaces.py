@@ -17,19 +17,11 @@ import torch
 from gymnasium import spaces
 
 from rein.errors import EnvironmentContractError
+from rein.networks.flatten import children
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # which kinds of numbers may become which
-
-
-def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """The spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor."""
-    if isinstance(space, spaces.Dict):
-        return dict(space.spaces)
-    if isinstance(space, spaces.Tuple):
-        return {str(index): inner for index, inner in enumerate(space.spaces)}
-    return None
 
 
 def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:

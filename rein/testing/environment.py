@@ -26,7 +26,8 @@ from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
 from rein.rollout.contract import check_observation, check_time_step
-from rein.rollout.spaces import Codec, children
+from rein.networks.flatten import children
+from rein.rollout.spaces import Codec
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import TimeStep, Tree
 

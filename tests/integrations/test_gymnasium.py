@@ -115,36 +115,70 @@ class TestCartPoleState(StatefulContract):
         return part.apply_action(part.episode_seeds % 2)
 
 
+class TestTaxiState(StatefulContract):
+    def make(self) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("Taxi-v4", N, 5, max_episode_steps=20)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            part.reset()
+        return part.apply_action(part.episode_seeds % 6)
+
+
+class TestHalfCheetahState(StatefulContract):
+    def make(self) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("HalfCheetah-v5", 2, 5, max_episode_steps=20)
+
+    def step(self, part: Any) -> Any:
+        seen = part.reset() if int(part.episode_seeds[0]) < 0 else part.state_dict()["observation"]
+        return part.apply_action(torch.tanh(seen[:, :6]))
+
+
 def random_actions(environment: GymnasiumEnvironment, step: int) -> torch.Tensor:
     return integers(torch.arange(environment.num_envs), step, int(environment.single_action_space.n))
 
 
-@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 300), ("Taxi-v4", 450), ("FrozenLake-v1", 200)])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("CartPole-v1", 300),
+        ("Taxi-v4", 450),
+        ("FrozenLake-v1", 200),
+        ("HalfCheetah-v5", 2010),
+        ("LunarLander-v3", 400),
+    ],
+)
 def test_episodes_equal_those_of_a_single_environment_reset_with_their_seed(name: str, steps: int) -> None:
-    environment = GymnasiumEnvironment(name, num_envs=4, seed=3)
+    count = 2
+    environment = GymnasiumEnvironment(name, count, seed=3)
     observation = environment.reset()
-    singles = [gymnasium.make(name) for _ in range(4)]
+    space, codec = environment.single_action_space, Codec("action", environment.single_action_space)
+    space.seed(0)
+    singles = [gymnasium.make(name) for _ in range(count)]
     expected = [
         single.reset(seed=int(seed))[0] for single, seed in zip(singles, environment.episode_seeds, strict=True)
     ]
-    ends, count_N = 0, torch.zeros(4, dtype=torch.int64)
-    for step in range(steps):
-        for index in range(4):
-            assert np.array_equal(observation[index].numpy(), expected[index])
-        action = random_actions(environment, step)
-        time_step = environment.apply_action(action)
+    ends_N = torch.zeros(count, dtype=torch.int64)
+    for _ in range(steps):
+        assert all(same(row, value) for row, value in zip(observation, expected, strict=True))
+        actions = [space.sample() for _ in range(count)]
+        time_step = environment.apply_action(codec.stack(actions))
         observation = time_step.observation
-        count_N += time_step.terminated | time_step.truncated
-        seed_N = episode_seeds(3, torch.arange(4), count_N)
+        ends_N += time_step.terminated | time_step.truncated
+        seed_N = episode_seeds(3, torch.arange(count), ends_N).tolist()
         for index, single in enumerate(singles):
-            expected[index], reward, terminated, truncated, _ = single.step(int(action[index]))
-            assert np.array_equal(time_step.final_observation[index].numpy(), expected[index])
+            expected[index], reward, terminated, truncated, _ = single.step(actions[index])
+            assert same(time_step.final_observation[index], expected[index])
             assert time_step.reward[index] == np.float32(reward)
             assert (bool(time_step.terminated[index]), bool(time_step.truncated[index])) == (terminated, truncated)
             if terminated or truncated:
-                ends += 1
-                expected[index], _ = single.reset(seed=int(seed_N[index]))
-    assert ends > 4
+                expected[index], _ = single.reset(seed=seed_N[index])
+    assert (ends_N > 1).all()
+
+
+def same(row: torch.Tensor, value: Any) -> bool:
+    """Whether a row is the value, float64 having become float32."""
+    return np.array_equal(row.numpy(), np.asarray(value).astype(row.numpy().dtype))
 
 
 def test_truncation_comes_from_the_time_limit_and_keeps_the_final_observation() -> None:

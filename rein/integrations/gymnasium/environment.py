@@ -8,9 +8,8 @@ Shapes: N environments, O one observation, A one action, T steps of an episode.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -20,6 +19,8 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium.batches import missing_values
+from rein.integrations.gymnasium.making import Source, as_json, make, name_of
 from rein.ops.trees import leaves
 from rein.rollout.contract import check_action, check_observation, restored
 from rein.rollout.seeds import HostEpisodeSeeds
@@ -29,8 +30,6 @@ from rein.types import TimeStep, Tree
 logger = logging.getLogger(__name__)
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
-
-Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
 
 
 class GymnasiumEnvironment:
@@ -59,7 +58,7 @@ class GymnasiumEnvironment:
         self.num_envs = num_envs
         self.replayable = replayable
         self.device = torch.device("cpu")
-        self._name = _name_of(id_or_factory)
+        self._name = name_of(id_or_factory)
         self._make_kwargs = make_kwargs
         self._seeds = HostEpisodeSeeds(num_envs, seed)
         self._envs = _make_all(id_or_factory, make_kwargs, num_envs)
@@ -67,7 +66,7 @@ class GymnasiumEnvironment:
         self.single_action_space = self._envs[0].action_space
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
-        self._info = {key: _without_float64(missing) for key, missing in (info or {}).items()}
+        self._info = missing_values(info)
         self._observation: Tree = None  # the current one; None where there are no episodes
         self._taken: list[list[Any]] = [[] for _ in self._envs]  # the actions of the current episodes
         self._nobody = (False,) * num_envs
@@ -98,7 +97,7 @@ class GymnasiumEnvironment:
             "seed": self.seed,
             "info": {key: missing.tolist() for key, missing in self._info.items()},
             "replayable": self.replayable,
-            "make_kwargs": {key: _as_json(value) for key, value in self._make_kwargs.items()},
+            "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
         }
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -165,6 +164,7 @@ class GymnasiumEnvironment:
             "seeds": self._seeds.state_dict(),
             "observation": self._observation,
             "actions": [self._actions.stack(taken) for taken in self._taken],
+            "steps": torch.tensor([len(taken) for taken in self._taken]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,12 +176,14 @@ class GymnasiumEnvironment:
         self._seeds.load_state_dict(state["seeds"])
         self._observation = None
         saved, actions = state["observation"], state["actions"]
+        steps = restored(state, "steps", self._seeds.current).tolist()
         if saved is None:
             return
         if not self.replayable:
             logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
             return
-        observation = self._observations.stack([self._replay(index, taken) for index, taken in enumerate(actions)])
+        episodes = enumerate(zip(steps, actions, strict=True))
+        observation = self._observations.stack([self._replay(index, *episode) for index, episode in episodes])
         self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
         self._observation = observation
 
@@ -222,9 +224,11 @@ class GymnasiumEnvironment:
         observation, _ = self._envs[index].reset(seed=seed)
         return observation
 
-    def _replay(self, index: int, taken: Tree) -> Any:
+    def _replay(self, index: int, steps: int, taken: Tree) -> Any:
+        for path, leaf in leaves(taken, f"actions.{index}"):
+            if len(leaf) != steps:
+                raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps} steps were taken")
         observation = self._begin_one(index, self._seeds.of(index))
-        steps = next(len(leaf) for _, leaf in leaves(taken))
         for action in self._actions.split(taken, steps):
             observation, *_ = self._envs[index].step(action)
             self._taken[index].append(action)
@@ -246,41 +250,10 @@ def _wanted(infos: Sequence[Mapping[str, Any]], key: str, missing: np.ndarray[An
     return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape))
 
 
-def _without_float64(value: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
-
-
 def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
     """The first one as Gymnasium makes it; the others without its checks, for what holds of one holds of all."""
-    first = _make(source, make_kwargs)
+    first = make(source, make_kwargs)
     if first.spec is not None and not callable(source):
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
-    return [first, *(_make(source, make_kwargs) for _ in range(num_envs - 1))]
-
-
-def _make(source: Source, make_kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    if callable(source):
-        return source(**make_kwargs)
-    try:
-        return gymnasium.make(source, **make_kwargs)
-    except gymnasium.error.Error as error:
-        if not isinstance(source, str) or source in gymnasium.registry:  # it is known: something else is wrong
-            raise
-        known = {name.lower(): name for name in gymnasium.registry}
-        close = [known[name] for name in difflib.get_close_matches(source.lower(), known, n=3)]
-        hint = f"did you mean {' or '.join(close)}?" if close else f"{error} gymnasium.pprint_registry() lists all"
-        raise ValueError(f"unknown environment {source!r}; {hint}") from error
-
-
-def _name_of(source: Source) -> str:
-    if isinstance(source, str):
-        return source
-    return (
-        source.id if isinstance(source, EnvSpec) else f"{source.__module__}:{getattr(source, '__qualname__', source)}"
-    )
-
-
-def _as_json(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    return [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]

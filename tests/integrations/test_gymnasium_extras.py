@@ -1,0 +1,182 @@
+"""Atari, MuJoCo and Box2D through the adapter: the extras `atari`, `mujoco` and `box2d`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+from rein.buffers.rollout import Rows
+from rein.envs.wrappers.sign_reward import SignReward
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.ops.random import episode_seeds
+from rein.rollout import EpisodeStatistics
+from rein.rollout.spaces import Codec
+from rein.testing import EnvironmentContract
+from rein.testing.stateful import copy_state, first_difference
+
+
+def pong(**options: Any) -> Any:
+    """Pong as it is usually learned: four frames skipped, two of them maximized, 84 by 84 in grey, four stacked."""
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    single = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, **options)
+    return FrameStackObservation(AtariPreprocessing(single), 4)
+
+
+class TestHalfCheetah(EnvironmentContract):
+    steps = 50
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("HalfCheetah-v5", num_envs, seed, max_episode_steps=20)
+
+
+class TestLunarLander(EnvironmentContract):
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment("LunarLander-v3", num_envs, seed)
+
+
+def random_actions(environment: Any, steps: int) -> list[list[Any]]:
+    space = environment.single_action_space
+    space.seed(0)
+    return [[space.sample() for _ in range(environment.num_envs)] for _ in range(steps)]
+
+
+def plain_loop(single: Any, index: int, actions: list[Any]) -> list[tuple[float, int]]:
+    """Return and length of each episode of one environment, without rein."""
+    episodes: list[tuple[float, int]] = []
+    episode_return, length = 0.0, 0
+    single.reset(seed=seed_of(index, 0))
+    for action in actions:
+        _, reward, terminated, truncated, _ = single.step(action)
+        episode_return, length = episode_return + reward, length + 1
+        if terminated or truncated:
+            episodes.append((episode_return, length))
+            episode_return, length = 0.0, 0
+            single.reset(seed=seed_of(index, len(episodes)))
+    return episodes
+
+
+def seed_of(index: int, episode: int) -> int:
+    return int(episode_seeds(3, torch.tensor([index]), torch.tensor([episode])))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ALE/Pong-v5", {"max_episode_steps": 450}), ("HalfCheetah-v5", {}), ("LunarLander-v3", {})],
+)
+def test_a_thousand_steps_have_the_statistics_of_a_plain_loop(name: str, options: Any) -> None:
+    count = 2
+    environment = GymnasiumEnvironment(name, count, seed=3, **options)
+    codec = Codec("action", environment.single_action_space)
+    actions = random_actions(environment, 1000)
+    rows = Rows(1000)
+    statistics = EpisodeStatistics(count, rows)
+    environment.reset()
+    for action in actions:
+        time_step = environment.apply_action(codec.stack(action))
+        rows.append({field: getattr(time_step, field) for field in ("reward", "terminated", "truncated", "valid")})
+    episodes = statistics.episodes()
+    for index in range(count):
+        expected = plain_loop(gymnasium.make(name, **options), index, [action[index] for action in actions])
+        mine = episodes.environment == index
+        assert episodes.length[mine].tolist() == [length for _, length in expected]
+        assert episodes.episode_return[mine] == pytest.approx([total for total, _ in expected], rel=1e-5)
+        assert expected
+    assert statistics.read("episode_length") == episodes.length.mean()
+
+
+@pytest.mark.parametrize(("source", "steps"), [("HalfCheetah-v5", 1100), ("ALE/Pong-v5", 150), (pong, 150)])
+def test_a_resumed_run_goes_on_bit_for_bit(source: Any, steps: int) -> None:
+    environment, loaded = (GymnasiumEnvironment(source, 2, seed) for seed in (3, 4))
+    codec = Codec("action", environment.single_action_space)
+    actions = [codec.stack(action) for action in random_actions(environment, steps + 50)]
+    environment.reset()
+    for action in actions[:steps]:
+        environment.apply_action(action)
+    loaded.load_state_dict(copy_state(environment.state_dict()))
+    assert torch.equal(environment.episode_seeds, loaded.episode_seeds)
+    for action in actions[steps:]:
+        assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
+
+
+def test_ataris_usual_preprocessing_is_a_function_that_makes_the_environment() -> None:
+    environment = SignReward(GymnasiumEnvironment(pong, 2, 0, max_num_frames_per_episode=700))
+    observation = environment.reset()
+    assert observation.shape == (2, 4, 84, 84)
+    assert observation.dtype is torch.uint8
+    rewards = []
+    for _ in range(200):
+        time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
+        assert torch.equal(time_step.final_observation[:, :3], observation[:, 1:])  # the stack moves on by one
+        rewards.append(time_step.reward)
+        observation = time_step.observation
+    assert set(torch.cat(rewards).tolist()) == {0.0, -1.0}  # who does nothing loses point after point
+
+
+def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[Any]]:
+    """The valid transitions of each environment; an action is a function of how many there have been."""
+    count, observation = environment.num_envs, environment.reset()
+    taken: list[list[Any]] = [[] for _ in range(count)]
+    for _ in range(steps):
+        action = torch.tensor([(index + 5 * len(before)) % 6 for index, before in enumerate(taken)])
+        time_step = environment.apply_action(action)
+        for index in time_step.valid.nonzero().flatten().tolist():
+            shown = (time_step.reward, time_step.terminated, time_step.truncated, time_step.final_observation)
+            taken[index].append([observation[index], *(part[index] for part in shown)])
+        observation = time_step.observation
+    return taken
+
+
+def test_ale_pys_own_environments_give_the_same_transitions_however_they_reset() -> None:
+    options: Any = {"num_envs": 3, "seed": 5, "max_num_frames_per_episode": 120, "img_height": 42, "img_width": 42}
+    next_step, same_step = (
+        steps_of(GymnasiumVectorEnvironment("ALE/Pong-v5", autoreset_mode=mode, **options), 100)
+        for mode in ("NextStep", "SameStep")
+    )
+    for one, other in zip(next_step, same_step, strict=True):
+        assert len(other) == 100
+        assert sum(bool(truncated) for *_, truncated, _ in one) == 100 - len(one) == 3
+        assert first_difference(one, other[: len(one)]) is None
+
+
+@pytest.mark.parametrize("adapter", [GymnasiumEnvironment, GymnasiumVectorEnvironment])
+@pytest.mark.parametrize(
+    ("name", "module", "package", "extra"),
+    [
+        ("ALE/Pong-v5", "ale_py", "ale-py", "atari"),
+        ("HalfCheetah-v5", "mujoco", "MuJoCo", "mujoco"),
+        ("LunarLander-v3", "Box2D", "Box2D", "box2d"),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    adapter: Any, name: str, module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for loaded in [key for key in sys.modules if key.startswith(f"gymnasium.envs.{extra}")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    line = re.escape(f'{name} needs {package}: pip install "rein[{extra}]"')
+    with pytest.raises(ImportError, match=f"^{line}$"):
+        adapter(name)
+
+
+def test_a_function_that_lacks_an_extra_says_so_too() -> None:
+    def lander() -> Any:
+        raise gymnasium.error.DependencyNotInstalled('Box2D is not there, `pip install "gymnasium[box2d]"`')
+
+    with pytest.raises(ImportError, match=r'lander needs Box2D: pip install "rein\[box2d\]"'):
+        GymnasiumEnvironment(lander)
+
+
+def test_a_package_that_is_no_extra_is_named_as_gymnasium_names_it() -> None:
+    def film() -> Any:
+        raise gymnasium.error.DependencyNotInstalled('MoviePy is missing, run `pip install "gymnasium[other]"`')
+
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match="MoviePy is missing"):
+        GymnasiumEnvironment(film)

@@ -1,0 +1,402 @@
+"""Vector environments of others: opening them, their seeds, what a resume does, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rein.agents.q_learning import QLearning
+from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.rollout.spaces import Codec
+from rein.stores.memory import MemoryStore
+from rein.testing import EnvironmentContract
+from rein.testing.stateful import copy_state, first_difference
+from rein.training import training_loop
+
+N = 3
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+ZEROS = torch.zeros(N, dtype=torch.int64)
+
+
+class TestNative(EnvironmentContract):
+    different_starts = EnvironmentContract.num_envs
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
+        return GymnasiumVectorEnvironment("CartPole-v1", num_envs, seed)
+
+
+class TestSameStep(EnvironmentContract):
+    steps = 60
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
+        return GymnasiumVectorEnvironment("Taxi-v4", num_envs, seed, autoreset_mode=SAME_STEP, max_episode_steps=25)
+
+
+class TestDisabled(EnvironmentContract):
+    different_starts = EnvironmentContract.num_envs
+
+    def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
+        options: Any = {"vectorization_mode": "sync", "autoreset_mode": DISABLED}
+        return GymnasiumVectorEnvironment("CartPole-v1", num_envs, seed, **options)
+
+
+class Nested(gymnasium.Env[Any, Any]):
+    """Random observations, actions that decide the reward, episodes of three steps; both spaces are nested."""
+
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (2, 2), np.uint8),
+            "body": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,), np.float64), spaces.Discrete(3), spaces.MultiBinary(4)]),
+        }
+    )
+    action_space = spaces.Tuple(
+        [
+            spaces.Discrete(3),
+            spaces.Dict({"force": spaces.Box(-1.0, 1.0, (2,), np.float64)}),
+            spaces.MultiDiscrete([3, 4]),
+        ]
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        first, second, third = action
+        self.steps += 1
+        reward = np.int64(100 * first + third.sum()) + second["force"].sum()
+        return self.observation_space.sample(), reward, self.steps == 3, False, {}
+
+
+class Faulty(VectorEnv[Any, Any, Any]):
+    """Gives what it is told to give; knows nothing of how it resets unless told that too."""
+
+    def __init__(self, metadata: dict[str, Any] | None = None, reset: Any = None, **faults: Any) -> None:
+        self.num_envs = N
+        self.single_observation_space, self.single_action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, N)
+        self.action_space = batch_space(self.single_action_space, N)
+        if metadata is not None:
+            self.metadata = metadata
+        self.faults, self.first, self.asked = faults, reset, []
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.asked.append((seed, options))
+        return np.zeros((N, 2), np.float32) if self.first is None else self.first, {}
+
+    def step(self, actions: Any) -> Any:
+        result = {
+            "observation": np.zeros((N, 2), np.float32),
+            "reward": np.zeros(N),
+            "terminated": np.zeros(N, bool),
+            "truncated": np.zeros(N, bool),
+            "info": {},
+        } | self.faults
+        return tuple(result.values())
+
+
+def rollout(environment: Any, steps: int) -> list[Any]:
+    space = environment.single_action_space
+    space.seed(0)
+    codec = Codec("action", space)
+    start = environment.reset()
+    actions = [codec.stack([space.sample() for _ in range(environment.num_envs)]) for _ in range(steps)]
+    return [start, *(environment.apply_action(action) for action in actions)]
+
+
+def last_of(environment: Any, steps: int) -> torch.Tensor:
+    """What is seen after so many steps in which nothing is done."""
+    environment.reset()
+    codec = Codec("action", environment.single_action_space)
+    still = codec.stack([np.zeros_like(environment.single_action_space.sample())] * environment.num_envs)
+    return [environment.apply_action(still) for _ in range(steps)][-1].observation
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", Nested])
+def test_where_rein_resets_a_vector_environment_every_bit_is_that_of_the_adapter(source: Any) -> None:
+    def single() -> Any:
+        return source() if source is Nested else gymnasium.make(source)
+
+    vector = SyncVectorEnv([single] * N, autoreset_mode=DISABLED)
+    one, other = GymnasiumEnvironment(single, N, 4), GymnasiumVectorEnvironment(vector, seed=4)
+    assert first_difference(rollout(one, 60), rollout(other, 60)) is None
+    assert torch.equal(one.episode_seeds, other.episode_seeds)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_was_returned_stays_whatever_the_source_writes_into_its_arrays(mode: AutoresetMode) -> None:
+    arrays = {
+        "observation": np.ones((N, 2), np.float32),
+        "reward": np.ones(N, np.float32),
+        "terminated": np.array([True, False, False]),
+        "truncated": np.array([True, False, False]),
+    }
+    info = {"final_obs": np.ones((N, 2), np.float32), "mass": np.ones(N, np.float32)}
+    first = np.ones((N, 2), np.float32)
+    source = Faulty({"autoreset_mode": mode}, first, info=info, **arrays)
+    environment = GymnasiumVectorEnvironment(source, seed=0, info={"mass": 0.0})
+    returned = environment.reset(), environment.apply_action(ZEROS)
+    before = copy_state(returned)
+    for array in (first, *arrays.values(), *info.values()):
+        array[:] = 0
+    assert first_difference(before, returned) is None
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_nested_spaces_pass_through_a_source_that_resets_by_itself(mode: AutoresetMode) -> None:
+    environment = GymnasiumVectorEnvironment(SyncVectorEnv([Nested] * N, autoreset_mode=mode), seed=4)
+    steps = rollout(environment, 8)[1:]
+    ended = [t for t, step in enumerate(steps) if step.terminated.all()]
+    assert ended == ([2, 6] if mode is NEXT_STEP else [2, 5])
+    for step, following in itertools.pairwise(steps):
+        same = first_difference(step.final_observation, step.observation) is None
+        assert same == (mode is NEXT_STEP or not step.terminated.any())
+        assert following.valid.all() == (mode is SAME_STEP or not step.terminated.any())
+
+
+def test_the_row_in_which_a_source_resets_is_no_data() -> None:
+    environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, max_episode_steps=4)  # it resets in every fifth step
+    space = environment.single_observation_space
+    agent = QLearning(space, environment.single_action_space, seed=0)
+    store = MemoryStore()
+    loop = training_loop(agent, environment, store, epochs=2, iterations=10)
+    learned = []
+
+    @loop.observation_recorded
+    def keep(state: Any) -> None:
+        learned.append(state.step_state.transition.valid.clone())
+
+    final = loop.run()
+    assert [bool(valid_N.all()) for valid_N in learned] == [k % 5 != 4 for k in range(20)]
+    assert [e.metrics["episode_length"] for e in final.history] == [4.0, 4.0]
+    assert final.clocks.episodes == 4 * N
+    for trajectory in store.trajectories:
+        assert trajectory.fields["valid"].sum() == 8 * N
+        assert (trajectory.episodes.length == 4).all()
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", "Taxi-v4", "ALE/Pong-v5"])
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(source: str) -> None:
+    one, same, other = (rollout(GymnasiumVectorEnvironment(source, N, seed), 40) for seed in (7, 7, 8))
+    assert first_difference(one, same) is None
+    assert first_difference(one, other) is not None
+
+
+@pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Pong-v5"])
+def test_an_environment_that_has_a_seed_of_its_own_is_the_same_among_any_number(source: str) -> None:
+    few, many = (last_of(GymnasiumVectorEnvironment(source, count, 7), 25) for count in (2, 4))
+    assert torch.equal(few, many[:2])
+    assert len(many.flatten(1).unique(dim=0)) == 4
+
+
+def test_a_second_reset_begins_other_episodes() -> None:
+    environment = GymnasiumVectorEnvironment("CartPole-v1", N, 7)
+    first, second = environment.reset(), environment.reset()
+    assert not torch.equal(first, second)
+    assert torch.equal(environment.reset(seed=7), first)
+
+
+def test_seeds_are_unknown_where_the_source_resets_by_itself() -> None:
+    for mode in (NEXT_STEP, SAME_STEP):
+        environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, autoreset_mode=mode)
+        environment.reset()
+        assert environment.episode_seeds.tolist() == [-1] * N
+
+
+def test_a_source_that_wants_one_seed_gets_one_and_a_mask_of_its_own() -> None:
+    ends = np.array([False, True, False])
+    source = Faulty({"autoreset_mode": DISABLED}, terminated=ends)
+    environment = GymnasiumVectorEnvironment(source, seed=0)
+    environment.reset()
+    environment.apply_action(ZEROS)
+    environment.apply_action(ZEROS)
+    (seed, options), *resets = source.asked
+    assert type(seed) is int
+    assert options is None
+    for seed, options in resets:
+        assert seed is None
+        assert options["reset_mask"].tolist() == ends.tolist()
+    assert resets[0][1] is not resets[1][1]
+    assert environment.episode_seeds.tolist() == [-1] * N
+
+
+def test_a_resumed_one_says_that_its_episodes_are_lost_and_begins_others(caplog: pytest.LogCaptureFixture) -> None:
+    environment, loaded = (GymnasiumVectorEnvironment("CartPole-v1", N, 7) for _ in range(2))
+    first = environment.reset()
+    assert not environment.awaits_reset
+    with caplog.at_level(logging.WARNING):
+        loaded.load_state_dict(copy_state(environment.state_dict()))
+    assert "CartPole-v1 is not replayable: its open episodes are lost" in caplog.text
+    assert loaded.awaits_reset
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        loaded.apply_action(ZEROS)
+    assert not torch.equal(loaded.reset(), first)
+    with pytest.raises(ValueError, match="index"):
+        GymnasiumVectorEnvironment("CartPole-v1", N + 1).load_state_dict(environment.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "made", "mode"),
+    [
+        ({}, "CartPoleVectorEnv", NEXT_STEP),
+        ({"vectorization_mode": "sync"}, "SyncVectorEnv", NEXT_STEP),
+        ({"vectorization_mode": "sync", "autoreset_mode": "SameStep"}, "SyncVectorEnv", SAME_STEP),
+        ({"vectorization_mode": "sync", "autoreset_mode": DISABLED}, "SyncVectorEnv", DISABLED),
+    ],
+)
+def test_an_id_is_made_by_gymnasium_in_the_mode_that_is_asked_for(options: Any, made: str, mode: Any) -> None:
+    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **options)
+    assert type(environment._environment.unwrapped).__name__ == made
+    assert environment.config["autoreset_mode"] == mode.value
+    assert json.loads(json.dumps(environment.config))["num_envs"] == 2
+
+
+def test_ale_pys_own_environments_take_a_mode_and_their_arguments() -> None:
+    options: Any = {"autoreset_mode": SAME_STEP, "img_height": 42, "img_width": 42, "stack_num": 2}
+    environment = GymnasiumVectorEnvironment("ALE/Pong-v5", 2, 0, **options)
+    assert environment.reset().shape == (2, 2, 42, 42)
+    assert environment.config["autoreset_mode"] == "SameStep"
+
+
+def test_the_mode_is_what_the_metadata_or_the_environment_say_or_else_the_argument() -> None:
+    class Says(Faulty):
+        autoreset_mode = SAME_STEP
+
+    class Wraps(gymnasium.vector.VectorWrapper):
+        pass
+
+    spoken = [
+        GymnasiumVectorEnvironment(Faulty({"autoreset_mode": DISABLED})),
+        GymnasiumVectorEnvironment(Faulty({"autoreset_mode": "Disabled"})),
+        GymnasiumVectorEnvironment(Wraps(Faulty({"autoreset_mode": DISABLED}))),
+        GymnasiumVectorEnvironment(Faulty({}), autoreset_mode=DISABLED),
+        GymnasiumVectorEnvironment(Faulty(), autoreset_mode="Disabled"),
+    ]
+    assert [environment.config["autoreset_mode"] for environment in spoken] == ["Disabled"] * 5
+    assert GymnasiumVectorEnvironment(Says({})).config["autoreset_mode"] == "SameStep"
+
+
+def test_one_that_does_not_say_how_it_resets_is_refused_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", SAME_STEP)  # as ale-py does, for all that have none
+    for source in (Faulty(), Faulty({})):
+        with pytest.raises(ValueError, match=r"does not say how it resets.*give autoreset_mode=.*NEXT_STEP.*DISABLED"):
+            GymnasiumVectorEnvironment(source)
+
+
+def test_two_of_ale_py_keep_their_own_modes() -> None:
+    sources = [gymnasium.make_vec("ALE/Pong-v5", 1, autoreset_mode=mode) for mode in (SAME_STEP, NEXT_STEP)]
+    environments = [GymnasiumVectorEnvironment(source) for source in sources]
+    assert [environment.config["autoreset_mode"] for environment in environments] == ["SameStep", "NextStep"]
+
+
+def single() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "text"),
+    [
+        (single, {}, TypeError, "is no gymnasium.vector.VectorEnv; GymnasiumEnvironment takes"),
+        (lambda: Faulty({"autoreset_mode": DISABLED}), {"autoreset_mode": SAME_STEP}, ValueError, "says that it is"),
+        (lambda: Faulty({"autoreset_mode": DISABLED}), {"num_envs": 9}, ValueError, "num_envs=9: .* has 3"),
+        (lambda: Faulty({"autoreset_mode": DISABLED}), {"gravity": 9}, TypeError, "made already: it takes no gravity"),
+        (
+            lambda: Faulty({"autoreset_mode": DISABLED}),
+            {"autoreset_mode": "never"},
+            ValueError,
+            "'never' is not a valid",
+        ),
+        (lambda: "Taxi-v99", {}, ValueError, "did you mean Taxi-v4"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_at_once(source: Any, options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        GymnasiumVectorEnvironment(source(), **options)
+
+
+def test_workers_that_would_reset_twice_are_refused() -> None:
+    source = AsyncVectorEnv([single], shared_memory=False)
+    with pytest.raises(ValueError, match=r"shared_memory=False does not go with AutoresetMode.NEXT_STEP"):
+        GymnasiumVectorEnvironment(source)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (
+            {"observation": np.zeros((N, 3), np.float32)},
+            r"observation: expected float32 of shape \(3, 2\), got float32",
+        ),
+        ({"observation": None}, r"observation: expected float32 of shape \(3, 2\), got None"),
+        ({"reward": np.zeros((N, 1))}, r"reward: expected float32 of shape \(3,\), got float64 of shape \(3, 1\)"),
+        ({"terminated": np.zeros(N)}, r"terminated: expected bool of shape \(3,\), got float64 of shape \(3,\)"),
+        ({"truncated": False}, r"truncated: expected bool of shape \(3,\), got False"),
+        ({"terminated": np.ones(N, bool)}, "info.final_obs: expected from .*Faulty.* where an episode ended"),
+        (
+            {"terminated": np.ones(N, bool), "info": {"final_obs": np.full(N, None)}},
+            r"info.final_obs, row 0: expected float32 of shape \(2,\), got None",
+        ),
+    ],
+)
+def test_wrong_results_are_named(fault: dict[str, Any], text: str) -> None:
+    environment = GymnasiumVectorEnvironment(Faulty({"autoreset_mode": SAME_STEP}, **fault), seed=0)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=text):
+        environment.apply_action(ZEROS)
+
+
+def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
+    source = SyncVectorEnv([Nested] * N, autoreset_mode=SAME_STEP)
+    environment = GymnasiumVectorEnvironment(source, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "reset", lambda **_: ({"camera": np.zeros((N, 2, 2), np.uint8)}, {}))
+        with pytest.raises(EnvironmentContractError, match=r"observation: expected .* each of body, camera.*'body'"):
+            environment.reset()
+
+
+def test_an_action_of_another_shape_or_range_is_refused() -> None:
+    environment = GymnasiumVectorEnvironment("CartPole-v1", N, 0)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=r"action, row 0: expected a value of Discrete\(2\), got 2"):
+        environment.apply_action(ZEROS + 2)
+    environment.apply_action(ZEROS)
+    with pytest.raises(EnvironmentContractError, match=r"action: expected a tensor of shape \(3,\), got \(3, 1\)"):
+        environment.apply_action(ZEROS[:, None])
+
+
+def test_render_gives_a_frame_of_one_environment() -> None:
+    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
+    environment.reset()
+    frames = [environment.render(index) for index in (0, 1)]
+    assert all(frame.dtype == np.uint8 and frame.shape[2] == 3 for frame in frames)
+    assert not np.array_equal(*frames)
+    environment.close()
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        GymnasiumVectorEnvironment("CartPole-v1", 2).render()
+
+
+def test_close_closes_the_source_once() -> None:
+    closed = []
+
+    class Closing(Faulty):
+        def close(self, **kwargs: Any) -> None:
+            closed.append(self)
+
+    environment = GymnasiumVectorEnvironment(Closing({"autoreset_mode": DISABLED}))
+    environment.close()
+    environment.close()
+    assert len(closed) == 1
