@@ -102,6 +102,28 @@ class Replayable(Protocol):
 
 
 @runtime_checkable
+class PartlyResettable(Protocol):
+    """An environment of which some rows can be reset by themselves. Wrappers: ask with `hasattr`, see `Forwarding`."""
+
+    def reset_where(self, mask: Tensor) -> Tree:
+        """Begin the next episode where `mask` (N,) is True, and leave the others alone. Returns (N, *O), of all."""
+        ...
+
+
+@runtime_checkable
+class PartlySteppable(Protocol):
+    """An environment of which some rows can be stepped by themselves. Wrappers: ask with `hasattr`, see `Forwarding`.
+
+    A row that is not stepped is not valid, nothing ended in it, its reward is 0, and its observation and
+    final_observation are the current one.
+    """
+
+    def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
+        """Step where `mask` (N,) is True, and leave the others alone; `action` (N, *A) is of all."""
+        ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """Acts and nothing else. Shares the agent's parameters; has buffers, carry and generator of its own.
 

@@ -1,6 +1,6 @@
 """Gridworld: walk to a target on a board of 5 x 5 cells, N boards at once.
 
-Shapes: N environments, A actions, 2 for (x, y), K targets, P pixels along an edge of a frame.
+Shapes: N environments, A actions, 2 for (x, y), K targets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rein.ops.random import integers
 from rein.rollout.contract import check_action, restored
+from rein.rollout.frames import GREEN, WHITE, Frame, board
 from rein.rollout.seeds import EpisodeSeeds
 from rein.types import TimeStep
 
@@ -22,8 +23,6 @@ _SIZE = 5
 _MOVES = ((0, 1, 0, 0), (0, -1, 0, 0), (1, 0, 0, 0), (-1, 0, 0, 0))  # up, down, right, left; targets stay
 _NEVER = 2**62
 _COLUMN, _TARGET = range(2)  # what an episode draws from its seed, by counter
-_CELL = 48  # pixels
-_WHITE, _LINE, _GREEN, _BLUE = (255, 255, 255), (205, 205, 210), (88, 175, 98), (45, 90, 190)
 
 
 class Gridworld:
@@ -116,45 +115,40 @@ class Gridworld:
         """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
         return self._begin(self._seeds.override(episode_seeds))
 
+    def reset_where(self, mask: Tensor) -> Tensor:
+        """Begin the next episode where `mask` (N,) is True; returns the current observation of all.
+
+        Raises RuntimeError before the first reset.
+        """
+        self._check_begun("reset_where")
+        self._cell_N4 = torch.where(mask[:, None], self._seeds.advance(mask), self._cell_N4)
+        self._steps_N = self._steps_N.masked_fill(mask, 0)
+        return self._observe(self._cell_N4)
+
     def apply_action(self, action: Tensor) -> TimeStep:
         """Move on every board by `action` (N,) int64.
 
         Raises RuntimeError before the first reset and EnvironmentContractError for what is no action.
         """
-        if not self._checked or action.shape != (self.num_envs,):
-            self._check(action)
-        cell_N4 = (self._cell_N4 + self._moves_A4[action]).clamp_(0, _SIZE - 1)
-        distance_N = (cell_N4[:, 2:] - cell_N4[:, :2]).abs_().sum(1)
-        steps_N = self._steps_N + 1
-        terminated_N = distance_N == 0
-        truncated_N = steps_N >= (self.max_episode_steps or _NEVER)
-        ended_N = terminated_N | truncated_N
-        self._cell_N4 = torch.where(ended_N[:, None], self._seeds.advance(ended_N), cell_N4)
-        self._steps_N = steps_N.masked_fill_(ended_N, 0)
-        return TimeStep(
-            observation=self._observe(self._cell_N4),
-            reward=distance_N.to(torch.float32).neg_(),
-            terminated=terminated_N,
-            truncated=truncated_N,
-            final_observation=self._observe(cell_N4),
-            valid=torch.ones_like(terminated_N),
-            info={},
-        )
+        return self._move(action, None)
+
+    def apply_action_where(self, action: Tensor, mask: Tensor) -> TimeStep:
+        """Move where `mask` (N,) is True; the other boards stay as they are, and are not valid.
+
+        Raises RuntimeError before the first reset and EnvironmentContractError for what is no action, on any board.
+        """
+        return self._move(action, mask)
 
     def encode(self, *, x: int, y: int, target: Sequence[int]) -> Tensor:
         """The observation at a position, as a batch of one: (1, 4) or (1, 6)."""
         return self._observe(torch.tensor([_on_board((x, y)) + _on_board(target)], device=self.device))
 
-    def render(self, index: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """An RGB frame (P, P, 3) of one environment: the walker a blue disc, the target a green cell, y upwards."""
+    def render(self, index: int = 0) -> Frame:
+        """An RGB frame (height, width, 3) of one environment: the walker a blue disc, the target green, y upwards."""
         x, y, target_x, target_y = self._cell_N4[index].tolist()
-        frame_PP3 = np.full((_SIZE * _CELL, _SIZE * _CELL, 3), _WHITE, np.uint8)
-        _cell(frame_PP3, target_x, target_y)[:] = _GREEN
-        row_P1, column_1P = np.ogrid[:_CELL, :_CELL]
-        disc = np.hypot(row_P1 - (_CELL - 1) / 2, column_1P - (_CELL - 1) / 2) < 0.32 * _CELL
-        _cell(frame_PP3, x, y)[disc] = _BLUE
-        frame_PP3[::_CELL] = frame_PP3[:, ::_CELL] = frame_PP3[-1] = frame_PP3[:, -1] = _LINE
-        return frame_PP3
+        cells = [[WHITE] * _SIZE for _ in range(_SIZE)]
+        cells[_SIZE - 1 - target_y][target_x] = GREEN
+        return board(cells, (_SIZE - 1 - y, x))
 
     def reseed(self, seed: int) -> None:
         """Take `seed` for all streams; RuntimeError after the first reset."""
@@ -172,6 +166,31 @@ class Gridworld:
         cell_N4, steps_N = restored(state, "cell", self._cell_N4), restored(state, "steps", self._steps_N)
         self._seeds.load_state_dict(state["seeds"])
         self._cell_N4, self._steps_N = cell_N4, steps_N
+
+    def _move(self, action: Tensor, mask_N: Tensor | None) -> TimeStep:
+        if not self._checked or action.shape != (self.num_envs,):
+            self._check(action)
+        cell_N4 = (self._cell_N4 + self._moves_A4[action]).clamp_(0, _SIZE - 1)
+        distance_N = (cell_N4[:, 2:] - cell_N4[:, :2]).abs_().sum(1)
+        steps_N = self._steps_N + 1
+        terminated_N = distance_N == 0
+        truncated_N = steps_N >= (self.max_episode_steps or _NEVER)
+        if mask_N is not None:
+            cell_N4 = torch.where(mask_N[:, None], cell_N4, self._cell_N4)
+            distance_N, steps_N = distance_N * mask_N, torch.where(mask_N, steps_N, self._steps_N)
+            terminated_N, truncated_N = terminated_N & mask_N, truncated_N & mask_N
+        ended_N = terminated_N | truncated_N
+        self._cell_N4 = torch.where(ended_N[:, None], self._seeds.advance(ended_N), cell_N4)
+        self._steps_N = steps_N.masked_fill_(ended_N, 0)
+        return TimeStep(
+            observation=self._observe(self._cell_N4),
+            reward=distance_N.to(torch.float32).neg_(),
+            terminated=terminated_N,
+            truncated=truncated_N,
+            final_observation=self._observe(cell_N4),
+            valid=torch.ones_like(terminated_N) if mask_N is None else mask_N.clone(),
+            info={},
+        )
 
     def _begin(self, start_N4: Tensor) -> Tensor:
         self._cell_N4 = start_N4
@@ -192,10 +211,13 @@ class Gridworld:
         return torch.cat([scaled_N4, (squared_N1 == 0).to(scaled_N4.dtype), (squared_N1 / 2).sqrt()], 1)
 
     def _check(self, action: Tensor) -> None:
-        if not self._seeds.started:
-            raise RuntimeError("Gridworld.apply_action: call reset() first")
+        self._check_begun("apply_action")
         check_action(action, self.num_envs, self.single_action_space)
         self._checked = True
+
+    def _check_begun(self, method: str) -> None:
+        if not self._seeds.started:
+            raise RuntimeError(f"Gridworld.{method}: call reset() first")
 
 
 def _on_board(cell: Sequence[int]) -> tuple[int, int]:
@@ -203,8 +225,3 @@ def _on_board(cell: Sequence[int]) -> tuple[int, int]:
     if not (0 <= x < _SIZE and 0 <= y < _SIZE):
         raise ValueError(f"Gridworld: ({x}, {y}) is off the board, which has x and y from 0 to {_SIZE - 1}")
     return x, y
-
-
-def _cell(frame_PP3: np.ndarray[Any, Any], x: int, y: int) -> np.ndarray[Any, Any]:
-    top = (_SIZE - 1 - y) * _CELL
-    return frame_PP3[top : top + _CELL, x * _CELL : (x + 1) * _CELL]

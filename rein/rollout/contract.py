@@ -15,8 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.ops.trees import leaves
 from rein.networks.flatten import children
+from rein.ops.trees import leaves
 from rein.rollout.spaces import layout, tensor_dtype
 from rein.types import TimeStep, Tree
 

@@ -142,14 +142,18 @@ class EpisodeSeeds:
         if self._left == 0:
             self._look_ahead()
 
-    def _look_ahead(self) -> None:
+    def _keys(self) -> Tensor:
+        """(N,) the environments' streams of seeds, which stay the same under one seed."""
         if self._key_N is None:
             self.seed = secrets.randbits(31) if self.seed is None else self.seed
-            self.started = True
             self._key_N = environment_keys(self.seed, self._row_N)
+        return self._key_N
+
+    def _look_ahead(self) -> None:
+        key_N, self.started = self._keys(), True
         index_N, current_N = self.indices, self.current
         ahead_K = torch.arange(1, self._ahead + 1, device=self._row_N.device)
-        seed_NK = episode_seeds_of(self._key_N[:, None], index_N[:, None] + ahead_K)
+        seed_NK = episode_seeds_of(key_N[:, None], index_N[:, None] + ahead_K)
         self._index_N, self._width, self._left = index_N, self._ahead + 1, self._ahead
         self._seed_P = torch.cat([current_N[:, None], seed_NK], 1).flatten()
         self._start_PS = self._draw(self._seed_P)

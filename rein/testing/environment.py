@@ -11,9 +11,7 @@ Shapes: T steps, N environments, O one observation, A one action.
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,18 +19,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.errors import ReinError
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
 from rein.rollout.contract import check_observation, check_time_step
-from rein.networks.flatten import children
-from rein.rollout.spaces import Codec
+from rein.testing.acting import check_bounds, check_refused, check_same, random_actions, rows_of
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import TimeStep, Tree
 
 _SEED = 11
-_REFUSALS = (ReinError, RuntimeError, ValueError)
 
 
 class _Rollout(NamedTuple):
@@ -72,11 +67,11 @@ class EnvironmentContract:
         environment = self.make(self.num_envs, _SEED)
         space, rollout = environment.single_observation_space, self._rollout(environment)
         check_observation(rollout.start, self.num_envs, space)
-        _check_bounds(rollout.start, space)
+        check_bounds(rollout.start, space)
         for time_step in rollout.time_steps:
             check_time_step(time_step, self.num_envs, space)
-            _check_bounds(time_step.observation, space)
-            _check_bounds(time_step.final_observation, space)
+            check_bounds(time_step.observation, space)
+            check_bounds(time_step.final_observation, space)
             for path, leaf in leaves(time_step):
                 assert leaf.device.type == environment.device.type, f"{path} is on {leaf.device}"
 
@@ -112,8 +107,8 @@ class EnvironmentContract:
         """So it is, for every agent, what the last action led to."""
         for time_step in self._rollout(self.make(self.num_envs, _SEED)).time_steps:
             on_N = ~(time_step.terminated | time_step.truncated)
-            difference = first_difference(_rows(time_step.final_observation, on_N), _rows(time_step.observation, on_N))
-            assert difference is None, f"nothing ended, but observation and final_observation differ: {difference}"
+            pair = time_step.final_observation, time_step.observation
+            check_same(*pair, on_N, "nothing ended, but the observation")
 
     def test_environments_under_one_seed_start_differently(self) -> None:
         """Every environment has a stream of its own."""
@@ -121,7 +116,7 @@ class EnvironmentContract:
         start = environment.reset()
         seeds = environment.episode_seeds.tolist()
         assert not environment.replayable or len(set(seeds)) == self.num_envs, f"episode seeds repeat: {seeds}"
-        rows = [_rows(start, torch.tensor([index])) for index in range(self.num_envs)]
+        rows = [rows_of(start, torch.tensor([index])) for index in range(self.num_envs)]
         different = [row for k, row in enumerate(rows) if all(first_difference(row, x) for x in rows[:k])]
         count, wanted = len(different), self.different_starts
         assert count >= wanted, f"{self.num_envs} environments show {count} different starts, not {wanted} or more"
@@ -142,13 +137,13 @@ class EnvironmentContract:
         for count in (1, 2):
             few = self._rollout(self.make(count, _SEED))
             if environment.replayable:
-                difference = first_difference(few, _rows(many, torch.arange(count)))
+                difference = first_difference(few, rows_of(many, torch.arange(count)))
                 assert difference is None, f"{count} of {self.num_envs} differ from {count} alone at {difference}"
 
     def test_episode_seeds_are_those_of_seed_environment_and_episode(self) -> None:
         """`rein.ops.random.episode_seeds(seed, i, k)` for the k-th episode of environment i, begun by whatever."""
         environment = self.make(self.num_envs, _SEED)
-        row_N, count_N = torch.arange(self.num_envs), torch.zeros(self.num_envs, dtype=torch.int64)
+        count_N = torch.zeros(self.num_envs, dtype=torch.int64)
         assert (environment.episode_seeds == -1).all(), "episode_seeds is not -1 before the first reset"
         for _ in range(2):
             environment.reset()
@@ -156,9 +151,7 @@ class EnvironmentContract:
                 if action is not None:
                     time_step = environment.apply_action(action)
                     count_N += (time_step.terminated | time_step.truncated).cpu()
-                got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, row_N, count_N)
-                known = environment.replayable or not (got_N == -1).all()
-                assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
+                _check_seeds(environment, count_N)
             count_N += 1  # reset begins the next one
 
     def test_a_reset_with_a_seed_begins_anew(self) -> None:
@@ -204,17 +197,60 @@ class EnvironmentContract:
         environment.reset()
         built.reset()
         assert torch.equal(environment.episode_seeds, built.episode_seeds), "reseed(seed) is not like building with it"
-        _check_refused(lambda: environment.reseed(_SEED), "reseed after the first reset")
+        check_refused(lambda: environment.reseed(_SEED), "reseed after the first reset")
 
     def test_nonsense_is_refused(self) -> None:
         """Acting before the first reset; an action for more environments than there are."""
         environment = self.make(self.num_envs, _SEED)
         action = self._actions(environment, 1)[0]
-        _check_refused(lambda: environment.apply_action(action), "acting before the first reset")
+        check_refused(lambda: environment.apply_action(action), "acting before the first reset")
         environment.reset()
         environment.apply_action(action)
         longer = map_tree(lambda tensor: torch.cat([tensor, tensor[:1]]), action)
-        _check_refused(lambda: environment.apply_action(longer), f"{self.num_envs + 1} actions for {self.num_envs}")
+        check_refused(lambda: environment.apply_action(longer), f"{self.num_envs + 1} actions for {self.num_envs}")
+
+    def test_a_reset_in_part_leaves_the_other_rows_as_they_are(self) -> None:
+        """`reset_where(mask)`, if it has that: the next episodes begin there, and all else goes on as without it."""
+        environment, twin, fresh = (self.make(self.num_envs, _SEED) for _ in range(3))
+        if not hasattr(environment, "reset_where"):
+            return
+        environment.reset()
+        twin.reset()
+        mask_N, count_N = torch.arange(self.num_envs) % 2 == 1, torch.zeros(self.num_envs, dtype=torch.int64)
+        for k, action in enumerate(self._actions(environment), start=1):
+            time_step, untouched = environment.apply_action(action), twin.apply_action(action)
+            count_N += (time_step.terminated | time_step.truncated).cpu()
+            if environment.replayable:
+                check_same(time_step, untouched, ~mask_N, f"after a reset of other rows, step {k}")
+            if k % 5 == 0:
+                observation = environment.reset_where(mask_N.to(environment.device))
+                count_N += mask_N
+                check_same(observation, time_step.observation, ~mask_N, "a row that was not to be reset")
+                if environment.replayable:
+                    begun = fresh.reset_to(environment.episode_seeds)
+                    check_same(observation, begun, mask_N, "the beginning of the episode of a row that was reset")
+            _check_seeds(environment, count_N)
+
+    def test_a_step_in_part_leaves_the_other_rows_as_they_are(self) -> None:
+        """`apply_action_where(action, mask)`, if it has that: a step in two parts is the step at once."""
+        environment, twin = (self.make(self.num_envs, _SEED) for _ in range(2))
+        if not hasattr(environment, "apply_action_where"):
+            return
+        current, _ = environment.reset(), twin.reset()
+        even_N = torch.arange(self.num_envs, device=environment.device) % 2 == 0
+        for k, action in enumerate(self._actions(environment), start=1):
+            whole = twin.apply_action(action)
+            for mask_N in (even_N, ~even_N):
+                part = environment.apply_action_where(action, mask_N)
+                stayed = rows_of(part, ~mask_N)
+                still = not any(x.any() for x in (stayed.valid, stayed.reward, stayed.terminated, stayed.truncated))
+                assert still, f"a row that was not stepped is valid, has a reward or ended: {stayed}"
+                for observation in (part.observation, part.final_observation):
+                    check_same(observation, current, ~mask_N, "what a row shows that was not stepped")
+                if environment.replayable:
+                    check_same(part, whole, mask_N, f"step {k}, taken in part,")
+                current = part.observation
+            assert torch.equal(environment.episode_seeds, twin.episode_seeds), f"other episode seeds after {k} steps"
 
     def test_it_may_be_closed_twice(self) -> None:
         """Whoever cleans up need not know whether somebody has."""
@@ -224,14 +260,7 @@ class EnvironmentContract:
         environment.close()
 
     def _actions(self, environment: Any, steps: int | None = None) -> list[Tree]:
-        """Random actions (N, *A), row i of which does not depend on N."""
-        streams = []
-        for index in range(environment.num_envs):
-            space = copy.deepcopy(environment.single_action_space)
-            space.seed(index)
-            streams.append([space.sample() for _ in range(steps or self.steps)])
-        codec = Codec("action", environment.single_action_space)
-        return [map_tree(lambda x: x.to(environment.device), codec.stack(v)) for v in zip(*streams, strict=True)]
+        return random_actions(environment, steps or self.steps)
 
     def _rollout(self, environment: Any) -> _Rollout:
         rollout = _Rollout(environment.reset(), self._actions(environment), [], [environment.episode_seeds])
@@ -245,13 +274,13 @@ class EnvironmentContract:
     def _check_replay(self, rollout: _Rollout, row: int, begin: int) -> int:
         """Replay the episode that environment `row` began before step `begin`; returns the step that follows it."""
         environment, rows = self.make(1, _SEED + 1), torch.tensor([row])
-        first = environment.reset_to(_rows(rollout.seeds[begin], rows))
+        first = environment.reset_to(rows_of(rollout.seeds[begin], rows))
         expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
-        difference = first_difference(_rows(expected, rows), first)
+        difference = first_difference(rows_of(expected, rows), first)
         assert difference is None, f"the first observation of an episode, replayed by its seed, differs at {difference}"
         for t in range(begin, self.steps):
-            time_step = environment.apply_action(_rows(rollout.actions[t], rows))
-            expected = _rows(rollout.time_steps[t], rows)
+            time_step = environment.apply_action(rows_of(rollout.actions[t], rows))
+            expected = rows_of(rollout.time_steps[t], rows)
             ended = bool(expected.terminated | expected.truncated)
             pair = [x._replace(observation=None) if ended else x for x in (expected, time_step)]
             difference = first_difference(*pair)
@@ -261,24 +290,7 @@ class EnvironmentContract:
         return self.steps
 
 
-def _rows(tree: Any, rows: Tensor) -> Any:
-    return map_tree(lambda tensor: tensor[rows.to(tensor.device)], tree)
-
-
-def _check_bounds(observation: Tree, space: spaces.Space[Any]) -> None:
-    for key, child in (children(space) or {}).items():
-        _check_bounds(observation[key], child)
-    if isinstance(space, spaces.Box):
-        value = observation.cpu().double()
-        low, high = (torch.as_tensor(bound).double() for bound in (space.low, space.high))
-        slack = 1e-5 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0).clamp(min=1.0)
-        outside = (value < low - slack) | (value > high + slack)
-        assert not outside.any(), f"the observation has {value[outside][0]}, outside of {space}"
-
-
-def _check_refused(call: Callable[[], Any], what: str) -> None:
-    try:
-        call()
-    except _REFUSALS:
-        return
-    raise AssertionError(f"{what} raised no error")
+def _check_seeds(environment: Any, count_N: Tensor) -> None:
+    got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, torch.arange(len(count_N)), count_N)
+    known = environment.replayable or not (got_N == -1).all()
+    assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"

@@ -130,7 +130,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _copied(leaf: Any) -> Any:

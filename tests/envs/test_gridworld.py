@@ -107,7 +107,7 @@ def test_an_autoreset_episode_begins_as_its_seed_says() -> None:
 
 def test_looking_ahead_changes_no_episode() -> None:
     starts = {}
-    for num_envs in (2, 8192):  # which look ahead by 64 and by 4 episodes
+    for num_envs in (2, 8192):  # which look ahead by 64 and by 16 episodes
         environment = Gridworld(num_envs, TARGETS, seed=4)
         starts[num_envs] = torch.stack([environment.reset()[:2] for _ in range(150)])
     assert torch.equal(starts[2], starts[8192])

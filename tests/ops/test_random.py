@@ -99,6 +99,14 @@ def test_a_row_does_not_depend_on_the_other_rows() -> None:
         assert torch.equal(function(keys(1000), 5)[100:], function(keys(900, first=100), 5))
 
 
+def test_tensors_and_the_arrays_of_the_host_give_the_same_bits() -> None:
+    """A single key is hashed as a tensor, as all are on other devices; many on the host as an array."""
+    for counter in (0, 3, -1, 2**40):
+        one_by_one = torch.stack([hash_bits(key, counter) for key in keys(50)])
+        assert torch.equal(one_by_one, hash_bits(keys(50), counter))
+        assert torch.equal(one_by_one, hash_bits(keys(50), torch.tensor(counter)))
+
+
 def test_shapes_broadcast() -> None:
     both = hash_bits(keys(6)[:, None], torch.arange(4))
     assert both.shape == (6, 4)

@@ -189,6 +189,42 @@ class ClosesOnce(Wrapped):
         self.closed = True
 
 
+class ResetsAllWhereSomeAreMeant(Wrapped):
+    def reset_where(self, mask: torch.Tensor) -> Any:
+        return self.inner.reset_where(torch.ones_like(mask))
+
+
+class ResetsInPartWithoutTheNextSeed(Wrapped):
+    def reset_where(self, mask: torch.Tensor) -> Any:
+        observation = self.inner.reset_where(mask)
+        return torch.where(mask[:, None], observation[:1], observation)
+
+
+class ResetsTheClockOfAll(Wrapped):
+    def reset_where(self, mask: torch.Tensor) -> Any:
+        observation, state = self.inner.reset_where(mask), self.inner.state_dict()
+        self.inner.load_state_dict(state | {"steps": torch.zeros_like(state["steps"])})
+        return observation
+
+
+class StepsAllWhereSomeAreMeant(Wrapped):
+    def apply_action_where(self, action: torch.Tensor, mask: torch.Tensor) -> TimeStep:
+        return self.inner.apply_action(action)
+
+
+class HidesThatItStepsAll(Wrapped):
+    def apply_action_where(self, action: torch.Tensor, mask: torch.Tensor) -> TimeStep:
+        before = self.inner.apply_action_where(action, torch.zeros_like(mask))
+        after = self.inner.apply_action(action)
+        return TimeStep(
+            *(
+                torch.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+                for new, old in zip(after[:-1], before[:-1], strict=True)
+            ),
+            info={},
+        )
+
+
 FAULTS: list[tuple[type[Wrapped], str]] = [
     (ConfigIsNoJson, "test_it_is_an_environment"),
     (RewardsInFloat64, "test_all_it_returns_fits_its_spaces"),
@@ -213,6 +249,11 @@ FAULTS: list[tuple[type[Wrapped], str]] = [
     (ReseedsAtAnyTime, "test_reseed_counts_before_the_first_reset_and_is_refused_after"),
     (ReseedsNever, "test_reseed_counts_before_the_first_reset_and_is_refused_after"),
     (TakesAnyNumberOfActions, "test_nonsense_is_refused"),
+    (ResetsAllWhereSomeAreMeant, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
+    (ResetsInPartWithoutTheNextSeed, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
+    (ResetsTheClockOfAll, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
+    (StepsAllWhereSomeAreMeant, "test_a_step_in_part_leaves_the_other_rows_as_they_are"),
+    (HidesThatItStepsAll, "test_a_step_in_part_leaves_the_other_rows_as_they_are"),
     (ClosesOnce, "test_it_may_be_closed_twice"),
 ]
 

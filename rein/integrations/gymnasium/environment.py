@@ -21,7 +21,7 @@ from torch import Tensor
 from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium.batches import missing_values
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
-from rein.ops.trees import leaves
+from rein.ops.trees import leaves, map_tree
 from rein.rollout.contract import check_action, check_observation, restored
 from rein.rollout.seeds import HostEpisodeSeeds
 from rein.rollout.spaces import Codec, column
@@ -109,6 +109,19 @@ class GymnasiumEnvironment:
     def reset_to(self, episode_seeds: Tensor) -> Tree:
         """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
         return self._begin(self._seeds.override(episode_seeds))
+
+    def reset_where(self, mask: Tensor) -> Tree:
+        """Begin the next episode where `mask` (N,) is True; returns the current observation of all.
+
+        Raises RuntimeError before the first reset.
+        """
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before reset_where()")
+        row_R = mask.nonzero().flatten()
+        if len(row_R):
+            begun_R = self._observations.stack([self._begin_one(i, self._seeds.advance(i)) for i in row_R.tolist()])
+            self._observation = map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), self._observation, begun_R)
+        return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
         """Step every environment by `action` (N, *A).

@@ -1,0 +1,100 @@
+"""CartPole: keep a pole upright on a cart by pushing the cart left or right, N carts at once.
+
+Shapes: 4 for (x, v, theta, omega), N environments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.rollout.frames import DARK, LINE, YELLOW, Canvas, Frame
+from rein.rollout.simulated import SimulatedEnvironment
+from rein.rollout.simulation import Moved, Physics
+
+_GRAVITY = 9.8  # m/s^2
+_POLE_MASS, _CART_MASS = 0.1, 1.0  # kg
+_HALF_LENGTH = 0.5  # m, of the pole
+_FORCE = 10.0  # N
+_TAU = 0.02  # s, one step
+_X_LIMIT, _THETA_LIMIT = 2.4, math.radians(12.0)
+
+_MASS = _POLE_MASS + _CART_MASS
+_LEVER = _POLE_MASS * _HALF_LENGTH / _MASS
+
+
+def _move(state_4N: Tensor, push_N: Tensor) -> Moved:
+    """Few operations, each of which does much: of a thousand environments they cost more than the arithmetic."""
+    x_N, v_N, theta_N, omega_N = state_4N.unbind()
+    sin_N, cos_N = theta_N.sin(), theta_N.cos()
+    thrust_N = torch.addcmul(push_N, omega_N * omega_N, sin_N, value=_LEVER)
+    inertia_N = torch.full_like(cos_N, _HALF_LENGTH * 4.0 / 3.0)
+    inertia_N = torch.addcmul(inertia_N, cos_N, cos_N, value=-_HALF_LENGTH * _POLE_MASS / _MASS)
+    alpha_N = torch.addcmul(sin_N, cos_N, thrust_N, value=-1.0 / _GRAVITY) / inertia_N  # as a multiple of gravity
+    a_N = torch.addcmul(thrust_N, alpha_N, cos_N, value=-_LEVER * _GRAVITY)
+    x_N, v_N = torch.add(x_N, v_N, alpha=_TAU), torch.add(v_N, a_N, alpha=_TAU)
+    theta_N, omega_N = torch.add(theta_N, omega_N, alpha=_TAU), torch.add(omega_N, alpha_N, alpha=_TAU * _GRAVITY)
+    terminated_N = _beyond(x_N, _X_LIMIT) | _beyond(theta_N, _THETA_LIMIT)
+    return Moved(torch.stack((x_N, v_N, theta_N, omega_N)), torch.ones_like(x_N), terminated_N)
+
+
+def _beyond(value_N: Tensor, limit: float) -> Tensor:
+    return value_N.clamp(-limit, limit) != value_N  # what |value| > limit says, in two thirds of the time
+
+
+_PHYSICS = Physics(_move, starts=((-0.05, 0.05),) * 4, controls=(-_FORCE / _MASS, _FORCE / _MASS))
+
+
+class CartPole(SimulatedEnvironment):
+    """N carts, each with a pole hinged on it: Gymnasium's CartPole-v1.
+
+    Position x and velocity v of the cart, angle theta of the pole (0 where it stands upright) and its velocity omega
+    all start uniform on [-0.05, 0.05). Actions are 0 push left, 1 push right with F = 10 N; a step of 0.02 s is
+
+        p = (F + m l omega^2 sin theta) / M,    alpha = (g sin theta - p cos theta) / (l (4/3 - m cos^2 theta / M)),
+        a = p - m l alpha cos theta / M,    (x, v, theta, omega)' = (x, v, theta, omega) + 0.02 (v, a, omega, alpha)
+
+    with a pole of m = 0.1 kg and half length l = 0.5 m, M = 1.1 kg in all and g = 9.8 m/s^2. Every step is worth 1. An
+    episode terminates beyond |x| = 2.4 or |theta| = 12 degrees, and is truncated after `max_episode_steps` (None:
+    never). The observation (N, 4) is x, v, theta and omega.
+
+    Source: Barto, Sutton and Anderson 1983, Neuronlike adaptive elements that can solve difficult learning control
+    problems; the equations are Florian's of 2007, without friction.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 16,
+        *,
+        seed: int | None = None,
+        max_episode_steps: int | None = 500,
+        device: torch.device | str = "cpu",
+        compile: bool = False,
+    ) -> None:
+        high = np.array([2.0 * _X_LIMIT, np.inf, 2.0 * _THETA_LIMIT, np.inf], np.float32)
+        super().__init__(
+            _PHYSICS,
+            spaces.Box(-high, high),
+            spaces.Discrete(2),
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=max_episode_steps,
+            device=device,
+            compile=compile,
+        )
+
+    def _draw(self, state: list[float]) -> Frame:
+        x, _, theta, _ = state
+        canvas = Canvas((-2.7, 2.7), (-0.4, 1.4), 110)
+        canvas.line((-2.7, 0.0), (2.7, 0.0), 0.02, LINE)
+        for side in (-_X_LIMIT, _X_LIMIT):
+            canvas.line((side, -0.05), (side, 0.05), 0.02, LINE)
+        canvas.line((x - 0.15, 0.0), (x + 0.15, 0.0), 0.2, DARK)
+        tip = x + 2.0 * _HALF_LENGTH * math.sin(theta), 2.0 * _HALF_LENGTH * math.cos(theta)
+        canvas.line((x, 0.0), tip, 0.07, YELLOW)
+        canvas.disc((x, 0.0), 0.03, LINE)
+        return canvas.frame

@@ -1,0 +1,88 @@
+"""Pendulum: swing it up and hold it there with a motor too weak to lift it, N pendulums at once.
+
+Shapes: 2 for (angle, velocity), N environments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.rollout.frames import DARK, RED, Canvas, Frame
+from rein.rollout.simulated import SimulatedEnvironment
+from rein.rollout.simulation import Moved, Physics
+
+_GRAVITY = 10.0  # m/s^2
+_MASS, _LENGTH = 1.0, 1.0  # kg, m, of a thin rod
+_TAU = 0.05  # s, one step
+_TOP_SPEED, _TOP_TORQUE = 8.0, 2.0  # rad/s, N m
+_TURN = 2.0 * math.pi
+_FALL, _LIFT = 3.0 * _GRAVITY / (2.0 * _LENGTH) * _TAU, 3.0 / (_MASS * _LENGTH**2) * _TAU
+
+
+def _move(state_2N: Tensor, action_N1: Tensor) -> Moved:
+    theta_N, omega_N = state_2N.unbind()
+    torque_N = action_N1[:, 0].clamp(-_TOP_TORQUE, _TOP_TORQUE)
+    reward_N = -(theta_N.square() + 0.1 * omega_N.square() + 0.001 * torque_N.square())
+    omega_N = omega_N + (_FALL * theta_N.sin() + _LIFT * torque_N)
+    omega_N = omega_N.clamp_(-_TOP_SPEED, _TOP_SPEED)
+    theta_N = torch.add(theta_N, omega_N, alpha=_TAU)
+    # Gymnasium's angle grows without end, and with it the rounding of float32; this one stays in [-pi, pi]
+    theta_N = torch.add(theta_N, (theta_N / _TURN).round_(), alpha=-_TURN)
+    return Moved(torch.stack((theta_N, omega_N)), reward_N, torch.zeros_like(reward_N, dtype=torch.bool))
+
+
+def _observe(state_2N: Tensor) -> Tensor:
+    theta_N, omega_N = state_2N.unbind()
+    return torch.stack((theta_N.cos(), theta_N.sin(), omega_N))
+
+
+_PHYSICS = Physics(_move, starts=((-math.pi, math.pi), (-1.0, 1.0)), observe=_observe)
+
+
+class Pendulum(SimulatedEnvironment):
+    """N pendulums with a motor at the axle: Gymnasium's Pendulum-v1.
+
+    An episode starts with the angle theta, 0 where the pendulum stands upright and in [-pi, pi], and the velocity
+    omega, both uniform: on [-pi, pi) and [-1, 1). The action is a torque u, clipped to [-2, 2]:
+
+        omega' = omega + 0.05 (15 sin theta + 3 u), clipped to [-8, 8],     theta' = theta + 0.05 omega',
+        reward = -(theta^2 + 0.1 omega^2 + 0.001 u^2), before the move.
+
+    It never terminates and is truncated after `max_episode_steps` (None: never). The observation (N, 3) is cos theta,
+    sin theta and omega.
+
+    Source: the equations are Gymnasium's, in which a thin rod of 1 kg and 1 m hangs in a gravity of 10 m/s^2.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 16,
+        *,
+        seed: int | None = None,
+        max_episode_steps: int | None = 200,
+        device: torch.device | str = "cpu",
+        compile: bool = False,
+    ) -> None:
+        high = np.array([1.0, 1.0, _TOP_SPEED], np.float32)
+        super().__init__(
+            _PHYSICS,
+            spaces.Box(-high, high),
+            spaces.Box(-_TOP_TORQUE, _TOP_TORQUE, (1,)),
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=max_episode_steps,
+            device=device,
+            compile=compile,
+        )
+
+    def _draw(self, state: list[float]) -> Frame:
+        theta, _ = state
+        canvas = Canvas((-1.3, 1.3), (-1.3, 1.3), 100)
+        canvas.line((0.0, 0.0), (-math.sin(theta), math.cos(theta)), 0.2, RED)
+        canvas.disc((0.0, 0.0), 0.05, DARK)
+        return canvas.frame

@@ -1,0 +1,82 @@
+"""A task of memory: what was seen first must be answered last. Does what is recurrent in an agent learn?
+
+Shapes: S numbers of a state, N environments, K cues.
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.probes.probe import Probe, choices, chosen, one_hot
+from rein.rollout.frames import GREY, WHITE, YELLOW, Colour, Frame, board
+from rein.rollout.simulation import Moved
+
+_COLOURS: tuple[Colour, ...] = ((208, 84, 78), (88, 175, 98), (150, 100, 190), (235, 140, 60), (70, 170, 190))
+
+
+class Memory(Probe):
+    """A cue is shown once, `delay` blank steps follow, then the answer is due: 1 if it is the cue, else 0.
+
+    An episode has delay + 2 steps and terminates with the answer; actions before it do nothing. The observation
+    (N, K + 1) is 1 at the cue in the first step and 1 in the last place when the answer is due; all else is 0, so no
+    observation but the first says anything of the cue. With `continuous=True` an action in [-1, 1], cut into K equal
+    parts, is the answer.
+
+    The best return is 1. Whoever acts on the last observations only, be it on `delay` + 1 of them stacked, gets
+    1 / cues at best.
+
+    Raises ValueError for fewer than two cues or a negative delay.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 16,
+        cues: int = 2,
+        delay: int = 4,
+        *,
+        continuous: bool = False,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if cues < 2 or delay < 0:
+            raise ValueError(f"Memory(cues={cues}, delay={delay}): give 2 cues or more and a delay of 0 or more")
+        self.cues = cues
+        self.delay = delay
+        super().__init__(
+            spaces.Box(0.0, 1.0, (cues + 1,)),
+            choices(cues, continuous),
+            [(0.0, cues), (0.0, 0.0)],  # the whole part of the first is the cue, the second is the time
+            {"cues": cues, "delay": delay, "continuous": continuous},
+            num_envs=num_envs,
+            seed=seed,
+            device=device,
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """1: the cue is remembered."""
+        return 1.0
+
+    @property
+    def chance(self) -> float:
+        """The best return without a memory: 1 / cues."""
+        return 1.0 / self.cues
+
+    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+        cue_N, time_N = state_SN
+        due_N = time_N == self.delay + 1
+        hit_N = due_N & (chosen(action, self.cues) == cue_N.long())
+        state_SN = torch.stack([cue_N, time_N + 1.0])
+        return Moved(state_SN, hit_N.to(torch.float32), due_N)
+
+    def _observe(self, state_SN: Tensor) -> Tensor:
+        cue_N, time_N = state_SN
+        place_N = torch.where(time_N == 0.0, cue_N, torch.where(time_N == self.delay + 1, self.cues, -1.0))
+        return one_hot(place_N, self.cues + 1)
+
+    def _draw(self, state: list[float]) -> Frame:
+        cue, time = state
+        colour = _COLOURS[int(cue) % len(_COLOURS)] if time == 0 else GREY
+        return board([[colour, *[WHITE] * self.delay, YELLOW]], (0, time))

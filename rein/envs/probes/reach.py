@@ -1,0 +1,96 @@
+"""A point is driven to a goal at a quadratic cost. Does a continuous policy find the one gain that is right?
+
+Shapes: S numbers of a state, N environments, D dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.probes.probe import Probe
+from rein.rollout.frames import GREEN, WHITE, Frame, board
+from rein.rollout.simulation import Moved
+
+_CELLS = 5  # of a frame, along an edge
+
+
+class Reach(Probe):
+    """A point x in the box [-1, 1]^D, of one or two dimensions, moved by an action a in [-1, 1]^D, its goal at 0:
+
+        x' = x + a, clipped to the box,     reward = -(|x'|^2 + |a|^2)
+
+    from an x uniform in the box. It never terminates and is truncated after `max_episode_steps`. The observation (N, D)
+    is x. This is a linear-quadratic regulator whose bounds never bind, so with discount gamma the best policy is
+
+        a = -k x,     v(x) = -k |x|^2,     k = gain(gamma) = (gamma - 2 + sqrt(gamma^2 + 4)) / (2 gamma),
+
+    the root of k = (1 + gamma k) / (2 + gamma k). Undiscounted it is 1 / golden ratio = 0.618.
+
+    Raises ValueError for another number of dimensions.
+
+    Source: Bertsekas 2012, Dynamic Programming and Optimal Control I, 4.1 (the Riccati equation).
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 16,
+        dimensions: int = 1,
+        *,
+        seed: int | None = None,
+        max_episode_steps: int = 20,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if dimensions not in (1, 2):
+            raise ValueError(f"Reach(dimensions={dimensions}): give 1 or 2")
+        self.dimensions = dimensions
+        self.max_episode_steps = max_episode_steps
+        super().__init__(
+            spaces.Box(-1.0, 1.0, (dimensions,)),
+            spaces.Box(-1.0, 1.0, (dimensions,)),
+            [(-1.0, 1.0)] * dimensions,
+            {"dimensions": dimensions, "max_episode_steps": max_episode_steps},
+            num_envs=num_envs,
+            seed=seed,
+            device=device,
+            limit=max_episode_steps,
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """-k D / 3 in the mean over starts, k being what the Riccati equation gives after `max_episode_steps` steps.
+
+        After 20 steps that is the undiscounted `gain` to the last bit.
+        """
+        k = 0.0
+        for _ in range(self.max_episode_steps):
+            k = (1.0 + k) / (2.0 + k)
+        return -k * self.dimensions / 3.0
+
+    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
+        """(N,) v(x) = -gain(gamma) |x|^2 of what is observed, (N, D)."""
+        return -gain(gamma) * observation.square().sum(1)
+
+    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+        action_DN = action.T.clamp(-1.0, 1.0)
+        state_SN = (state_SN + action_DN).clamp_(-1.0, 1.0)
+        reward_N = -(state_SN.square() + action_DN.square()).sum(0)
+        return Moved(state_SN, reward_N, torch.zeros_like(reward_N, dtype=torch.bool))
+
+    def _observe(self, state_SN: Tensor) -> Tensor:
+        return state_SN
+
+    def _draw(self, state: list[float]) -> Frame:
+        middle, rows = _CELLS // 2, _CELLS if self.dimensions == 2 else 1
+        cells = [[WHITE] * _CELLS for _ in range(rows)]
+        cells[rows // 2][middle] = GREEN
+        column, row = ((1.0 + x) * middle for x in (state[0], -state[-1]))
+        return board(cells, (row if rows > 1 else 0, column))
+
+
+def gain(gamma: float = 1.0) -> float:
+    """k of the best policy a = -k x in `Reach`, for a discount in (0, 1]."""
+    return (gamma - 2.0 + math.sqrt(gamma * gamma + 4.0)) / (2.0 * gamma)

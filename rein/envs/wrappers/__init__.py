@@ -1,0 +1,1 @@
+"""Environments around environments: one file each; what they do not change is the inner environment's."""

@@ -1,0 +1,159 @@
+"""What a wrapper does not change: all that the environment inside it says and does.
+
+Two things an environment may offer beyond `rein.protocols.Environment`: `reset_where` of `PartlyResettable`, and
+`apply_action_where` of `PartlySteppable`. A wrapper has them where what it wraps has; `hasattr` tells.
+
+Shapes: N environments, O one observation, A one action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.ops.trees import map_tree
+from rein.types import TimeStep, Tree
+
+
+class Forwarding:
+    """An environment around `inner`: it does whatever the inner one does, and a wrapper fills in what it changes.
+
+    That is `_begin`, through which every first observation goes, and `_step`, through which every action goes; a space
+    where it is another one; the state where it has its own; and its `config`.
+    """
+
+    inner: Any  # an Environment, and the optional methods that it may have
+
+    def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
+        """What to return for the inner observation after a reset where `mask` (N,) is True, of all if it is None."""
+        return observation
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        """Step where `mask` (N,) is True, all if it is None."""
+        return self._step_inner(action, mask)
+
+    def _step_inner(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        return self.inner.apply_action(action) if mask is None else self.inner.apply_action_where(action, mask)
+
+    def _config(self, **options: Any) -> dict[str, Any]:
+        kind = type(self.inner)
+        inner = {"type": f"{kind.__module__}.{kind.__qualname__}", "config": self.inner.config}
+        return {**options, "inner": inner}
+
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, the one that is no wrapper."""
+        return unwrapped(self.inner)
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.inner.num_envs
+
+    @property
+    def single_observation_space(self) -> spaces.Space[Any]:
+        """The space of one environment's observations."""
+        return self.inner.single_observation_space
+
+    @property
+    def single_action_space(self) -> spaces.Space[Any]:
+        """The space of one environment's actions."""
+        return self.inner.single_action_space
+
+    @property
+    def device(self) -> torch.device:
+        """Where observations come from and actions are expected."""
+        return self.inner.device
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of all streams; None until given."""
+        return self.inner.seed
+
+    @property
+    def replayable(self) -> bool:
+        """Whether an episode's seed and actions give the episode again, bit for bit."""
+        return self.inner.replayable
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: what each environment's current episode was reset with; -1 where unknown."""
+        return self.inner.episode_seeds
+
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether there are no episodes to step, and the inner environment says so."""
+        return getattr(self.inner, "awaits_reset", False)
+
+    def reset(self, seed: int | None = None) -> Tree:
+        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        return self._begin(self.inner.reset(seed), None)
+
+    def reset_to(self, episode_seeds: Tensor) -> Tree:
+        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        return self._begin(self.inner.reset_to(episode_seeds), None)
+
+    @property
+    def reset_where(self) -> Callable[[Tensor], Tree]:
+        """`reset_where(mask)` of `PartlyResettable`; AttributeError where the inner environment has none."""
+        inner = self.inner.reset_where
+        return lambda mask: self._begin(inner(mask), mask)
+
+    def apply_action(self, action: Tree) -> TimeStep:
+        """Step every environment by `action` (N, *A)."""
+        return self._step(action, None)
+
+    @property
+    def apply_action_where(self) -> Callable[[Tree, Tensor], TimeStep]:
+        """`apply_action_where(action, mask)` of `PartlySteppable`; AttributeError where the inner one has none."""
+        getattr(self.inner, "apply_action_where")  # noqa: B009  # whose AttributeError it is
+        return self._step
+
+    def render(self, index: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """An RGB frame (height, width, 3) of one environment. Not every inner one can."""
+        return self.inner.render(index)
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` for all streams; RuntimeError after the first reset."""
+        self.inner.reseed(seed)
+
+    def close(self) -> None:
+        """Release what the environments hold; may be called twice."""
+        self.inner.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the inner environment: this wrapper has none of its own."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take over what `state_dict` gave."""
+        self.inner.load_state_dict(state)
+
+
+def unwrapped(environment: Any) -> Any:
+    """The environment inside all wrappers; itself, if it is in none."""
+    while isinstance(environment, Forwarding):
+        environment = environment.inner
+    return environment
+
+
+def require(wrapper: str, environment: Any, method: str, instead: str) -> None:
+    """TypeError, which says what to do `instead`, unless the environment inside all wrappers has `method`."""
+    inside = unwrapped(environment)
+    if not hasattr(inside, method):
+        raise TypeError(f"{wrapper}: {type(inside).__name__} has no {method}(); {instead}")
+
+
+def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
+    """The rows of `tree` (N, ...) where `mask_N` is True, those of `other` elsewhere."""
+    return map_tree(lambda a, b: torch.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b), tree, other)
+
+
+def may_hold(mask_N: Tensor) -> bool:
+    """Whether `mask_N` is True anywhere: read on the host, taken to be so on a device, which nobody waits for."""
+    return mask_N.device.type != "cpu" or bool(mask_N.any())

@@ -1,0 +1,194 @@
+"""How fast environments step, side by side with their peers in one run: `python tests/benchmarks/environments.py`.
+
+Env steps per second of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of
+them alike: read the ratios. Actions are random and drawn beforehand; seeds, autoreset and final observations are on.
+gymnax takes part where it is installed (`pip install gymnax==0.0.9`), compiled environments where there is a C++
+compiler.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+import importlib.util
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rein.envs.acrobot import Acrobot
+from rein.envs.cartpole import CartPole
+from rein.envs.mountain_car import MountainCar
+from rein.envs.mountain_car_continuous import MountainCarContinuous
+from rein.envs.pendulum import Pendulum
+from rein.integrations.gymnasium import GymnasiumEnvironment
+
+SIZES = 1, 8, 64, 1024, 8192
+REPEATS, SECONDS = 9, 0.15  # of CPU time each
+FEW = 64  # environments that a loop in Python is asked to step
+TARGETS = {("eager", 1024): 0.6, ("compiled", 1024): 1.0, ("eager", 8192): 1.1}
+
+COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+GYMNAX = importlib.util.find_spec("gymnax") is not None
+
+Run = Callable[[int], Any]  # so many vector steps
+
+
+def native(kind: Any, num_envs: int, **options: Any) -> Run:
+    environment = kind(num_envs, seed=0, **options)
+    environment.reset()
+    space = environment.single_action_space
+    actions = [torch.from_numpy(drawn) for drawn in drawn_actions(space, num_envs)]
+
+    def run(steps: int) -> None:
+        with torch.no_grad():
+            for k in range(steps):
+                environment.apply_action(actions[k % len(actions)])
+
+    return run
+
+
+def drawn_actions(space: Any, num_envs: int) -> list[np.ndarray]:
+    draws = np.random.default_rng(0)
+    if isinstance(space, spaces.Discrete):
+        return [draws.integers(0, space.n, num_envs) for _ in range(64)]
+    low, high = (float(bound[0]) for bound in (space.low, space.high))
+    return [draws.uniform(low, high, (num_envs, *space.shape)).astype(np.float32) for _ in range(64)]
+
+
+def vector(num_envs: int, mode: str) -> Run:
+    """Gymnasium's own: "vector_entry_point" is CartPole in numpy, "sync" a loop over N."""
+    environment = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
+    environment.reset(seed=0)
+    actions = drawn_actions(environment.single_action_space, num_envs)
+
+    def run(steps: int) -> None:
+        for k in range(steps):
+            environment.step(actions[k % len(actions)])
+
+    return run
+
+
+def gymnax(num_envs: int) -> Run:
+    """The whole rollout in one compiled scan."""
+    import gymnax as library
+    import jax
+
+    environment, parameters = library.make("CartPole-v1")
+    step = jax.vmap(environment.step, (0, 0, 0, None))
+
+    def body(carry: Any, _: None) -> tuple[Any, Any]:
+        key, state = carry
+        key, draw, *keys = jax.random.split(key, 2 + num_envs)
+        action = jax.random.randint(draw, (num_envs,), 0, 2)
+        observation, state, reward, *_ = step(jax.numpy.stack(keys), state, action, parameters)
+        return (key, state), (observation.sum(), reward.sum())
+
+    rollout = jax.jit(lambda carry: jax.lax.scan(body, carry, None, 100))
+    keys = jax.random.split(jax.random.key(0), num_envs)
+    carry = [(jax.random.key(1), jax.vmap(environment.reset, (0, None))(keys, parameters)[1])]
+
+    def run(steps: int) -> None:
+        for _ in range(-(-steps // 100)):
+            carry[0], sums = rollout(carry[0])
+        jax.block_until_ready(sums)
+
+    return run
+
+
+def adapter() -> Run:
+    return native(lambda num_envs, seed: GymnasiumEnvironment("CartPole-v1", num_envs, seed), 8)
+
+
+def rates(runs: Mapping[str, Run], num_envs: int) -> dict[str, float]:
+    """Env steps per CPU second of each."""
+    steps = {name: warmed_up(run) for name, run in runs.items()}
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            taken[name].append(cpu(run, steps[name]) / steps[name])
+    return {name: num_envs / statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def warmed_up(run: Run) -> int:
+    """As many steps as take `SECONDS`, in hundreds; compiles what is to be compiled."""
+    run(200)
+    return max(1, round(SECONDS / cpu(run, 100))) * 100
+
+
+def cpu(run: Run, steps: int) -> float:
+    began = time.process_time()
+    run(steps)
+    return time.process_time() - began
+
+
+def cartpole() -> None:
+    print(
+        "CartPole-v1, million env steps per CPU second, and how many times Gymnasium's own vector environment that is"
+    )
+    row("N", "gym vector", "gym sync", "eager", "compiled", "gymnax")
+    for num_envs in SIZES:
+        runs = {"gym vector": vector(num_envs, "vector_entry_point"), "eager": native(CartPole, num_envs)}
+        if num_envs <= FEW:
+            runs["gym sync"] = vector(num_envs, "sync")
+        if COMPILER:
+            runs["compiled"] = native(CartPole, num_envs, compile=True)
+        if GYMNAX:
+            runs["gymnax"] = gymnax(num_envs)
+        got = rates(runs, num_envs)
+        cells = [shown(got, name, num_envs) for name in ("gym vector", "gym sync", "eager", "compiled", "gymnax")]
+        row(num_envs, *cells)
+    print()
+
+
+def shown(got: Mapping[str, float], name: str, num_envs: int) -> str:
+    if name not in got:
+        return ""
+    ratio, target = got[name] / got["gym vector"], TARGETS.get((name, num_envs), 0.0)
+    verdict = "" if ratio >= target else " MISSED"
+    return f"{got[name] / 1e6:.2f} {ratio:5.2f}x{verdict}"
+
+
+def others() -> None:
+    print("The others, million env steps per CPU second")
+    row("", *(f"{how}, N = {num_envs}" for num_envs in (1024, 8192) for how in ("eager", "compiled")))
+    for kind in (Acrobot, MountainCar, MountainCarContinuous, Pendulum):
+        cells = []
+        for num_envs in (1024, 8192):
+            runs = {"eager": native(kind, num_envs)}
+            if COMPILER:
+                runs["compiled"] = native(kind, num_envs, compile=True)
+            got = rates(runs, num_envs)
+            cells += [f"{got[how] / 1e6:.2f}" if how in got else "" for how in ("eager", "compiled")]
+        row(kind.__name__, *cells)
+    print()
+
+
+def of_gymnasium() -> None:
+    got = rates({"bare": vector(8, "sync"), "adapter": adapter()}, 8)
+    print("8 of Gymnasium's CartPole-v1 one by one, env steps per CPU second")
+    print(f"  a bare loop over SyncVectorEnv {got['bare']:,.0f}, GymnasiumEnvironment {got['adapter']:,.0f}: ", end="")
+    over = got["bare"] / got["adapter"] - 1.0
+    print(f"{over:+.0%} of time (target +25%) {'met' if over <= 0.25 else 'MISSED'}")
+
+
+def row(what: Any, *cells: Any) -> None:
+    print(f"  {what!s:>22}" + "".join(f"{cell!s:>22}" for cell in cells))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, gymnasium {gymnasium.__version__}, numpy {np.__version__}\n")
+    cartpole()
+    others()
+    of_gymnasium()

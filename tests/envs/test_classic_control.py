@@ -1,0 +1,308 @@
+"""The classic-control environments are Gymnasium's: step by step, in what they start from, and where they end.
+
+Shapes: N environments, S numbers of a state, O of an observation.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.acrobot import Acrobot
+from rein.envs.cartpole import CartPole
+from rein.envs.mountain_car import MountainCar
+from rein.envs.mountain_car_continuous import MountainCarContinuous
+from rein.envs.pendulum import Pendulum
+from rein.errors import EnvironmentContractError
+from rein.ops.random import integers, uniform
+from rein.testing import EnvironmentContract, StatefulContract
+
+PAGE = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
+
+
+class Task(NamedTuple):
+    """One environment, and what Gymnasium calls its own."""
+
+    make: Any
+    id: str
+    reach: tuple[float, ...]  # (S,) how large the numbers of a state become
+    angles: tuple[int, ...] = ()  # which of them are angles, the same after a whole turn
+
+
+TASKS = {
+    # half its top speeds: from faster states a step of 0.2 s is so long that it multiplies a rounding by a thousand
+    "acrobot": Task(Acrobot, "Acrobot-v1", (math.pi, math.pi, 2 * math.pi, 4.5 * math.pi), (0, 1)),
+    "cartpole": Task(CartPole, "CartPole-v1", (2.6, 3.0, 0.25, 3.0)),
+    "mountain car": Task(MountainCar, "MountainCar-v0", (1.2, 0.07)),
+    "continuous mountain car": Task(MountainCarContinuous, "MountainCarContinuous-v0", (1.2, 0.07)),
+    "pendulum": Task(Pendulum, "Pendulum-v1", (math.pi, 8.0), (0,)),
+}
+every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+
+
+class _Contract(EnvironmentContract):
+    task: str
+    num_envs = 8
+    different_starts = 8
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return TASKS[self.task].make(num_envs, seed=seed, max_episode_steps=30)
+
+
+class TestAcrobotContract(_Contract):
+    task = "acrobot"
+
+
+class TestCartPoleContract(_Contract):
+    task = "cartpole"
+
+
+class TestMountainCarContract(_Contract):
+    task = "mountain car"
+
+
+class TestMountainCarContinuousContract(_Contract):
+    task = "continuous mountain car"
+
+
+class TestPendulumContract(_Contract):
+    task = "pendulum"
+
+
+class _State(StatefulContract):
+    task: str
+
+    def make(self) -> Any:
+        return TASKS[self.task].make(8, seed=3, max_episode_steps=9)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            part.reset()
+        return part.apply_action(random_action(part, part.episode_seeds, int(part.state_dict()["steps"][0])))
+
+
+class TestAcrobotState(_State):
+    task = "acrobot"
+
+
+class TestCartPoleState(_State):
+    task = "cartpole"
+
+
+class TestMountainCarState(_State):
+    task = "mountain car"
+
+
+class TestMountainCarContinuousState(_State):
+    task = "continuous mountain car"
+
+
+class TestPendulumState(_State):
+    task = "pendulum"
+
+
+def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
+    """(N,) or (N, 1); continuous ones now and then beyond their bounds."""
+    space = environment.single_action_space
+    if isinstance(space, spaces.Discrete):
+        return integers(key_N, counter, int(space.n))
+    return float(space.high[0]) * (2.6 * uniform(key_N, counter)[:, None] - 1.3)
+
+
+def states(environment: Any) -> Tensor:
+    """(N, S), a copy."""
+    return environment.state_dict()["state"].T.clone()
+
+
+def stepped(twin: Any, state: list[float], action: Any) -> tuple[Any, ...]:
+    """What Gymnasium's own environment makes of a state: the next one, observation, reward, terminated, truncated."""
+    twin.unwrapped.state = np.array(state)
+    twin.unwrapped.steps_beyond_terminated = None  # by which CartPole knows that it has ended
+    observation, reward, terminated, truncated, _ = twin.step(action)
+    return np.array(twin.unwrapped.state), observation, reward, terminated, truncated
+
+
+def assert_close(got: Tensor, expected: Tensor, reach: Any) -> None:
+    """Within 1e-5 of the number, or, where that is close to zero, of a tenth of what it reaches."""
+    bound = 1e-5 * torch.maximum(expected.abs(), 0.1 * torch.as_tensor(reach, dtype=torch.float64))
+    assert ((got - expected).abs() <= bound).all(), f"{got} is not {expected}"
+
+
+def compare(task: Task, environment: Any, twins: list[Any], action: Tensor) -> Tensor:
+    """Step both from the states of `environment`, and have them agree in everything. Returns (N,) who ended."""
+    before_NS = states(environment)
+    time_step = environment.apply_action(action)
+    rows = zip(twins, before_NS.tolist(), action.numpy(), strict=True)
+    results = zip(*(stepped(*row) for row in rows), strict=True)
+    state_NS, observation, reward_N, terminated_N, truncated_N = (torch.from_numpy(np.array(x)) for x in results)
+    assert torch.equal(time_step.terminated, terminated_N)
+    assert torch.equal(time_step.truncated, truncated_N)
+    observable = np.minimum(environment.single_observation_space.high, 10.0)
+    assert_close(time_step.final_observation.double(), observation.double(), observable)
+    assert_close(time_step.reward.double(), reward_N.double(), 1.0)
+    on_N = ~(terminated_N | truncated_N)
+    after_NS, state_NS = states(environment)[on_N].double(), state_NS[on_N].double()
+    for place in task.angles:
+        after_NS[:, place] += math.tau * ((state_NS[:, place] - after_NS[:, place]) / math.tau).round()
+    assert_close(after_NS, state_NS, task.reach)
+    return ~on_N
+
+
+@every_task
+def test_ten_thousand_random_steps_are_those_of_gymnasium(task: Task) -> None:
+    environment, twins = task.make(5, seed=1), [gymnasium.make(task.id, disable_env_checker=True) for _ in range(5)]
+    environment.reset()
+    for twin in twins:
+        twin.reset()
+    ends = 0
+    for k in range(2000):
+        ended_N = compare(task, environment, twins, random_action(environment, torch.arange(5), k))
+        for row in ended_N.nonzero()[:, 0].tolist():
+            twins[row].reset()
+            ends += 1
+    assert ends >= 10
+
+
+@every_task
+def test_a_step_from_anywhere_is_that_of_gymnasium(task: Task) -> None:
+    """Also from where random actions do not lead."""
+    environment, twin = task.make(5000, seed=2), gymnasium.make(task.id, disable_env_checker=True).unwrapped
+    environment.reset()
+    twin.reset()
+    key_N, reach_S1 = torch.arange(5000), torch.tensor(task.reach)[:, None]
+    state_SN = reach_S1 * (2.0 * torch.stack([uniform(key_N, 9 + place) for place in range(len(reach_S1))]) - 1.0)
+    if "Mountain" in task.id:
+        state_SN[0].clamp_(max=0.6)
+    environment.load_state_dict(environment.state_dict() | {"state": state_SN})
+    ended_N = compare(task, environment, [twin] * 5000, random_action(environment, key_N, 0))
+    assert task.id == "Pendulum-v1" or 100 < int(ended_N.sum()) < 4900
+
+
+@every_task
+def test_spaces_and_limit_are_those_of_gymnasium(task: Task) -> None:
+    environment, twin = task.make(2), gymnasium.make(task.id)
+    assert environment.single_observation_space == twin.observation_space
+    assert environment.single_action_space == twin.action_space
+    assert environment.config["max_episode_steps"] == gymnasium.spec(task.id).max_episode_steps
+    observation = environment.reset(seed=0)
+    assert observation.dtype is torch.float32
+    assert all(environment.single_observation_space.contains(row) for row in observation.numpy())
+
+
+@every_task
+def test_episodes_start_where_those_of_gymnasium_do(task: Task) -> None:
+    """Two samples of each number of a first observation differ by no more than chance (Kolmogorov and Smirnov)."""
+    twin = gymnasium.make(task.id, disable_env_checker=True).unwrapped
+    theirs = np.stack([twin.reset(seed=seed)[0] for seed in range(1000)])
+    ours = task.make(10_000, seed=3).reset().numpy()
+    for got, expected in zip(ours.T, theirs.T, strict=True):
+        places = np.sort(np.concatenate([got, expected]))
+        shares = (np.searchsorted(np.sort(x), places, side="right") / len(x) for x in (got, expected))
+        assert np.abs(np.subtract(*shares)).max() < 2.23 * math.sqrt(1 / 1000 + 1 / 10_000)  # one in ten thousand
+
+
+@every_task
+def test_a_state_starts_in_numbers_that_do_not_depend_on_each_other(task: Task) -> None:
+    environment = task.make(10_000, seed=4)
+    environment.reset()
+    state_NS = states(environment)
+    moving_NS = state_NS[:, state_NS.std(0) > 0]
+    correlation = torch.corrcoef(moving_NS.T).reshape(moving_NS.shape[1], -1)
+    assert (correlation - torch.eye(len(correlation))).abs().max() < 0.05
+
+
+@every_task
+def test_without_a_limit_nothing_is_truncated(task: Task) -> None:
+    environment = task.make(2, seed=0, max_episode_steps=None)
+    environment.reset()
+    steps = [environment.apply_action(random_action(environment, torch.arange(2), k)) for k in range(1010)]
+    assert not any(step.truncated.any() for step in steps)
+
+
+def test_the_angle_of_a_pendulum_that_spins_stays_within_a_turn() -> None:
+    """Else its rounding would grow with it, for an episode without a limit has no end."""
+    environment = Pendulum(1, max_episode_steps=None)
+    environment.reset()
+    environment.load_state_dict(environment.state_dict() | {"state": torch.tensor([[3.0], [8.0]])})
+    for _ in range(1000):
+        environment.apply_action(torch.full((1, 1), 2.0 * float(states(environment)[0, 1].sign())))
+        assert float(states(environment)[0, 0].abs()) <= math.pi
+
+
+@every_task
+def test_a_frame_shows_the_state(task: Task) -> None:
+    environment = task.make(3, seed=5)
+    environment.reset()
+    before = environment.render(1)
+    for k in range(20):
+        environment.apply_action(random_action(environment, torch.arange(3), k))
+    frames = [environment.render(index) for index in range(3)]
+    for frame in (before, *frames):
+        assert frame.dtype == np.uint8
+        assert frame.ndim == 3
+        assert frame.shape[2] == 3
+        assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # as video codecs ask
+        assert (frame != 255).any()
+    assert not any(np.array_equal(frames[1], other) for other in (before, frames[0], frames[2]))
+    assert np.array_equal(environment.render(-1), frames[2])
+    with pytest.raises(IndexError):
+        environment.render(3)
+
+
+@every_task
+def test_its_configuration_builds_it_again(task: Task) -> None:
+    environment = task.make(4, seed=9, max_episode_steps=50)
+    again = task.make(**environment.config)
+    assert again.config == environment.config
+    assert torch.equal(again.reset(), environment.reset())
+
+
+@every_task
+@pytest.mark.parametrize(("option", "value"), [("num_envs", 0), ("max_episode_steps", 0)])
+def test_options_out_of_range_are_refused(task: Task, option: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"^\w+\({option}=0\): give 1 or more"):
+        task.make(**{option: value})
+
+
+@every_task
+def test_an_action_of_the_wrong_kind_is_refused(task: Task) -> None:
+    environment = task.make(3)
+    environment.reset()
+    action = random_action(environment, torch.arange(3), 0)
+    with pytest.raises(EnvironmentContractError, match="action"):
+        environment.apply_action(action.long() if action.is_floating_point() else action.double())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # which torch's compiler gives torch
+@every_task
+def test_compiled_steps_are_those_of_steps_that_are_not(task: Task) -> None:
+    environment, compiled = (task.make(8, seed=6, max_episode_steps=30, compile=compile) for compile in (False, True))
+    assert torch.equal(environment.reset(), compiled.reset())
+    for k in range(100):
+        action = random_action(environment, torch.arange(8), k)
+        step, other = environment.apply_action(action), compiled.apply_action(action)
+        for name in ("observation", "final_observation", "reward"):
+            torch.testing.assert_close(getattr(step, name), getattr(other, name), rtol=1e-5, atol=1e-5)
+        assert torch.equal(step.terminated, other.terminated)
+        assert torch.equal(step.truncated, other.truncated)
+        compiled.load_state_dict(environment.state_dict())
+
+
+@every_task
+def test_the_page_tells_of_it(task: Task) -> None:
+    line = next(line for line in PAGE.splitlines() if f"`{task.id}`" in line)
+    environment = task.make(1)
+    size = environment.single_observation_space.shape[0]
+    actions = environment.single_action_space
+    kind = f"Discrete({actions.n})" if isinstance(actions, spaces.Discrete) else "Box(1)"
+    for words in (f"{task.make.__name__}`", f"Box({size})", kind, f"{environment.config['max_episode_steps']} steps"):
+        assert words in line, words

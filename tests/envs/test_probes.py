@@ -1,0 +1,452 @@
+"""Each probe pays what it says to whoever does what it says, and less to others; and it keeps the contracts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs import probes
+from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, Memory, ObservedReward, Reach
+from rein.envs.probes.reach import gain
+from rein.errors import EnvironmentContractError
+from rein.ops.random import integers, uniform
+from rein.ops.values import share_of_duplicates, step_toward_, td_target
+from rein.testing import EnvironmentContract, StatefulContract
+
+PAGE = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
+GAMMA = 0.9
+PROBES: dict[str, Callable[..., Any]] = {
+    "bandit": partial(Bandit, arms=3),
+    "stateless bandit": partial(Bandit, contextual=False),
+    "continuous bandit": partial(Bandit, arms=3, continuous=True),
+    "corridor": Corridor,
+    "continuous corridor": partial(Corridor, continuous=True),
+    "fork": Fork,
+    "continuous fork": partial(Fork, continuous=True),
+    "memory": Memory,
+    "continuous memory": partial(Memory, cues=3, delay=0, continuous=True),
+    "reach": Reach,
+    "reach on a plane": partial(Reach, dimensions=2),
+    "constant reward": ConstantReward,
+    "observed reward": ObservedReward,
+    "delayed reward": partial(DelayedReward, continuous=True),
+}
+VALUES = ("constant reward", "observed reward", "delayed reward")  # where it does not matter what is done
+every_probe = pytest.mark.parametrize("make", PROBES.values(), ids=PROBES)
+every_choice = pytest.mark.parametrize("name", [name for name in PROBES if name not in VALUES])
+
+
+def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
+    space = environment.single_action_space
+    if isinstance(space, spaces.Discrete):
+        return integers(key_N, counter, int(space.n))
+    columns = [2.0 * uniform(key_N, 2 * counter + place) - 1.0 for place in range(space.shape[0])]
+    return torch.stack(columns, 1)
+
+
+def choose(environment: Any, index_N: Tensor, count: int) -> Tensor:
+    """The action of either kind that means choice `index_N` among `count`."""
+    if isinstance(environment.single_action_space, spaces.Discrete):
+        return index_N
+    return ((index_N + 0.5) * 2.0 / count - 1.0)[:, None]
+
+
+class Optimal:
+    """Does the best there is to do in any probe; remembers what is to be remembered."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.cue_N = torch.zeros(environment.num_envs, dtype=torch.int64)
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        environment, ones_N = self.environment, torch.ones(len(observation), dtype=torch.int64)
+        if isinstance(environment, Bandit):
+            best_N = observation.argmax(1) if environment.contextual else ones_N * (environment.arms - 1)
+            return choose(environment, best_N, environment.arms)
+        if isinstance(environment, Memory):
+            shown_N = observation[:, :-1].sum(1) > 0
+            self.cue_N = torch.where(shown_N, observation[:, :-1].argmax(1), self.cue_N)
+            return choose(environment, self.cue_N, environment.cues)
+        if isinstance(environment, Reach):
+            return -gain() * observation
+        if isinstance(environment, Corridor) and not isinstance(environment.single_action_space, spaces.Discrete):
+            return torch.ones(len(observation), 1)
+        return choose(environment, ones_N, 2)
+
+
+def returns(environment: Any, act: Callable[[Tensor], Tensor], steps: int) -> Tensor:
+    """The undiscounted return of every episode that ended in so many steps, summed up one reward at a time."""
+    observation, total_N, ended = environment.reset(), torch.zeros(environment.num_envs, dtype=torch.float64), []
+    for _ in range(steps):
+        time_step = environment.apply_action(act(observation))
+        total_N = total_N + time_step.reward
+        ended_N = time_step.terminated | time_step.truncated
+        ended.append(total_N[ended_N])
+        total_N = total_N.masked_fill(ended_N, 0.0)
+        observation = time_step.observation
+    return torch.cat(ended)
+
+
+def randomly(environment: Any) -> Callable[[Tensor], Tensor]:
+    counter, key_N = iter(range(10**6)), torch.arange(environment.num_envs)
+    return lambda _: random_action(environment, key_N, next(counter))
+
+
+class TestProbeContract(EnvironmentContract):
+    steps = 30
+    different_starts = 1
+
+    @pytest.fixture(autouse=True, params=PROBES.values(), ids=PROBES)
+    def _probe(self, request: pytest.FixtureRequest) -> None:
+        self.probe = request.param
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return self.probe(num_envs=num_envs, seed=seed)
+
+
+class TestProbeState(StatefulContract):
+    @pytest.fixture(autouse=True, params=PROBES.values(), ids=PROBES)
+    def _probe(self, request: pytest.FixtureRequest) -> None:
+        self.probe = request.param
+
+    def make(self) -> Any:
+        return self.probe(num_envs=8, seed=3)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            part.reset()
+        return part.apply_action(random_action(part, part.episode_seeds, int(part.state_dict()["steps"][0])))
+
+
+@every_probe
+def test_the_best_policy_gets_the_optimal_return(make: Callable[..., Any]) -> None:
+    environment = make(num_envs=4096, seed=1)
+    got = returns(environment, Optimal(environment), 20)
+    assert len(got) >= 4096
+    random_starts = isinstance(environment, Reach | ObservedReward)
+    allowed = 4 * float(got.std()) / len(got) ** 0.5 if random_starts else 1e-6
+    assert float(got.mean()) == pytest.approx(environment.optimal_return, abs=allowed)
+
+
+@every_choice
+def test_random_actions_get_clearly_less(name: str) -> None:
+    environment = PROBES[name](num_envs=1024, seed=2)
+    got = returns(environment, randomly(environment), 60)
+    assert float(got.mean()) < environment.optimal_return - 0.2
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_probe_of_the_value_pays_the_same_for_all_actions(name: str) -> None:
+    environments = [PROBES[name](num_envs=256, seed=2) for _ in range(2)]
+    first, second = environments
+    assert torch.equal(returns(first, randomly(first), 20), returns(second, Optimal(second), 20))
+
+
+@pytest.mark.parametrize("name", [name for name in PROBES if "memory" not in name])
+def test_the_optimal_value_solves_bellmans_equation(name: str) -> None:
+    """v(s) >= r + gamma v(s') for all actions and = for the best one, where a truncation goes on as if it were none."""
+    environment = PROBES[name](num_envs=512, seed=3)
+    best, wild = Optimal(environment), randomly(environment)
+    if isinstance(environment, Reach):
+        best = lambda observation: -gain(GAMMA) * observation  # noqa: E731
+    observation = environment.reset()
+    for k in range(40):
+        action = best(observation) if k % 2 else wild(observation)
+        time_step = environment.apply_action(action)
+        value_N, next_N = (
+            environment.optimal_value(seen, GAMMA) for seen in (observation, time_step.final_observation)
+        )
+        backup_N = time_step.reward + GAMMA * next_N.masked_fill(time_step.terminated, 0.0)
+        assert (backup_N <= value_N + 1e-5).all()
+        if k % 2:
+            torch.testing.assert_close(backup_N, value_N, atol=1e-5, rtol=1e-5)
+        observation = time_step.observation
+
+
+@every_probe
+def test_an_environment_among_three_goes_like_the_same_among_sixty_seven(make: Callable[..., Any]) -> None:
+    few, many = make(num_envs=3, seed=8), make(num_envs=67, seed=8)
+    assert torch.equal(few.reset(), many.reset()[:3])
+    for k in range(60):
+        action = random_action(many, torch.arange(67), k)
+        one, other = few.apply_action(action[:3]), many.apply_action(action)
+        for field in ("observation", "final_observation", "reward", "terminated", "truncated"):
+            assert torch.equal(getattr(one, field), getattr(other, field)[:3]), field
+
+
+@every_probe
+def test_what_is_done_to_an_observation_does_not_reach_the_environment(make: Callable[..., Any]) -> None:
+    spoiled, left = make(num_envs=2, seed=4), make(num_envs=2, seed=4)
+    spoiled.reset().fill_(7.0), left.reset()
+    for k in range(30):
+        action = random_action(left, torch.arange(2), k)
+        one, other = spoiled.apply_action(action), left.apply_action(action)
+        for field in ("observation", "final_observation", "reward"):
+            assert torch.equal(getattr(one, field), getattr(other, field)), field
+            getattr(one, field).fill_(7.0)
+
+
+@every_probe
+def test_a_frame_tells_apart_what_an_observation_tells_apart(make: Callable[..., Any]) -> None:
+    environment = make(num_envs=6, seed=5)
+    observation = environment.reset()
+    for k in range(12):
+        frames = [environment.render(index) for index in range(6)]
+        for frame in frames:
+            assert frame.dtype == np.uint8
+            assert frame.ndim == 3
+            assert frame.shape[2] == 3
+            assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # as video codecs ask
+        for one in range(6):
+            for other in range(one):
+                if float((observation[one] - observation[other]).abs().max()) > 0.05:  # by more than a pixel
+                    assert not np.array_equal(frames[one], frames[other])
+        observation = environment.apply_action(random_action(environment, torch.arange(6), k)).observation
+
+
+@pytest.mark.parametrize("name", [name for name in PROBES if "continuous" in name or "reach" in name])
+def test_an_action_beyond_its_bounds_is_clipped(name: str) -> None:
+    for sign in (-1.0, 1.0):
+        beyond, bound = (PROBES[name](num_envs=16, seed=6) for _ in range(2))
+        action = torch.full((16, *beyond.single_action_space.shape), sign)
+        beyond.reset(), bound.reset()
+        for _ in range(8):
+            one, other = beyond.apply_action(5.0 * action), bound.apply_action(action)
+            assert torch.equal(one.reward, other.reward)
+            assert torch.equal(one.observation, other.observation)
+
+
+@every_probe
+def test_its_configuration_builds_it_again(make: Callable[..., Any]) -> None:
+    environment = make(num_envs=4, seed=9)
+    again = type(environment)(**environment.config)
+    assert again.config == environment.config
+    assert torch.equal(again.reset(), environment.reset())
+
+
+def test_every_arm_pays_equally_often_and_the_observation_says_which() -> None:
+    environment = Bandit(20_000, arms=5, seed=1)
+    shown = environment.reset()
+    assert torch.equal(shown.sum(1), torch.ones(20_000))
+    counts = shown.sum(0).double()
+    assert ((counts - 4000) ** 2 / 4000).sum() < 18.5  # 4 degrees of freedom: exceeded by one seed in a thousand
+    time_step = environment.apply_action(torch.full((20_000,), 2))
+    assert torch.equal(time_step.reward, shown[:, 2])
+    assert time_step.terminated.all()
+    assert not time_step.truncated.any()
+
+
+def test_without_contexts_nothing_is_seen_and_the_last_arm_pays() -> None:
+    environment = Bandit(4, arms=4, contextual=False, seed=1)
+    assert not environment.reset().any()
+    assert environment.apply_action(torch.arange(4)).reward.tolist() == [0, 0, 0, 1]
+
+
+def test_equal_parts_of_the_interval_are_the_arms() -> None:
+    environment = Bandit(6, arms=3, contextual=False, continuous=True, seed=1)
+    environment.reset()
+    action = torch.tensor([-1.0, -0.4, 0.0, 0.32, 0.34, 1.0])[:, None]
+    assert environment.apply_action(action).reward.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_end_of_a_corridor_is_as_many_steps_away_as_it_is_long(continuous: bool) -> None:
+    environment = Corridor(3, length=7, continuous=continuous, seed=1)
+    right = Optimal(environment)
+    environment.reset()
+    for k in range(1, 8):
+        time_step = environment.apply_action(right(torch.zeros(3, 1)))
+        assert time_step.terminated.tolist() == [k == 7] * 3
+        assert time_step.reward.tolist() == [float(k == 7)] * 3
+        torch.testing.assert_close(time_step.final_observation, torch.full((3, 1), k / 7))
+    assert not time_step.observation.any()
+
+
+def test_nothing_lies_left_of_the_beginning() -> None:
+    environment = Corridor(2, length=2, seed=1)
+    environment.reset()
+    actions = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 1]])
+    steps = [environment.apply_action(action) for action in actions]
+    assert [step.final_observation[:, 0].tolist() for step in steps] == [[0.0, 0.5], [0.0, 0.0], [0.5, 0.5], [1, 1]]
+
+
+def test_a_step_in_a_continuous_corridor_is_the_action() -> None:
+    environment = Corridor(3, length=4, continuous=True, seed=1)
+    environment.reset()
+    seen = environment.apply_action(torch.tensor([[0.25], [0.5], [-0.5]])).observation
+    seen = environment.apply_action(torch.tensor([[0.25], [-0.25], [1.0]])).observation
+    assert (4 * seen[:, 0]).tolist() == [0.5, 0.25, 1.0]
+
+
+def test_who_walks_left_is_truncated_and_not_terminated() -> None:
+    environment = Corridor(2, max_episode_steps=6, seed=1)
+    environment.reset()
+    steps = [environment.apply_action(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
+    assert [bool(step.truncated.all()) for step in steps] == [k % 6 == 5 for k in range(12)]
+    assert not any(step.terminated.any() for step in steps)
+
+
+@pytest.mark.parametrize(("cues", "delay"), [(2, 4), (3, 0), (5, 7)])
+def test_nothing_after_the_first_observation_depends_on_the_cue(cues: int, delay: int) -> None:
+    """All rows are the same there, whatever their cues, so they are independent of them and so is any stack of them."""
+    environment = Memory(4096, cues, delay, seed=1)
+    cue_N = environment.reset()[:, :cues].argmax(1)
+    assert len(cue_N.unique()) == cues
+    for k in range(1, delay + 3):
+        action = random_action(environment, torch.arange(4096), k)
+        time_step = environment.apply_action(action)
+        seen = time_step.final_observation
+        assert torch.equal(seen, seen[:1].expand_as(seen))
+        asked = torch.zeros(cues + 1)
+        asked[-1] = float(k == delay + 1)
+        assert torch.equal(seen[0], asked)
+        assert time_step.terminated.tolist() == [k == delay + 2] * 4096
+        if k < delay + 2:
+            assert not time_step.reward.any()
+    assert torch.equal(time_step.reward, (action == cue_N).float())
+
+
+def test_a_cue_says_nothing_of_the_next_one_and_all_are_equally_likely() -> None:
+    environment = Memory(20_000, cues=3, delay=0, seed=2)
+    cue_N = environment.reset()[:, :3].argmax(1)
+    for _ in range(2):
+        following = environment.apply_action(torch.zeros(20_000, dtype=torch.int64)).observation
+    pairs = torch.bincount(3 * cue_N + following[:, :3].argmax(1), minlength=9).double()
+    expected = 20_000 / 9
+    assert ((pairs - expected) ** 2 / expected).sum() < 26.2  # 8 degrees of freedom: one seed in a thousand
+
+
+@pytest.mark.parametrize("cues", [2, 3])
+def test_no_answer_to_the_last_observation_is_better_than_chance(cues: int) -> None:
+    """When the answer is due all see the same, so without a memory they answer the same: any answer, one by one."""
+    for answer in range(cues):
+        environment = Memory(20_000, cues, delay=1, seed=3)
+        got = returns(environment, lambda _, answer=answer: torch.full((20_000,), answer), 3)
+        assert float(got.mean()) == pytest.approx(environment.chance, abs=4 * 0.5 / 20_000**0.5)
+
+
+def test_the_gain_is_the_root_of_the_riccati_equation() -> None:
+    for gamma in (0.1, 0.5, 0.9, 0.99, 1.0):
+        k = gain(gamma)
+        assert k == pytest.approx((1 + gamma * k) / (2 + gamma * k), rel=1e-12)
+    assert gain() == pytest.approx(2 / (1 + 5**0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.7, 0.95, 1.05, 1.5])
+def test_another_gain_costs_more_from_everywhere(factor: float) -> None:
+    gains = gain(), factor * gain()
+    best, other = (returns(Reach(64, dimensions=2, seed=4), lambda x, k=k: -k * x, 20) for k in gains)
+    assert (best > other).all()
+
+
+def test_the_best_cost_is_the_gain_times_the_squared_distance() -> None:
+    environment = Reach(64, dimensions=2, seed=4)
+    start = Reach(64, dimensions=2, seed=4).reset()
+    cost = returns(environment, Optimal(environment), 20)
+    torch.testing.assert_close(cost.float(), environment.optimal_value(start, 1.0))
+
+
+def test_a_short_clock_is_worth_what_a_policy_that_sees_it_gets() -> None:
+    """The gain for n steps to go is n Riccati steps from 0: 1/2, 3/5, 8/13, quotients of Fibonacci numbers."""
+    environment = Reach(20_000, seed=4, max_episode_steps=3)
+    to_go = iter((8 / 13, 3 / 5, 1 / 2))
+    got = returns(environment, lambda x: -next(to_go) * x, 3)
+    assert environment.optimal_return == pytest.approx(-8 / 13 / 3)
+    assert float(got.mean()) == pytest.approx(environment.optimal_return, abs=4 * float(got.std()) / 20_000**0.5)
+    assert Reach(1).optimal_return == pytest.approx(-gain() / 3, rel=1e-12)
+
+
+def test_reach_starts_uniformly_and_never_terminates() -> None:
+    environment = Reach(20_000, seed=5, max_episode_steps=4)
+    start = environment.reset()[:, 0]
+    counts = torch.histc(start, 10, -1.0, 1.0).double()
+    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9  # 9 degrees of freedom: one seed in a thousand
+    steps = [environment.apply_action(torch.zeros(20_000, 1)) for _ in range(8)]
+    assert [bool(step.truncated.all()) for step in steps] == [False, False, False, True] * 2
+    assert not any(step.terminated.any() for step in steps)
+
+
+def learned(truncation_is_the_end: bool) -> Tensor:
+    """Q (state, action) of the fork by tabular Q-learning from random actions."""
+    environment, q_22, count_4 = Fork(64, seed=1), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int64)
+    share, valid_N = share_of_duplicates(0.01, 64, "cpu"), torch.ones(64, dtype=torch.bool)
+    observation = environment.reset()
+    for k in range(600):
+        action_N = random_action(environment, torch.arange(64), k)
+        time_step = environment.apply_action(action_N)
+        end_N = time_step.terminated | (time_step.truncated & truncation_is_the_end)
+        next_N = q_22[time_step.final_observation.argmax(1)].amax(1)
+        target_N = td_target(time_step.reward, end_N, next_N, GAMMA)
+        step_toward_(q_22.view(-1), 2 * observation.argmax(1) + action_N, target_N, valid_N, share, count_4)
+        observation = time_step.observation
+    return q_22
+
+
+def test_who_takes_truncation_for_the_end_takes_the_prize_and_others_take_the_road() -> None:
+    right, mistaken = learned(truncation_is_the_end=False), learned(truncation_is_the_end=True)
+    assert right[0].argmax() == 1
+    assert mistaken[0].argmax() == 0
+    values = Fork(2).optimal_value(torch.eye(2), GAMMA)
+    torch.testing.assert_close(right.max(1).values, values, atol=0.2, rtol=0)
+    assert mistaken[0, 1] < (GAMMA - GAMMA**10) / (1 - GAMMA) < Fork(2).prize
+
+
+def test_the_road_is_truncated_and_the_prize_terminates() -> None:
+    environment = Fork(2, max_episode_steps=4, prize=2.5, seed=1)
+    environment.reset()
+    steps = [environment.apply_action(torch.tensor([0, 1])) for _ in range(4)]
+    assert [step.reward.tolist() for step in steps] == [[2.5, 0.0], [2.5, 1.0], [2.5, 1.0], [2.5, 1.0]]
+    assert [step.terminated.tolist() for step in steps] == [[True, False]] * 4
+    assert [step.truncated.tolist() for step in steps] == [[False, False]] * 3 + [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (partial(Bandit, num_envs=0), r"Bandit\(num_envs=0\)"),
+        (partial(Bandit, arms=1), "arms=1"),
+        (partial(Corridor, length=0), "length=0"),
+        (partial(Corridor, length=30), "its end takes 30 steps"),
+        (partial(Corridor, max_episode_steps=0), r"Corridor\(max_episode_steps=0\)"),
+        (partial(Memory, cues=1), "cues=1"),
+        (partial(Memory, delay=-1), "delay=-1"),
+        (partial(Reach, dimensions=3), "give 1 or 2"),
+        (partial(Reach, max_episode_steps=0), r"Reach\(max_episode_steps=0\)"),
+        (partial(Fork, max_episode_steps=0), r"Fork\(max_episode_steps=0\)"),
+    ],
+)
+def test_options_out_of_range_are_refused(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_an_action_of_the_other_kind_is_refused() -> None:
+    for continuous in (False, True):
+        environment = Bandit(3, continuous=continuous)
+        environment.reset()
+        action = torch.zeros(3, dtype=torch.int64) if continuous else torch.zeros(3, 1)
+        with pytest.raises(EnvironmentContractError, match="action"):
+            environment.apply_action(action)
+
+
+def test_every_probe_has_a_row_in_the_documentation() -> None:
+    rows = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
+    assert set(probes.__all__) <= rows
+    assert {type(make()).__name__ for make in PROBES.values()} == set(probes.__all__)
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    names: dict[str, Any] = {}
+    for program in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        exec(compile(program, "docs/environments.md", "exec"), names)
+    assert names["time_step"].valid.all()
+    assert names["frame"].shape[2] == 3

@@ -1,0 +1,40 @@
+"""Actions of any size reach the environment inside its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.clip_action import ClipAction
+from rein.testing.stateful import first_difference
+
+
+def test_an_action_within_the_bounds_is_left_alone(clockwork: Any) -> None:
+    plain, clipped = clockwork(4), ClipAction(clockwork(4))
+    plain.reset()
+    clipped.reset()
+    for _ in range(12):
+        action = torch.rand(4, 2) * torch.tensor([4.0, 5.0]) - torch.tensor([2.0, 0.0])
+        assert first_difference(plain.apply_action(action), clipped.apply_action(action)) is None
+
+
+def test_an_action_beyond_them_becomes_the_nearest_within(clockwork: Any) -> None:
+    environment, wild = ClipAction(clockwork(2)), torch.tensor([[-9.0, 9.0], [1.0, -0.5]])
+    environment.reset()
+    total_N = environment.apply_action(wild).final_observation[:, 2]
+    assert total_N.tolist() == [-2.0 + 5.0, 1.0 + 0.0]
+    assert wild.tolist() == [[-9.0, 9.0], [1.0, -0.5]]
+
+
+def test_its_action_space_has_no_bounds(clockwork: Any) -> None:
+    space = ClipAction(clockwork(2)).single_action_space
+    assert space.shape == (2,)
+    assert space.contains(torch.tensor([-1e30, 1e30]).numpy())
+
+
+def test_actions_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"ClipAction: actions in Discrete\(4\); they must be a Box"):
+        ClipAction(Gridworld())

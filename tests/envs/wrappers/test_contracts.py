@@ -1,0 +1,134 @@
+"""Every wrapper is an environment, whatever it is around: the two contracts, for each over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Reach
+from rein.envs.turtleworld import Turtleworld
+from rein.envs.wrappers.clip_action import ClipAction
+from rein.envs.wrappers.clip_reward import ClipReward
+from rein.envs.wrappers.flatten_observation import FlattenObservation
+from rein.envs.wrappers.frame_skip import FrameSkip
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.wrappers.observation_history import observation_history
+from rein.envs.wrappers.record_video import RecordVideo
+from rein.envs.wrappers.rescale_action import RescaleAction
+from rein.envs.wrappers.scale_reward import ScaleReward
+from rein.envs.wrappers.sign_reward import SignReward
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.ops.random import integers, uniform
+from rein.testing import EnvironmentContract, StatefulContract
+
+TARGETS = [(2, 4), (0, 1), (4, 4), (3, 2)]
+Make = Callable[[int, int | None], Any]
+
+
+def gridworld(num_envs: int, seed: int | None, observation: str = "cell") -> Gridworld:
+    return Gridworld(num_envs, TARGETS, seed=seed, max_episode_steps=9, observation=observation)
+
+
+def endless_gridworld(num_envs: int, seed: int | None) -> Gridworld:
+    return Gridworld(num_envs, TARGETS, seed=seed)
+
+
+def reach(num_envs: int, seed: int | None) -> TimeLimit:
+    return TimeLimit(FrameStack(Reach(num_envs, 2, seed=seed), 2), 5)
+
+
+def turtleworld(num_envs: int, seed: int | None) -> Turtleworld:
+    return Turtleworld(num_envs, TARGETS, seed=seed, max_episode_steps=10)
+
+
+def pendulum(num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+    return GymnasiumEnvironment("Pendulum-v1", num_envs, seed, max_episode_steps=12)
+
+
+def blackjack(num_envs: int, seed: int | None) -> GymnasiumEnvironment:
+    return GymnasiumEnvironment("Blackjack-v1", num_envs, seed)
+
+
+WRAPPED: dict[str, Callable[[SimpleNamespace], Make]] = {
+    "clip_action of clockwork": lambda made: lambda n, seed: ClipAction(made.clockwork(n, seed)),
+    "clip_action of pendulum": lambda made: lambda n, seed: ClipAction(pendulum(n, seed)),
+    "rescale_action of clockwork": lambda made: lambda n, seed: RescaleAction(made.clockwork(n, seed)),
+    "rescale_action of pendulum": lambda made: lambda n, seed: RescaleAction(pendulum(n, seed)),
+    "frame_stack of gridworld": lambda made: lambda n, seed: FrameStack(gridworld(n, seed), 3),
+    "frame_stack of images": lambda made: lambda n, seed: FrameStack(made.clockwork(n, seed, "image")),
+    "frame_stack of trees": lambda made: lambda n, seed: FrameStack(made.clockwork(n, seed, "tree"), 2),
+    "frame_stack of blackjack": lambda made: lambda n, seed: FrameStack(blackjack(n, seed), 2),
+    "observation_history of vectors": lambda made: lambda n, seed: observation_history(gridworld(n, seed, "vector"), 3),
+    "observation_history of pendulum": lambda made: lambda n, seed: observation_history(pendulum(n, seed), 5),
+    "frame_skip of gridworld": lambda made: lambda n, seed: FrameSkip(gridworld(n, seed), 3),
+    "frame_skip of a probe": lambda made: lambda n, seed: FrameSkip(reach(n, seed), 2),
+    "frame_skip of turtles": lambda made: lambda n, seed: FrameSkip(turtleworld(n, seed), 3),
+    "frame_skip of cartpole": lambda made: lambda n, seed: FrameSkip(CartPole(n, seed=seed), 2),
+    "frame_skip of clockwork": lambda made: lambda n, seed: FrameSkip(made.clockwork(n, seed), 2),
+    "time_limit of gridworld": lambda made: lambda n, seed: TimeLimit(endless_gridworld(n, seed), 9),
+    "time_limit of pendulum": lambda made: lambda n, seed: TimeLimit(pendulum(n, seed), 5),
+    "time_limit of blackjack": lambda made: lambda n, seed: TimeLimit(blackjack(n, seed), 2),
+    "time_limit of turtles": lambda made: lambda n, seed: TimeLimit(turtleworld(n, seed), 7),
+    "time_limit of cartpole": lambda made: lambda n, seed: TimeLimit(CartPole(n, seed=seed), 9),
+    "time_limit of clockwork": lambda made: lambda n, seed: TimeLimit(made.clockwork(n, seed), 4),
+    "scale_reward of gridworld": lambda made: lambda n, seed: ScaleReward(gridworld(n, seed), 0.1),
+    "scale_reward of pendulum": lambda made: lambda n, seed: ScaleReward(pendulum(n, seed), 0.1),
+    "clip_reward of gridworld": lambda made: lambda n, seed: ClipReward(gridworld(n, seed)),
+    "clip_reward of clockwork": lambda made: lambda n, seed: ClipReward(made.clockwork(n, seed), 0.5, 2.0),
+    "sign_reward of gridworld": lambda made: lambda n, seed: SignReward(gridworld(n, seed)),
+    "flatten_observation of gridworld": lambda made: lambda n, seed: FlattenObservation(gridworld(n, seed)),
+    "flatten_observation of trees": lambda made: lambda n, seed: FlattenObservation(made.clockwork(n, seed, "tree")),
+    "flatten_observation of blackjack": lambda made: lambda n, seed: FlattenObservation(blackjack(n, seed)),
+    "record_video of gridworld": lambda made: lambda n, seed: RecordVideo(gridworld(n, seed), made.folder, every=9),
+    "all of them, the usual order": lambda made: (
+        lambda n, seed: FrameStack(
+            SignReward(TimeLimit(FrameSkip(RescaleAction(made.clockwork(n, seed, "image")), 2), 3))
+        )
+    ),
+    "all of them, another order": lambda made: (
+        lambda n, seed: TimeLimit(
+            FrameSkip(FrameStack(FlattenObservation(ClipAction(made.clockwork(n, seed, "tree"))), 2), 2), 2
+        )
+    ),
+}
+
+
+@pytest.fixture(params=WRAPPED.values(), ids=[name.replace(" ", "-") for name in WRAPPED])
+def wrapped(request: pytest.FixtureRequest, clockwork: Any, tmp_path: Path) -> Make:
+    return request.param(SimpleNamespace(clockwork=clockwork, folder=tmp_path))
+
+
+class TestWrappers(EnvironmentContract):
+    steps = 30
+
+    @pytest.fixture(autouse=True)
+    def _wrapped(self, wrapped: Make) -> None:
+        self.make = wrapped  # type: ignore[method-assign]
+
+
+class TestWrappersState(StatefulContract):
+    @pytest.fixture(autouse=True)
+    def _wrapped(self, wrapped: Make) -> None:
+        self._make = wrapped
+
+    def make(self) -> Any:
+        return self._make(4, 3)
+
+    def step(self, part: Any) -> Any:
+        if int(part.episode_seeds[0]) < 0:
+            return part.reset()
+        space = part.single_action_space
+        if isinstance(space, spaces.Discrete):
+            return part.apply_action(integers(part.episode_seeds, 7, int(space.n)))
+        size = space.shape[0]
+        action = [2 * uniform(part.episode_seeds, counter) - 1 for counter in range(size)]
+        return part.apply_action(torch.stack(action, 1))

@@ -1,0 +1,71 @@
+"""A skip is so many plain steps with their rewards added up, cut where the episode ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rein.envs.wrappers.frame_skip import FrameSkip
+from rein.testing.stateful import first_difference
+
+
+def actions(steps: int, num_envs: int) -> Tensor:
+    return torch.rand(steps, num_envs, 2, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("skip", [1, 2, 3, 4, 10])
+def test_it_equals_stepping_by_hand_with_summed_rewards_and_cut_at_the_end(clockwork: Any, skip: int) -> None:
+    environment, given = FrameSkip(clockwork(4), skip), actions(30, 4)
+    environment.reset()
+    steps = [(environment.episode_seeds, environment.apply_action(action)) for action in given]
+    ends = 0
+    for i in range(4):
+        plain = clockwork(4)  # of which only environment i is stepped as it should
+        plain.reset()
+        for action, (seeds, whole) in zip(given, steps, strict=True):
+            assert plain.episode_seeds[i] == seeds[i]
+            reward, part = 0.0, None
+            for _ in range(skip):
+                part = plain.apply_action(action)
+                reward += part.reward[i]
+                if part.terminated[i] or part.truncated[i]:
+                    ends += 1
+                    break
+            assert whole.reward[i] == reward
+            for name in ("observation", "terminated", "truncated", "final_observation", "valid"):
+                assert torch.equal(getattr(whole, name)[i], getattr(part, name)[i]), f"{name}, environment {i}"
+            assert whole.info["step"][i] == part.info["step"][i]
+    assert ends > 20
+
+
+def test_the_next_episode_waits_at_its_first_observation(clockwork: Any) -> None:
+    environment, fresh = FrameSkip(clockwork(4), 4), clockwork(4, 9)
+    environment.reset()
+    for action in actions(20, 4):
+        step = environment.apply_action(action)
+        ended = step.terminated | step.truncated
+        assert torch.equal(fresh.reset_to(environment.episode_seeds)[ended], step.observation[ended])
+        assert (step.observation[~ended, 1] % 4 == 0).all()
+
+
+def test_a_skip_in_a_skip_is_the_product(clockwork: Any) -> None:
+    twice, once = FrameSkip(FrameSkip(clockwork(5), 2), 3), FrameSkip(clockwork(5), 6)
+    twice.reset()
+    once.reset()
+    for action in actions(20, 5):
+        one, other = twice.apply_action(action), once.apply_action(action)
+        torch.testing.assert_close(one.reward, other.reward)
+        assert first_difference(one._replace(reward=None), other._replace(reward=None)) is None
+
+
+def test_environments_that_cannot_be_stepped_in_part_are_refused(whole_clockwork: Any) -> None:
+    with pytest.raises(TypeError, match=r"FrameSkip: Clockwork has no apply_action_where\(\); repeat the action"):
+        FrameSkip(whole_clockwork(2), 4)
+
+
+def test_a_skip_below_one_is_refused(clockwork: Any) -> None:
+    with pytest.raises(ValueError, match=r"FrameSkip\(skip=0\)"):
+        FrameSkip(clockwork(2), 0)

@@ -1,0 +1,65 @@
+"""Actions from -1 to 1 become the environment's, exactly at the ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.rescale_action import RescaleAction
+from rein.integrations.gymnasium import GymnasiumEnvironment
+
+BOUND = st.floats(-1e6, 1e6, width=32)
+
+
+def hears(low: Any, high: Any) -> SimpleNamespace:
+    """Something that is acted on, and returns the action."""
+    space = spaces.Box(np.float32(low), np.float32(high))
+    return SimpleNamespace(single_action_space=space, device=torch.device("cpu"), apply_action=lambda action: action)
+
+
+@given(st.lists(st.tuples(BOUND, BOUND), min_size=1, max_size=4))
+def test_the_ends_are_exactly_low_and_high_and_nothing_between_leaves_them(bounds: list[tuple[float, float]]) -> None:
+    low, high = np.float32([min(b) for b in bounds]), np.float32([max(b) for b in bounds])
+    environment: Any = RescaleAction(hears(low, high))  # type: ignore[arg-type]
+    for end, bound in ((-1.0, low), (1.0, high)):
+        assert environment.apply_action(torch.full((2, len(bounds)), end)).tolist() == [bound.tolist()] * 2
+    for share in torch.linspace(-1, 1, 41):
+        action = environment.apply_action(share.expand(1, len(bounds)))[0]
+        assert environment.inner.single_action_space.contains(action.numpy())
+
+
+def test_the_middle_is_the_middle_and_beyond_the_ends_the_line_goes_on() -> None:
+    environment: Any = RescaleAction(hears([-2, 0], [2, 5]))  # type: ignore[arg-type]
+    scaled = environment.apply_action(torch.tensor([[0.0, 0.0], [-0.5, 0.5], [2.0, -3.0]]))
+    assert scaled.tolist() == [[0.0, 2.5], [-1.0, 3.75], [4.0, -5.0]]
+
+
+def test_it_is_gymnasiums_wrapper() -> None:
+    def factory() -> gymnasium.Env[Any, Any]:
+        inner = gymnasium.make("Pendulum-v1", max_episode_steps=7)
+        return gymnasium.wrappers.RescaleAction(inner, np.float32(-1.0), np.float32(1.0))
+
+    theirs = GymnasiumEnvironment(factory, 3, 0)
+    ours = RescaleAction(GymnasiumEnvironment("Pendulum-v1", 3, 0, max_episode_steps=7))
+    assert ours.single_action_space == theirs.single_action_space
+    assert torch.equal(ours.reset(), theirs.reset())
+    for action in torch.rand(20, 3, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1:
+        one, other = ours.apply_action(action), theirs.apply_action(action)
+        torch.testing.assert_close(one.final_observation, other.final_observation)
+        torch.testing.assert_close(one.reward, other.reward)
+
+
+def test_actions_without_bounds_or_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="no bounds to scale to"):
+        RescaleAction(hears([-np.inf, 0], [np.inf, 1]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"RescaleAction: actions in Discrete\(4\)"):
+        RescaleAction(Gridworld())

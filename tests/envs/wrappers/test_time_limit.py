@@ -1,0 +1,79 @@
+"""A limit around an environment is what a limit inside of it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.scale_reward import ScaleReward
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.testing.stateful import first_difference
+
+TARGETS = [(2, 4), (0, 1), (4, 4), (3, 2)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_it_is_the_limit_that_gridworld_has_itself(limit: int) -> None:
+    around = TimeLimit(Gridworld(16, TARGETS, seed=0), limit)
+    within = Gridworld(16, TARGETS, seed=0, max_episode_steps=limit)
+    assert torch.equal(around.reset(), within.reset())
+    terminated = 0
+    for k in range(60):
+        action = torch.arange(16).add(k * k).remainder(4)
+        one, other = around.apply_action(action), within.apply_action(action)
+        assert first_difference(one, other) is None
+        assert torch.equal(around.episode_seeds, within.episode_seeds)
+        terminated += int((one.terminated & ~one.truncated).sum())
+    assert terminated or limit == 1  # some end by themselves
+
+
+def test_only_what_it_cut_begins_anew(clockwork: Any) -> None:
+    limited = TimeLimit(clockwork(8), 4)
+    limited.reset()
+    cut = 0
+    for _ in range(30):
+        before_N, step = limited.episode_seeds, limited.apply_action(torch.ones(8, 2))
+        length_N = step.final_observation[:, 1]
+        ended_N = step.terminated | step.truncated
+        assert torch.equal(step.observation[:, 1], torch.where(ended_N, 0, length_N))
+        assert torch.equal(before_N != limited.episode_seeds, ended_N)
+        assert step.truncated[length_N == 4].all()
+        assert (length_N <= 4).all()
+        cut += int((step.truncated & ~step.terminated).sum())
+    assert cut > 20
+
+
+def test_of_two_limits_the_lower_one_counts(clockwork: Any) -> None:
+    for inner, outer in ((3, 5), (5, 3)):
+        twice, once = TimeLimit(TimeLimit(clockwork(4), inner), outer), TimeLimit(clockwork(4), 3)
+        twice.reset()
+        once.reset()
+        for _ in range(20):
+            one, other = (environment.apply_action(torch.zeros(4, 2)) for environment in (twice, once))
+            assert first_difference(one, other) is None
+
+
+def test_environments_that_cannot_be_reset_in_part_are_refused_and_the_error_says_what_to_do(
+    whole_clockwork: Any,
+) -> None:
+    message = r"TimeLimit: Clockwork has no reset_where\(\); give the environment a limit of its own when you build it"
+    for environment in (whole_clockwork(2), ScaleReward(whole_clockwork(2), 2.0)):
+        with pytest.raises(TypeError, match=message):
+            TimeLimit(environment, 5)
+
+
+def test_a_limit_below_one_is_refused(clockwork: Any) -> None:
+    with pytest.raises(ValueError, match=r"TimeLimit\(max_episode_steps=0\): give 1 or more"):
+        TimeLimit(clockwork(2), 0)
+
+
+def test_an_environment_that_is_not_stepped_spends_none_of_its_limit(clockwork: Any) -> None:
+    environment = TimeLimit(clockwork(2), 3)
+    environment.reset()
+    for k in range(12):
+        step = environment.apply_action_where(torch.zeros(2, 2), torch.tensor([True, k % 2 == 1]))
+        assert step.valid.tolist() == [True, k % 2 == 1]
+        assert (step.terminated | step.truncated).tolist() == [k % 3 == 2, k % 6 == 5]
