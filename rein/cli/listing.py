@@ -24,7 +24,7 @@ def find(name: str) -> Callable[..., Any]:
         names = recipe_names()
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}."
             raise ValueError(f"there is no recipe {name!r}; {hint} A function of your own is named my_module:make_loop")
         module_name, function_name = f"rein.recipes.{name}", name
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rein
+from rein.recipes.cartpole import cartpole
 from rein.recipes.gridworld import gridworld, optimal_return
 from rein.recipes.taxi import taxi
 from rein.testing.stateful import first_difference
@@ -53,3 +54,11 @@ def test_a_run_is_stored_epoch_by_epoch():
     store = rein.MemoryStore()
     gridworld(store, epochs=4, stop_when_solved=False).run()
     assert [trajectory.epoch for trajectory in store.trajectories] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved(seed):
+    state = cartpole(seed=seed).run()
+    assert state.reason == "solved"
+    assert state.clocks.env_steps <= 150_000

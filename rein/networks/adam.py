@@ -1,0 +1,76 @@
+"""Adam in one operation, and what any optimizer's state looks like without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015), the default of rein's agents.
+
+    The same numbers as `torch.optim.Adam(fused=True)`, whose first construction imports torch's compiler and takes
+    longer than many a run here. It has what agents use of an optimizer: `param_groups`, `step`, `zero_grad`, a state.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """`weight_decay` is an L2 penalty on the gradient, as in `torch.optim.Adam`."""
+        parameters = list(parameters)
+        self.param_groups = [{"params": parameters, "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}]
+        self._parameters = parameters
+        self._means = [torch.zeros_like(p) for p in parameters]
+        self._squares = [torch.zeros_like(p) for p in parameters]
+        self._steps = [torch.zeros((), device=p.device) for p in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of every parameter that has a gradient."""
+        group = self.param_groups[0]
+        kept = zip(self._parameters, self._means, self._squares, self._steps, strict=True)
+        rows = [(*place, place[0].grad) for place in kept if place[0].grad is not None]
+        parameters, means, squares, steps, gradients = (list(column) for column in zip(*rows, strict=True))
+        for step in steps:
+            step += 1
+        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments and the number of steps."""
+        return {"means": list(self._means), "squares": list(self._squares), "steps": list(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for the state of other parameters."""
+        for name, mine in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
+            theirs = state[name]
+            if [t.shape for t in theirs] != [m.shape for m in mine]:
+                raise ValueError(f"{name} of the optimizer are those of other parameters")
+            for mine_i, theirs_i in zip(mine, theirs, strict=True):
+                mine_i.copy_(theirs_i)

@@ -1,0 +1,93 @@
+"""The one place where an agent's parameters change: gradients in, a step of the optimizer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rein.networks.adam import Adam
+from rein.ops.statistics import clip_global_norm_, global_norm
+
+Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradients) -> whether to take the step
+
+
+class Optimizer(Protocol):
+    """What agents use of an optimizer: any of `torch.optim`, or `rein.networks.adam.Adam`."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any:
+        """Change the parameters by their gradients."""
+        ...
+
+    def zero_grad(self) -> Any:
+        """Forget the gradients."""
+        ...
+
+    def state_dict(self) -> Any:
+        """What comes back at a resume."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take over what `state_dict` gave."""
+        ...
+
+
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+
+
+def default_optimizer(parameters: Iterable[Tensor]) -> Optimizer:
+    """Adam with the epsilon that policy-gradient methods are tuned with (1e-5, Huang et al. 2022)."""
+    return Adam(parameters, eps=1e-5)
+
+
+def apply_gradients(
+    optimizer: Optimizer,
+    metrics: Mapping[str, Tensor],
+    *,
+    max_grad_norm: float | None,
+    guard: Guard | None = None,
+) -> Tensor:
+    """Clip gradients by their global norm, ask `guard`, step, forget them; returns the norm before clipping."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    with torch.no_grad():
+        norm = global_norm(gradients) if max_grad_norm is None else clip_global_norm_(gradients, max_grad_norm)
+    if guard is None or guard({**metrics, "grad_norm": norm}, gradients):
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """For all parameters from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def plain_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state with string keys and lists, so that a checkpoint can hold it without pickle."""
+    state = optimizer.state_dict()
+    if isinstance(optimizer, Adam):
+        return state
+    groups = [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {"state": {str(index): dict(kept) for index, kept in state["state"].items()}, "param_groups": groups}
+
+
+def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """The inverse of `plain_state`."""
+    if isinstance(optimizer, Adam):
+        optimizer.load_state_dict(state)
+        return
+    mine = optimizer.state_dict()["param_groups"]
+    groups = [
+        {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
+        for group, own in zip(state["param_groups"], mine, strict=True)
+    ]
+    kept = {int(index): dict(value) for index, value in state["state"].items()}
+    optimizer.load_state_dict({"state": kept, "param_groups": groups})

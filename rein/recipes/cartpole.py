@@ -1,0 +1,62 @@
+"""PPO on CartPole-v1, with the environments in torch."""
+
+from __future__ import annotations
+
+from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
+from rein.handlers.solved import solved
+from rein.loop import Loop
+from rein.protocols import Store
+from rein.training import training_loop
+
+
+def cartpole(
+    store: Store | None = None,
+    *,
+    num_envs: int = 64,
+    learning_rate: float = 1.5e-3,
+    gamma: float = 0.98,
+    gae_lambda: float = 0.8,
+    update_epochs: int = 8,
+    minibatches: int = 4,
+    clip: float = 0.2,
+    seed: int = 0,
+    epochs: int = 300,
+    iterations: int = 32,
+    device: str = "cpu",
+    stop_when_solved: bool = True,
+) -> Loop:
+    """PPO on CartPole-v1: solved when the last 100 training episodes have a mean return of at least 475 of 500.
+
+    Args:
+        store: where trajectories go.
+        num_envs: environments stepped together.
+        learning_rate: of Adam.
+        gamma: discount factor.
+        gae_lambda: how far advantages look.
+        update_epochs: passes over a rollout.
+        minibatches: updates in a pass.
+        clip: how far from 1 a ratio of probabilities still counts.
+        seed: of everything random.
+        epochs: epochs at most.
+        iterations: steps of every environment in an epoch, which is one rollout.
+        device: where environments and networks are.
+        stop_when_solved: end the run when it is solved.
+    """
+    environment = CartPole(num_envs, seed=seed, device=device)
+    agent = PPO(
+        environment.single_observation_space,
+        environment.single_action_space,
+        learning_rate=learning_rate,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        rollout_steps=iterations,
+        epochs=update_epochs,
+        minibatches=minibatches,
+        clip=clip,
+        seed=seed,
+        device=device,
+    )
+    loop = training_loop(agent, environment, store, seed=seed, epochs=epochs, iterations=iterations)
+    solved(loop, "episode_return_100", at_least=475.0, stop=stop_when_solved)
+    return loop
