@@ -5,6 +5,7 @@ Each of rein's own handlers is a function of a loop, as yours are; leave one out
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,12 +17,16 @@ from rein.buffers.rollout import Rows
 from rein.events import Event
 from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
-from rein.loop import Loop
+from rein.loop import Loop, checks
 from rein.ops.trees import to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
 from rein.rollout.statistics import METRICS
 from rein.types import State, StepState, Trajectory, Tree
+
+logger = logging.getLogger("rein")
+
+STEPS = 128  # of an epoch of a continuing run, where nobody says
 
 
 def training_loop(
@@ -41,12 +46,14 @@ def training_loop(
 
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
+    `epochs` and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps if not told.
     `seed` seeds the parts that were built without one (a fresh one is drawn if it is None).
-    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `epochs` and `iterations` are the
-    defaults of `loop.run`. Raises ValueError where agent and environment do not fit.
+    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `strict` is the loop's, but for metrics,
+    which an agent reports when it learns. Raises TypeError or ValueError where the parts do not fit.
     """
-    _check_fit(agent, environment)
+    _check_fit(agent, environment, store)
     seed_parts(seed, agent, environment)
+    iterations = STEPS if iterations is None and not episodic else iterations
     rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
 
@@ -54,7 +61,8 @@ def training_loop(
         result = batch_step(state, agent, environment, rows, emit)
         return _announce_ends(state, result, episodes_completed) if episodes_completed.calls else result
 
-    loop = Loop(step, epochs=epochs, iterations=iterations, strict=strict, debug=debug)
+    checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
+    loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug)
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     episodes_completed = loop.define("episodes_completed")
     for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
@@ -79,29 +87,29 @@ def train(
     epochs: int | None = None,
     env_steps: int | None = None,
     iterations: int | None = None,
+    episodic: bool = False,
+    seed: int | None = None,
     **options: Any,
 ) -> State:
-    """`training_loop(...)` and its run in one call, for a number of `epochs` or until `env_steps` env steps.
+    """`training_loop(...)` and its run in one call, for a number of `epochs` or for `env_steps` env steps more.
 
-    `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given.
+    Further `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given.
     """
     if (epochs is None) == (env_steps is None):
         raise ValueError("train(...): give either epochs= or env_steps=")
-    if env_steps is not None and iterations is None and not options.get("episodic"):
-        iterations = max(1, min(128, env_steps // environment.num_envs))  # an epoch, for metrics and trajectories
-    loop = training_loop(agent, environment, store, epochs=epochs, iterations=iterations, **options)
+    options |= {"episodic": episodic, "seed": seed, "epochs": epochs, "iterations": iterations}
+    loop = training_loop(agent, environment, store, **options)
     if env_steps is not None:
-        stop_at(loop, env_steps=env_steps)
+        stop_at(loop, env_steps=agent.env_steps + env_steps)
     return loop.run()
 
 
-def seed_parts(seed: int | None, *parts: Any) -> int:
-    """Seed every part whose `seed` is None; draws a fresh one where `seed` is None too. Returns what was used."""
+def seed_parts(seed: int | None, *parts: Any) -> None:
+    """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too."""
     seed = secrets.randbits(31) if seed is None else seed
     for part in parts:
         if part.seed is None:
             part.reseed(seed)
-    return seed
 
 
 def reset_environments(
@@ -109,28 +117,50 @@ def reset_environments(
 ) -> None:
     """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
 
-    At a resume too where the environment says that it `awaits_reset`: its open episodes could not be brought back.
+    Begun anew, with a warning, are environments whose open episodes are lost: after a resume that could not bring them
+    back (they say that they `awaits_reset`, or have no state), and where somebody else has used them in between.
     """
+    seeds: list[Tensor] = []  # of the episodes that were open when we last looked
+
+    def look(state: State) -> None:
+        seeds[:] = [environment.episode_seeds.clone()]
+
+    def lost(state: State) -> str | None:
+        if getattr(environment, "awaits_reset", False):
+            return "could not be brought back"
+        if not seeds:
+            return None if hasattr(environment, "load_state_dict") or not state.total_iterations else "were not saved"
+        same = torch.equal(seeds[0], environment.episode_seeds)
+        return None if same else "were ended by somebody else, who used the environments that are trained in"
 
     def begin(state: State, active_N: Tensor | None) -> None:
         observation = to_device(environment.reset(), agent.device)
         state.step_state = StepState(observation, active_N)
         statistics.observe_reset()
         agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
+        look(state)
 
+    def begin_where_lost(state: State) -> None:
+        if reason := lost(state):
+            logger.warning("the open episodes of %s %s; new ones begin", type(environment).__name__, reason)
+            begin(state, state.step_state.active)
+
+    loop.on("epoch_ended", "completed", "halted", "failed")(look)
     if episodic:
 
         @loop.epoch_started
         def reset_for_epoch(state: State) -> None:
             begin(state, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
 
+    else:
+        loop.epoch_started.attach(begin_where_lost)
+
     @loop.started
     def reset_once(state: State) -> None:
-        if state.step_state is None:
-            if not episodic:
-                begin(state, None)
-        elif getattr(environment, "awaits_reset", False):
-            begin(state, state.step_state.active)
+        if state.step_state is not None:
+            begin_where_lost(state)
+        elif not episodic:
+            begin(state, None)
 
 
 def halt_when_all_ended(loop: Loop) -> None:
@@ -165,9 +195,12 @@ def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> No
 def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: EpisodeStatistics) -> None:
     """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
 
-    @loop.epoch_ended
     def write_trajectory(state: State) -> None:
         store.append(trajectory(state, rows, statistics))
+
+    @loop.epoch_ended
+    def ask_to_write(state: State) -> None:
+        state.request(write_trajectory)  # at the edge: handlers of this event may still add metrics
 
     @loop.on("completed", "halted", "failed")
     def flush_store(state: State) -> None:
@@ -180,8 +213,8 @@ def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Traje
     fields.pop("next_observation", None)  # it is observation of the next row, or in the table of episodes
     return Trajectory(
         epoch=state.epoch,
-        status=state.epoch_status or "open",
-        first_step=state.clocks.vector_steps - rows.length,
+        status=str(state.epoch_status),
+        first_step=statistics.first_row_step,
         fields=fields,
         next_observation=state.step_state.observation,
         episodes=statistics.episodes(),
@@ -209,8 +242,9 @@ def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]
     return emit
 
 
-def _check_fit(agent: Agent, environment: Environment) -> None:
-    for part, protocol in ((agent, Agent), (environment, Environment)):
+def _check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
+    parts: list[tuple[Any, type]] = [(agent, Agent), (environment, Environment)]
+    for part, protocol in [*parts, (store, Store)] if store is not None else parts:
         names = [name for name in vars(protocol) if not name.startswith("_")]
         absent = ", ".join(name for name in names if not hasattr(part, name))
         if absent:

@@ -25,7 +25,7 @@ class Rows:
         everything: bool = True,
         derive: Callable[[Any], Mapping[str, Tree]] | None = None,
     ) -> None:
-        """`capacity` rows are allocated at first (256 if not given), twice as many whenever they are full.
+        """`capacity` rows are allocated at first (256 if not given, 1,024 at most), twice as many when they are full.
 
         `everything` asks for all that a store wants of a step, without it for what episode statistics need;
         `derive(state)` adds fields of one's own, each (N, ...).
@@ -33,7 +33,7 @@ class Rows:
         self.everything = everything
         self.derive = derive
         self.length = 0
-        self._capacity = capacity or 256
+        self._capacity = min(capacity or 256, 1024)
         self._storage: dict[str, Tree] = {}
 
     def append(self, row: Mapping[str, Tree]) -> None:
@@ -49,7 +49,7 @@ class Rows:
             kept = self._storage.get(name)
             if kept is None:
                 kept = self._storage[name] = map_tree(self._allocate, value)
-            self._write(kept, value)
+            self._write(name, kept, value)
         self.length += 1
 
     def _begin(self, row: Mapping[str, Tree]) -> None:
@@ -59,14 +59,19 @@ class Rows:
             raise ValueError(f"row {self.length} of this epoch differs from those before it in its fields: {differ}")
         self._storage = {name: kept for name, kept in self._storage.items() if name in row}
 
-    def _write(self, kept: Tree, value: Tree) -> None:
-        if isinstance(kept, Tensor):
+    def _write(self, name: str, kept: Tree, value: Tree) -> None:
+        if not isinstance(kept, Tensor):
+            for key, part in kept.items():
+                self._write(f"{name}.{key}", part, value[key])
+        elif isinstance(value, Tensor) and value.shape == kept.shape[1:] and value.dtype is kept.dtype:
             kept[self.length] = value
         else:
-            for name, part in kept.items():
-                self._write(part, value[name])
+            what = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{name} was {kept.dtype} {tuple(kept.shape[1:])} in the rows before, and is {what} now")
 
     def _allocate(self, value: Tensor) -> Tensor:
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            raise ValueError(f"a field of a row is a tensor (N, ...), not {value!r}")
         return torch.zeros((self._capacity, *value.shape), dtype=value.dtype, device=value.device)
 
     def _grow(self) -> None:

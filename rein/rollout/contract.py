@@ -18,7 +18,7 @@ from rein.errors import EnvironmentContractError
 from rein.networks.flatten import children
 from rein.ops.trees import leaves
 from rein.rollout.spaces import layout, tensor_dtype
-from rein.types import TimeStep, Tree
+from rein.types import TimeStep, Transition, Tree
 
 
 def check_rows(time_step: TimeStep, num_envs: int) -> None:
@@ -38,6 +38,19 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
         for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
             if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
                 _fail(path, f"a tensor of {rows} rows", leaf)
+
+
+def check_transition(transition: Transition | None, num_envs: int) -> None:
+    """Shapes and dtypes of what a handler put in a transition's place. Raises EnvironmentContractError."""
+    if not isinstance(transition, Transition):
+        raise EnvironmentContractError(
+            f"step_state.transition: expected a rein.Transition, got {_describe(transition)}"
+        )
+    wanted = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
+    for name, dtype in wanted.items():
+        value_N = getattr(transition, name)
+        if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
+            _fail(f"step_state.transition.{name}", f"{dtype} of shape ({num_envs},)", value_N)
 
 
 def check_time_step(time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any]) -> None:

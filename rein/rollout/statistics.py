@@ -45,8 +45,14 @@ class EpisodeStatistics:
 
     def observe_reset(self) -> None:
         """All environments were reset outside a step: what was open is no episode."""
+        self.catch_up()
         self._return_N[:] = 0.0
         self._length_N[:] = 0
+
+    @property
+    def first_row_step(self) -> int:
+        """The vector step of row 0, counted over the whole run."""
+        return self._first_row_step
 
     def catch_up(self) -> None:
         """Look at the rows that came since the last time."""

@@ -5,7 +5,7 @@ Shapes: N environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.buffers.rollout import Rows
 from rein.ops.trees import to_device
 from rein.protocols import Agent, Environment
-from rein.rollout.contract import check_time_step
+from rein.rollout.contract import check_rows, check_time_step, check_transition
 from rein.types import State, StepState, TimeStep, Transition, Tree
 
 PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
@@ -36,19 +36,25 @@ def batch_step(
     `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase, before which
     `state.step_state` holds what is known so far and after which it is read again, so that a handler may put
     `state.step_state._replace(...)` in its place. `rows` takes the epoch's record.
-    Returns the next step_state; advances the clocks. Raises EnvironmentContractError where the first step of a run does
-    not keep the contract.
+    Returns the next step_state; advances the clocks. Raises EnvironmentContractError where the environment, or a
+    handler that put another transition in place, does not keep the contract.
     """
     known: StepState = state.step_state
     with torch.no_grad():
         action, extras = agent.select_action(known.observation)
-        known = _tell(state, known._replace(action=action, extras=extras), "action_selected", emit)
+        known = StepState(known.observation, known.active, action, extras)
+        known = _tell(state, known, "action_selected", emit)
         seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
         time_step = _apply(agent, environment, known.action)
     if state.clocks.vector_steps == 0:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space)
-    known = _tell(state, _conclude(state, known, time_step), "action_applied", emit)
+    else:
+        check_rows(time_step, environment.num_envs)
+    concluded = _conclude(state, known, time_step)
+    known = _tell(state, concluded, "action_applied", emit)
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
+    if known is not concluded:
+        check_transition(transition, environment.num_envs)
     agent.record_observation(transition)
     clocks = state.clocks
     clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
@@ -74,7 +80,8 @@ def _apply(agent: Agent, environment: Environment, action: Tree) -> TimeStep:
     if agent.device == environment.device:
         return environment.apply_action(action)
     time_step = environment.apply_action(to_device(action, environment.device))
-    return to_device(time_step, agent.device, non_blocking=True)
+    # only toward a GPU does what comes after wait for a copy that does not block
+    return to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
 
 
 def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
@@ -98,7 +105,7 @@ def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
         valid_N,
         known.extras or {},
     )
-    return known._replace(time_step=time_step, transition=transition, active=active_N, metrics=None)
+    return known._replace(time_step=time_step, transition=transition, active=active_N)
 
 
 def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
@@ -109,6 +116,9 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
     known: StepState = state.step_state
     transition: Any = known.transition
     row: dict[str, Tree] = {}
+    derived = rows.derive(state) if rows.everything and rows.derive is not None else {}
+    if rows.length == 0:
+        _check_names(transition.extras, derived)
     if rows.everything:
         row |= transition.extras
         row["observation"], row["action"] = transition.observation, transition.action
@@ -120,6 +130,13 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
         rows.add_copy("raw_reward", of="reward")
     if raw_reward_N is not transition.reward or "raw_reward" in rows:
         row["raw_reward"] = raw_reward_N
-    if rows.derive is not None:
-        row |= rows.derive(state)
-    rows.append(row)
+    rows.append({**row, **derived})
+
+
+def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> None:
+    own = {*Transition._fields, "raw_reward", "seed"}
+    for who, fields in (("the agent's extras", extras), ("state_to_trajectory", derived)):
+        if taken := own & set(fields):
+            raise ValueError(
+                f"{who} may not be called {', '.join(sorted(taken))}: rein stores fields of that name itself"
+            )

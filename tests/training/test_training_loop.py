@@ -259,7 +259,7 @@ def test_a_store_that_fails_ends_the_run_with_its_error(scripted, listening):
     loop = rein.training_loop(listening(environment), environment, Full())
     with pytest.raises(rein.StoreError, match="no space left") as caught:
         loop.run(epochs=2, iterations=2)
-    assert any("write_trajectory" in note and "epoch_ended" in note for note in caught.value.__notes__)
+    assert any("write_trajectory" in note and "epoch 1" in note for note in caught.value.__notes__)
 
 
 def test_an_environment_that_breaks_the_contract_is_found_in_the_first_step(scripted, listening):
@@ -289,3 +289,127 @@ def test_episodes_that_a_resume_cannot_bring_back_begin_anew_and_the_agent_is_to
     if episodic:  # who had ended in this epoch stays so
         assert agent.transitions[0].valid.tolist() == [False, True]
     assert state.status == "completed"
+
+
+def test_the_return_is_right_after_a_resume_that_lost_the_open_episodes(scripted, listening):
+    def make():
+        environment = scripted([9])
+        return environment, rein.training_loop(listening(environment), environment, rein.MemoryStore())
+
+    _, first = make()
+    first.iteration_completed(once=5)(lambda state: first.interrupt())
+    first.run(epochs=1, iterations=16)
+    environment, second = make()
+    second.load_state_dict(first.state_dict())
+    environment.awaits_reset = True
+    second.run(epochs=1, iterations=16)
+    episodes = second.parts["store"].trajectories[-1].episodes
+    assert (episodes.episode_return.tolist(), episodes.length.tolist()) == ([45.0], [9])
+
+
+def test_environments_without_a_state_begin_anew_at_a_resume_and_say_so(scripted, listening, caplog):
+    def make():
+        class Forgetful(scripted):
+            state_dict = load_state_dict = property()
+
+        environment = Forgetful([9])
+        return environment, rein.training_loop(listening(environment), environment)
+
+    _, first = make()
+    first.run(epochs=1, iterations=5)
+    environment, second = make()
+    second.load_state_dict(first.state_dict())
+    second.run(epochs=2, iterations=5)
+    assert environment.resets == 1
+    assert "were not saved; new ones begin" in caplog.text
+
+
+def test_evaluating_in_the_training_environments_is_noticed(scripted, listening, caplog):
+    environment = scripted([4])
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment)
+    loop.run(epochs=1, iterations=6)
+    rein.evaluate(agent, environment, 1)
+    agent.transitions.clear()
+    loop.run(epochs=2, iterations=6)
+    assert "who used the environments that are trained in; new ones begin" in caplog.text
+    assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 1, 2]
+    assert len(agent.resets) == 2
+
+
+def test_an_epoch_of_a_continuing_run_ends_also_where_nobody_says_when(scripted, listening):
+    environment = scripted([4])
+    assert rein.train(listening(environment), environment, epochs=2).clocks.vector_steps == 256
+
+
+def test_env_steps_of_a_second_call_are_further_ones(scripted, listening):
+    environment = scripted([4, 9])
+    agent = listening(environment)
+    assert [rein.train(agent, environment, env_steps=600).clocks.vector_steps for _ in range(2)] == [300, 300]
+
+
+def test_metrics_that_handlers_add_at_an_epochs_end_are_stored(scripted, listening):
+    environment, store = scripted([2]), rein.MemoryStore()
+    loop = rein.training_loop(listening(environment), environment, store)
+    loop.epoch_ended.attach(lambda state: state.metrics.__setitem__("score", state.epoch * 1.5))
+    loop.run(epochs=2, iterations=4)
+    assert [t.metrics["score"] for t in store.trajectories] == [1.5, 3.0]
+    assert store.trajectories[0].metrics["episode_return"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["reward", "raw_reward", "observation", "seed"])
+def test_fields_may_not_hide_those_of_rein(scripted, listening, name):
+    environment = scripted([2])
+    loop = rein.training_loop(
+        listening(environment), environment, rein.MemoryStore(), state_to_trajectory=lambda state: {name: torch.ones(1)}
+    )
+    with pytest.raises(ValueError, match=f"state_to_trajectory may not be called {name}"):
+        loop.run(iterations=1)
+
+
+@pytest.mark.parametrize("reward", [torch.tensor(1.0), torch.ones(2, 1), torch.ones(2, dtype=torch.int64), 1.0])
+def test_a_handler_cannot_put_a_misshapen_reward_in_place(scripted, listening, reward):
+    environment = scripted([4, 4])
+    loop = rein.training_loop(listening(environment), environment)
+
+    @loop.action_applied(once=3)
+    def spoil(state):
+        known = state.step_state
+        state.step_state = known._replace(transition=known.transition._replace(reward=reward))
+
+    with pytest.raises(rein.EnvironmentContractError, match=r"step_state.transition.reward: expected torch.float32"):
+        loop.run(iterations=5)
+
+
+def test_a_misshapen_reward_is_found_in_any_step(scripted, listening):
+    environment = scripted([4, 4])
+    apply_action, steps = environment.apply_action, []
+
+    def spoiled(action):
+        steps.append(action)
+        time_step = apply_action(action)
+        return time_step._replace(reward=time_step.reward[:1]) if len(steps) == 3 else time_step
+
+    environment.apply_action = spoiled
+    with pytest.raises(rein.EnvironmentContractError, match="reward"):
+        rein.training_loop(listening(environment), environment).run(iterations=5)
+
+
+def test_before_a_phase_has_run_nothing_of_the_step_before_is_seen(scripted, listening):
+    environment = scripted([4])
+    loop, seen = rein.training_loop(listening(environment), environment), []
+    loop.action_selected.attach(lambda state: seen.append(state.step_state[4:]))
+    loop.run(iterations=3)
+    assert seen == [(None, None, None)] * 3
+
+
+def test_strict_lets_an_agent_learn_when_it_likes(scripted, listening):
+    environment = scripted([4])
+    agent = listening(environment, learns_every=2)
+    assert rein.training_loop(agent, environment, strict=True).run(iterations=4).status == "completed"
+
+
+def test_something_that_is_no_store_is_refused(scripted, listening):
+    environment = scripted([4])
+    with pytest.raises(TypeError, match=r"str is no Store; it lacks .*append"):
+        rein.training_loop(listening(environment), environment, "runs/x")
