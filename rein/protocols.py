@@ -127,7 +127,8 @@ class PartlySteppable(Protocol):
 class Policy(Protocol):
     """Acts and nothing else. Shares the agent's parameters; has buffers, carry and generator of its own.
 
-    One that draws or remembers is `Stateful` as well: its state is what it does not share with the agent.
+    One that draws or remembers is `Stateful` as well: its state is what it does not share with the agent. One that
+    lives elsewhere than its environments has a `device`.
     """
 
     def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:

@@ -1,7 +1,6 @@
 """The records that everything else speaks: what crosses a graph is a `NamedTuple`, what describes a run is `attrs`.
 
-Shapes: N environments, O the shape of one observation, A the shape of one action, T steps in time, E episodes.
-An observation is a tensor or a nested dictionary of tensors; where one stands, `(N, *O)` holds for each tensor in it.
+Shapes: N environments, O an observation (a tensor or a nested dictionary of them), A an action, T steps, E episodes.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ Handler = Callable[["State"], None]
 HALT_EPOCH, HALT_LOOP, INTERRUPT = range(3)  # what a run may be asked for, by strength
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class State:
     """The one mutable record of a run, given to every handler.
 
@@ -222,6 +221,9 @@ class State:
     _epoch_status: str | None = None
     _halts: dict[int, str | None] = attrs.field(factory=dict)  # what was asked for in this run, each with its reason
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
+
+    def __repr__(self) -> str:
+        return f"State({self.status}, epoch={self.epoch}, iteration={self.iteration}, {self.clocks!r})"
 
     @property
     def epoch(self) -> int:

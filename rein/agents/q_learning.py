@@ -196,6 +196,7 @@ class TabularPolicy:
         epsilon: Callable[[], float],
         own_generator: torch.Generator | None,
     ) -> None:
+        self.device = table.device
         self._table = table
         self._row = row
         self._first_action = first_action

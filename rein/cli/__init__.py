@@ -60,6 +60,8 @@ def _run(words: list[str]) -> None:
     elif command == "list":
         from rein.cli.listing import show_recipes
 
+        if rest not in ([], ["--help"], ["-h"]):
+            raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
         show_recipes()
     else:
         raise ValueError(f"there is no command {command!r}; the commands are train, show and list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -54,6 +55,10 @@ def train(words: Sequence[str]) -> None:
     recipe = find(name)
     options = parse(recipe, f"rein train {name}", list(words[1:]))
     own = inspect.signature(recipe).parameters
+    if options["threads"] < 1:
+        raise ValueError(f"--threads {options['threads']}: give 1 or more")
+    if options["run"] is not None and "store" not in own:
+        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so it stores nothing")
     torch.set_num_threads(options["threads"])
     store = _open_store(name, options["run"]) if "store" in own else None
     try:
@@ -64,12 +69,15 @@ def train(words: Sequence[str]) -> None:
         if options["env_steps"] is not None:
             stop_at(loop, env_steps=options["env_steps"])
         if not options["quiet"]:
-            progress(loop, description=name)
+            progress(loop, description=name, total=options["env_steps"])
         limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
+        if options["env_steps"] is not None and "--epochs" not in words:
+            limits["epochs"] = None  # the recipe's own number is for whoever gives no other end
         final = loop.run(**limits)
     finally:
         if store is not None:
             store.close()
+            _remove_if_empty(store.path)
     print(summary(final, store))
 
 
@@ -92,7 +100,7 @@ def parse(recipe: Callable[..., Any], program: str, words: list[str]) -> dict[st
 
 def _document(recipe: Callable[..., Any], shared: Mapping[str, Any]) -> str:
     """The recipe's docstring with the help of the common options added, as the parser of flags reads it."""
-    mine, theirs = inspect.getdoc(recipe) or "", (inspect.getdoc(common) or "").splitlines()
+    mine, theirs = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").splitlines()
     lines = [line for line in theirs if line.strip().partition(":")[0] in shared]
     return "\n".join([mine if "Args:" in mine else f"{mine}\n\nArgs:", *lines])
 
@@ -101,6 +109,13 @@ def _open_store(name: str, run: Path | None) -> HDF5Store:
     if run is not None:
         return HDF5Store(run)
     return HDF5Store(Path("runs") / name.replace(":", "-"), exist="new")
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A run that failed before it began has left nothing, and need not take a name."""
+    for path in (folder / "trajectories", folder):
+        with contextlib.suppress(OSError):  # there is something in it
+            path.rmdir()
 
 
 def summary(state: State, store: HDF5Store | None) -> str:

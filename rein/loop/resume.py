@@ -53,7 +53,11 @@ def load(loop: Loop, saved: Mapping[str, Any]) -> None:
         missing, extra = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
         raise ValueError(f"the loop's parts are not those of the state: missing {missing}, not in the state {extra}")
     for name, part in mine.items():
-        part.load_state_dict(theirs[name])
+        try:
+            part.load_state_dict(theirs[name])
+        except Exception as error:
+            error.add_note(f"in the loop's part {name!r}")
+            raise
     state = loop.state
     _load_counters(state, saved)
     state.step_state = unpack(_copied(saved["step_state"]), NAMED_TUPLES | namedtuples(state.step_state))

@@ -41,8 +41,11 @@ def evaluate(
 
     All environments begin together, each plays exactly one episode, and then all begin again: counting the first
     episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
-    cut and counts as truncated. Raises ValueError for fewer than one episode.
+    cut and counts as truncated. Raises ValueError for fewer than one episode, TypeError for what is no policy.
     """
+    if not isinstance(policy, Policy):
+        hint = "; give agent.policy()" if hasattr(policy, "policy") else ""
+        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -58,6 +61,7 @@ def evaluate(
 def _play(policy: Policy, environment: Environment, max_episode_steps: int | None) -> Evaluation:
     """One episode of every environment; what one does after its own end is not looked at."""
     device, num_envs = environment.device, environment.num_envs
+    policy_device = getattr(policy, "device", device)
     observation = environment.reset()
     policy.reset()
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
@@ -66,7 +70,6 @@ def _play(policy: Policy, environment: Environment, max_episode_steps: int | Non
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
     seed_N = environment.episode_seeds.clone()
     steps = 0
-    policy_device = getattr(policy, "device", device)
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
         action, _ = policy.select_action(to_device(observation, policy_device))
         time_step = environment.apply_action(to_device(action, device))
@@ -80,5 +83,5 @@ def _play(policy: Policy, environment: Environment, max_episode_steps: int | Non
             truncated_N |= active_N & ~terminated_N
         active_N = active_N & ~(terminated_N | truncated_N)
         observation = time_step.observation
-        policy.reset(time_step.terminated | time_step.truncated)
+        policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

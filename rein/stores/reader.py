@@ -54,6 +54,10 @@ class Run:
         if not self._found:
             raise StoreError(f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/")
 
+    def __repr__(self) -> str:
+        epochs, episodes = len(self.epochs["number"]), len(self.episodes["id"])
+        return f"Run({str(self.path)!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
+
     @functools.cached_property
     def info(self) -> dict[str, Any]:
         """What `run.json` says about the run; empty without one."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import rein
 from rein.cli import main
@@ -144,3 +145,36 @@ def test_python_m_rein_is_the_same_program(tmp_path):
     result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("rein: there is no recipe 'nonsense'")
+
+
+@pytest.mark.parametrize("options", [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"]])
+def test_a_mistyped_command_leaves_no_folder_behind(here, options):
+    with pytest.raises(SystemExit):
+        main(["train", "gridworld", *options])
+    main(["train", "gridworld", "--quiet", "--epochs", "1"])
+    assert [path.name for path in (here / "runs").iterdir()] == ["gridworld"]
+
+
+def test_env_steps_go_beyond_the_recipes_own_number_of_epochs(here, capsys):
+    main(["train", "gridworld", "--quiet", "--env-steps", "200000", "--iterations", "40", "--no-stop-when-solved"])
+    assert "halted (env_steps has reached 200,000): 200," in capsys.readouterr().out
+
+
+def test_a_folder_for_what_stores_nothing_is_refused(here, capsys):
+    (here / "bare.py").write_text(
+        "import rein\n\ndef make():\n    return rein.Loop(lambda state: None, iterations=2)\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["train", "bare:make", "--run", "x"])
+    assert "make has no parameter `store`" in capsys.readouterr().err
+    main(["train", "bare:make", "--quiet"])
+    assert not (here / "runs").exists()
+
+
+def test_threads_are_those_asked_for(here):
+    before = torch.get_num_threads()
+    try:
+        main(["train", "gridworld", "--quiet", "--epochs", "1", "--threads", "2"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -6,10 +6,12 @@ import time
 
 import rein
 
+STEP = 0.005  # seconds that a step takes at least
+
 
 def composed() -> rein.Loop:
     def step(state: rein.State) -> None:
-        time.sleep(0.002)
+        time.sleep(STEP * 1.01)
 
     return rein.Loop(step, epochs=2, iterations=5)
 
@@ -19,16 +21,13 @@ def test_the_seconds_of_a_resumed_epoch_are_those_before_and_after_the_break():
     first.iteration_completed(once=8)(lambda state: first.interrupt())
     state = first.run()
     assert (state.epoch, state.iteration, state.epoch_open) == (2, 3, True)
-    first_epoch, so_far = state.history[0].seconds, state.clocks.seconds
+    so_far = state.clocks.seconds
     second.load_state_dict(first.state_dict())
-    began = second.epoch_began
-    assert first_epoch <= began <= so_far
     state = second.run()
-    rest = state.clocks.seconds - so_far
-    assert rest >= 2 * 0.002
-    assert state.times["epoch"] >= (so_far - began) + 2 * 0.002
+    assert state.clocks.seconds >= so_far + 2 * STEP
+    assert state.times["epoch"] >= 5 * STEP  # three steps before the break, two after it
     assert state.times["epoch"] == state.history[1].seconds
-    assert sum(record.seconds for record in state.history) <= state.clocks.seconds
+    assert sum(record.seconds for record in state.history) <= state.clocks.seconds  # the first epoch's are not in it
 
 
 def test_what_was_asked_for_before_loading_is_forgotten():

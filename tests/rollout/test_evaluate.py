@@ -53,3 +53,11 @@ def test_nonsense_is_refused(scripted, listening, arguments, text):
     environment = scripted([2])
     with pytest.raises(ValueError, match=text):
         rein.evaluate(listening(environment), environment, **arguments)
+
+
+def test_an_agent_is_no_policy_and_the_error_says_what_is(scripted):
+    environment = scripted([2])
+    with pytest.raises(TypeError, match=r"int is no Policy$"):
+        rein.evaluate(3, environment, 1)
+    with pytest.raises(TypeError, match=r"Agent is no Policy; give agent.policy\(\)"):
+        rein.evaluate(type("Agent", (), {"policy": None})(), environment, 1)
