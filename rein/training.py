@@ -157,6 +157,8 @@ def reset_environments(
 
     @loop.started
     def reset_once(state: State) -> None:
+        if loop.resumed:  # what we saw was before that
+            seeds.clear()
         if state.step_state is not None:
             begin_where_lost(state)
         elif not episodic:

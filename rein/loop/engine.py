@@ -20,14 +20,15 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     """The whole run, yielding at each epoch's end; fires exactly one of `completed`, `halted` and `failed`."""
     loop.check_idle("run")  # once more: a stream begins when its first state is asked for
     state = loop.state
-    loop.running, loop.resumed = True, False
+    loop.running = True
     # an epoch that an interrupt or a failure left open still ends if it was to; other halts ended the run before
     state._halts = {HALT_EPOCH: None} if state._epoch_open and state._cut else {}
     state.status = "running"
     state.clocks.start()
     try:
         try:
-            loop.started.fire(state)
+            loop.started.fire(state)  # its handlers may ask whether the state was loaded
+            loop.resumed = False
             yield from _epochs(loop, source)
         except GeneratorExit:
             state.halt_loop("the stream was left")

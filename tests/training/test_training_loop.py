@@ -413,3 +413,18 @@ def test_something_that_is_no_store_is_refused(scripted, listening):
     environment = scripted([4])
     with pytest.raises(TypeError, match=r"str is no Store; it lacks .*append"):
         rein.training_loop(listening(environment), environment, "runs/x")
+
+
+def test_a_state_can_be_loaded_into_a_loop_that_has_run(scripted, listening, caplog):
+    environment = scripted([4])
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment)
+    loop.run(epochs=1, iterations=6)
+    saved = loop.state_dict()
+    loop.run(epochs=3, iterations=6)
+    first = [t.reward.item() for t in agent.transitions[6:12]]
+    loop.load_state_dict(saved)
+    agent.transitions.clear()
+    loop.run(epochs=2, iterations=6)
+    assert [t.reward.item() for t in agent.transitions] == first
+    assert not caplog.records
