@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.random import integers
-from rein.rollout.contract import check_action, restored
+from rein.rollout.contract import check_action, check_rows_of, restored
 from rein.rollout.frames import GREEN, WHITE, Frame, board
 from rein.rollout.seeds import EpisodeSeeds
 from rein.types import TimeStep
@@ -121,6 +121,7 @@ class Gridworld:
         Raises RuntimeError before the first reset.
         """
         self._check_begun("reset_where")
+        check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         self._cell_N4 = torch.where(mask[:, None], self._seeds.advance(mask), self._cell_N4)
         self._steps_N = self._steps_N.masked_fill(mask, 0)
         return self._observe(self._cell_N4)

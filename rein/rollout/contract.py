@@ -40,6 +40,12 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
                 _fail(path, f"a tensor of {rows} rows", leaf)
 
 
+def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
+    """A tensor (N,) of that type was given to `method`, as seeds or as a mask. Raises ValueError."""
+    if not isinstance(given_N, Tensor) or given_N.shape != (num_envs,) or given_N.dtype is not dtype:
+        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(given_N)}")
+
+
 def check_transition(transition: Transition | None, num_envs: int) -> None:
     """Shapes and dtypes of what a handler put in a transition's place. Raises EnvironmentContractError."""
     if not isinstance(transition, Transition):

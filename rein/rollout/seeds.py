@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.random import environment_keys, episode_seeds, episode_seeds_of
-from rein.rollout.contract import restored
+from rein.rollout.contract import check_rows_of, restored
 
 UNKNOWN = -1  # the seed of an episode before the first reset
 _AHEAD = 256  # episodes whose seeds are hashed at once on the host: 0.15 ms of tensor operations, 0.6 us an episode
@@ -104,6 +104,7 @@ class EpisodeSeeds:
 
         Returns (N, *S), what they begin with.
         """
+        check_rows_of("reset_to", seeds, len(self._row_N), torch.int64)
         self.started = True
         self._stand_at(self.indices, seeds.to(self._row_N, copy=True))
         return self._draw(self.current)
@@ -203,6 +204,7 @@ class HostEpisodeSeeds:
 
     def override(self, seeds: Tensor) -> list[int]:
         """Have the current episodes be those of `seeds` (N,), outside the streams; the next ones follow the streams."""
+        check_rows_of("reset_to", seeds, self.num_envs, torch.int64)
         self.started = True
         self._current, self._tensor_N = seeds.tolist(), None
         return self._current

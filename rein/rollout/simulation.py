@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.random import uniform
-from rein.rollout.contract import check_action, restored
+from rein.rollout.contract import check_action, check_rows_of, restored
 from rein.rollout.seeds import EpisodeSeeds
 from rein.rollout.spaces import tensor_dtype
 from rein.types import TimeStep
@@ -116,6 +116,7 @@ class Simulation:
         Raises RuntimeError before the first reset.
         """
         self._check_begun("reset_where")
+        check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         start_SN = transposed(self._seeds.advance(mask)[:, : len(self._state_SN)])
         self._state_SN = torch.where(mask, start_SN, self._state_SN)
         self._steps_N = self._steps_N.masked_fill(mask, 0)
@@ -140,7 +141,8 @@ class Simulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Where every environment stands, and its episode."""
-        return {"seeds": self._seeds.state_dict(), "state": self._state_SN, "steps": self._steps_N}
+        steps_N = self._steps_N.clone()  # which are counted in place
+        return {"seeds": self._seeds.state_dict(), "state": self._state_SN, "steps": steps_N}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; ValueError for another number of environments."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rein.envs.wrappers.forwarding import Forwarding
@@ -30,4 +31,5 @@ class ClipReward(Forwarding):
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
-        return time_step._replace(reward=time_step.reward.clamp(self.low, self.high) * time_step.valid)
+        clipped_N = time_step.reward.clamp(self.low, self.high)
+        return time_step._replace(reward=torch.where(time_step.valid, clipped_N, 0.0))

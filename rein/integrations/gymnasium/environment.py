@@ -22,7 +22,7 @@ from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium.batches import missing_values
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
 from rein.ops.trees import leaves, map_tree
-from rein.rollout.contract import check_action, check_observation, restored
+from rein.rollout.contract import check_action, check_observation, check_rows_of, restored
 from rein.rollout.seeds import HostEpisodeSeeds
 from rein.rollout.spaces import Codec, column
 from rein.types import TimeStep, Tree
@@ -117,6 +117,7 @@ class GymnasiumEnvironment:
         """
         if self._observation is None:
             raise RuntimeError(f"{self._name}: call reset() before reset_where()")
+        check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         row_R = mask.nonzero().flatten()
         if len(row_R):
             begun_R = self._observations.stack([self._begin_one(i, self._seeds.advance(i)) for i in row_R.tolist()])
@@ -269,4 +270,7 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
     if first.spec is not None and not callable(source):
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
-    return [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
+    made = [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
+    if len({id(environment.unwrapped) for environment in made}) < num_envs:
+        raise ValueError(f"{name_of(source)} gave the same environment twice; it must make a new one in each call")
+    return made

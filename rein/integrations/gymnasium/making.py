@@ -24,6 +24,10 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
     if isinstance(source, str) and "ALE/" in source:
         _register_atari(source)
     try:
+        if isinstance(source, gymnasium.Env):
+            raise TypeError(
+                "give what makes environments, not one that is made: `lambda: gymnasium.make(...)`, or an id"
+            )
         return source(**make_kwargs) if callable(source) else by_id(source, **make_kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         extra = re.search(r"gymnasium\[(\w+)\]", str(error))

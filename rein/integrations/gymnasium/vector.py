@@ -127,7 +127,7 @@ class GymnasiumVectorEnvironment:
         valid_N = ~self._resets_N
         terminated_N = self._column("terminated", terminated, _BOOL) & valid_N
         truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
-        reward_N = self._column("reward", reward, _FLOAT)
+        reward_N = np.where(valid_N, self._column("reward", reward, _FLOAT), np.float32(0.0))
         wanted = self._wanted(info, terminated_N | truncated_N)
         final_observation = self._conclude(self._observations.tensors(observation), info, terminated_N | truncated_N)
         return TimeStep(
