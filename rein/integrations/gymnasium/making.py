@@ -21,13 +21,12 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
     Raises ValueError for an id that Gymnasium does not know, and ImportError, which names the extra, where a package is
     missing.
     """
+    given: Any = source
+    if isinstance(given, gymnasium.Env):
+        raise TypeError("give what makes environments, not one that is made: `lambda: gymnasium.make(...)`, or an id")
     if isinstance(source, str) and "ALE/" in source:
         _register_atari(source)
     try:
-        if isinstance(source, gymnasium.Env):
-            raise TypeError(
-                "give what makes environments, not one that is made: `lambda: gymnasium.make(...)`, or an id"
-            )
         return source(**make_kwargs) if callable(source) else by_id(source, **make_kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         extra = re.search(r"gymnasium\[(\w+)\]", str(error))
