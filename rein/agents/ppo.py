@@ -27,6 +27,7 @@ from rein.networks.update import (
     plain_state,
     set_learning_rate,
 )
+from rein.ops.distributions import Distribution
 from rein.ops.indices import minibatches
 from rein.ops.random import generator, restore
 from rein.ops.returns import gae
@@ -159,7 +160,7 @@ class PPO:
             distribution, value_N = self.networks(self._flatten(observation))
             sample = distribution.sample(self._generator)
             action = self.networks.policy_head.to_action(distribution, sample)
-            return action, {"value": value_N, "log_prob": distribution.log_prob(sample), "sample": sample}
+            return action, _extras(distribution, value_N, sample, action)
 
     def record_observation(self, transition: Transition) -> None:
         """Keep it until the rollout is full."""
@@ -173,7 +174,7 @@ class PPO:
         with torch.no_grad():
             distribution, value_N = self.networks(self._flatten(transition.observation))
             sample = self.networks.policy_head.from_action(distribution, transition.action)
-            return {"value": value_N, "log_prob": distribution.log_prob(sample), "sample": sample}
+            return _extras(distribution, value_N, sample, transition.action)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """No advantage reaches over a reset."""
@@ -201,7 +202,7 @@ class PPO:
         )
         return Batch(
             features=self._flatten(rollout.flat("observation")),
-            sample=rollout.flat("sample"),
+            sample=rollout.flat("sample" if "sample" in rollout else "action"),
             log_prob=rollout.flat("log_prob"),
             value=rollout.flat("value"),
             advantage=advantage_TN.flatten(),
@@ -286,3 +287,8 @@ class PPO:
         self._rollout.load_state_dict(state["rollout"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
         self._root = int(state["seed"])
+
+
+def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
+    said = {"value": value_N, "log_prob": distribution.log_prob(sample)}
+    return said if sample is action else said | {"sample": sample}  # no file needs the same twice

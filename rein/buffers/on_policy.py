@@ -44,6 +44,10 @@ class Rollout:
             last = self._rows.length - 1
             self["truncated"][last] |= mask & ~self["terminated"][last]
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the steps have that field."""
+        return name in self._rows
+
     def __getitem__(self, name: str) -> Tree:
         """One field, (T, N, ...)."""
         return self._rows[name]

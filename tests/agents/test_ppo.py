@@ -220,3 +220,10 @@ def test_nonsense_is_refused_where_it_is_written(options, text):
 def test_an_action_space_without_a_head_is_refused():
     with pytest.raises(ValueError, match="there is a head for Discrete, MultiDiscrete and Box"):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3))
+
+
+@pytest.mark.parametrize(("make", "kept"), [(lambda: Gridworld(4, seed=0), False), (lambda: Reach(4, seed=0), True)])
+def test_the_sample_is_kept_only_where_the_action_is_another(make, kept):
+    environment = make()
+    _, extras = fitted(environment, seed=0).select_action(environment.reset())
+    assert set(extras) == {"value", "log_prob"} | ({"sample"} if kept else set())
