@@ -31,6 +31,7 @@ FLOORS = """
     loop
     events data
     filters metrics
+    learning
     buffers schedules
     protocols
     types
@@ -50,7 +51,7 @@ ONLY_IN = {  # who may import what is not ours; the longest name decides, and wh
     **dict.fromkeys(("pickle", "_pickle", "dill", "marshal", "shelve"), frozenset()),  # a file must not run code
 }
 
-ON_THE_DEVICE = {"ops", "networks", "buffers", "rollout", "agents", "envs"}
+ON_THE_DEVICE = {"ops", "networks", "buffers", "learning", "rollout", "agents", "envs"}
 FETCHING = {"item", "cpu"}
 RESUMING = {"state_dict", "load_state_dict"}  # not on the hot path, and generators keep their state on the host
 MAY_FETCH: dict[str, str] = {}  # module -> why it has to

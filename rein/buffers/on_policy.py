@@ -32,11 +32,11 @@ class Rollout:
         """Whether it is time to learn."""
         return self._rows.length >= self.steps
 
-    def append(self, transition: Transition) -> None:
-        """Take in one step of every environment."""
+    def append(self, transition: Transition, **more: Tensor) -> None:
+        """Take in one step of every environment, and what else is to be kept of it, each (N, ...)."""
         fields = transition._asdict()
         extras = fields.pop("extras")
-        self._rows.append({**fields, **extras})
+        self._rows.append({**fields, **extras, **more})
 
     def observe_reset(self, mask: Tensor) -> None:
         """The environments in `mask` (N,) were reset outside a step: what they were doing is cut there."""
@@ -56,21 +56,22 @@ class Rollout:
         """One field, (B, ...): row t of environment n is t * N + n."""
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
 
-    def next_value(self, value_of: Callable[[Tree], Tensor]) -> Tensor:
-        """The value (T, N) of what truly came next, given those of the observations in the field `value`.
+    def next_value(self, value_TN: Tensor, value_of: Callable[[Callable[[str], Tree]], Tensor]) -> Tensor:
+        """The value (T, N) of what truly came next, given those of the observations.
 
-        It is that of the next row, but for the last row and those whose episode was cut: there the final observation is
-        valued anew. On the host these rows alone; elsewhere, where to know them would be to wait, all.
+        It is that of the next row, but for the last row and those whose episode was cut: there `value_of` is asked,
+        with a function that gives a field by its name, in the rows in question. On the host these rows alone;
+        elsewhere, where to know them would be to wait, all.
         """
-        value_TN, cut_TN = self["value"], self["truncated"] & ~self["terminated"]
+        cut_TN = self["truncated"] & ~self["terminated"] & self["valid"]
         cut_TN[-1] = True
         next_value_TN = torch.cat((value_TN[1:], value_TN[-1:]))
-        flat_B, cut_B, observation = next_value_TN.view(-1), cut_TN.view(-1), self.flat("next_observation")
+        flat_B, cut_B = next_value_TN.view(-1), cut_TN.view(-1)
         if value_TN.device.type == "cpu":
             (row_R,) = cut_B.nonzero(as_tuple=True)
-            flat_B[row_R] = value_of(map_tree(lambda rows: rows[row_R], observation))
+            flat_B[row_R] = value_of(lambda name: map_tree(lambda rows: rows[row_R], self.flat(name)))
             return next_value_TN
-        return torch.where(cut_B, value_of(observation), flat_B).view_as(next_value_TN)
+        return torch.where(cut_B, value_of(self.flat), flat_B).view_as(next_value_TN)
 
     def clear(self) -> None:
         """Forget everything."""

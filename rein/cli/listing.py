@@ -13,20 +13,20 @@ import rein.recipes
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes: the modules of `rein.recipes`."""
-    return sorted(module.name for module in pkgutil.iter_modules(rein.recipes.__path__))
+    """The names of all recipes: the modules of `rein.recipes`, with hyphens."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(rein.recipes.__path__))
 
 
 def find(name: str) -> Callable[..., Any]:
     """The function of a recipe, or of `module:function`. Raises ValueError with the closest name there is."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
-        names = recipe_names()
-        if name not in names:
+        names, plain = recipe_names(), name.replace("-", "_")
+        if plain.replace("_", "-") not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}."
             raise ValueError(f"there is no recipe {name!r}; {hint} A function of your own is named my_module:make_loop")
-        module_name, function_name = f"rein.recipes.{name}", name
+        module_name, function_name = f"rein.recipes.{plain}", plain
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,54 +1,117 @@
 """A policy and a value for every observation, with separate networks or one that both look through.
 
-Shapes: B rows, F features of an observation, H hidden features.
+Shapes: T steps in time, N environments, B rows, F features of an observation, K networks, H hidden features, C numbers
+of a carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.networks.convolution import Convolution
+from rein.networks.encoder import Encoder
 from rein.networks.heads import action_head
-from rein.networks.mlp import MLP, orthogonal_linear
+from rein.networks.mlp import orthogonal_linear
+from rein.networks.recurrent import Core
+from rein.networks.stack import Stack
 from rein.ops.distributions import Distribution
+
+CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core: functools.partial(LSTM, features=64)
 
 
 class ActorCritic(nn.Module):
-    """What a policy-gradient agent learns: (B, F) -> a distribution over actions and a value (B,)."""
+    """What a policy-gradient agent learns: an observation -> a distribution over actions and a value.
+
+    An encoder (flat numbers or an image), for images a convolutional stem, hidden layers, perhaps a recurrent core, and
+    two heads. Actor and critic have hidden layers and a core each, or share them. All that a recurrent network
+    remembers of an environment is one row of numbers, its carry; zeros are the beginning of an episode. Without a core
+    the carry is None.
+    """
 
     def __init__(
         self,
-        features: int,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         generator: torch.Generator,
         *,
         hidden: Sequence[int] = (64, 64),
         activation: str = "tanh",
         shared: bool = False,
+        core: CoreFactory | None = None,
+        normalize_observation: bool = False,
         squash: bool = False,
         log_std: float = 0.0,
     ) -> None:
-        """`shared` has actor and critic look through one network; `squash` and `log_std` are for continuous actions."""
+        """`squash` and `log_std` are for continuous actions; everything is drawn under `generator`, on its device."""
         super().__init__()
-        self.actor = MLP(features, hidden, activation, generator)
-        self.critic = None if shared else MLP(features, hidden, activation, generator)
-        self.policy_head = action_head(self.actor.features, action_space, generator, squash=squash, log_std=log_std)
-        self.value_head = orthogonal_linear(self.actor.features, 1, 1.0, generator)
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None  # type: ignore[arg-type]
+        inputs = self.encoder.features if self.stem is None else self.stem.features
+        members = 1 if shared else 2
+        self.hidden = Stack(members, inputs, hidden, activation, generator)
+        self.cores = nn.ModuleList()
+        if core is not None:
+            self.cores.extend(core(inputs=self.hidden.features, generator=generator) for _ in range(members))
+        features = self.cores[0].features if core is not None else self.hidden.features
+        self.policy_head = action_head(features, action_space, generator, squash=squash, log_std=log_std)  # type: ignore[arg-type]
+        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]
+
+    @property
+    def carry_size(self) -> int:
+        """C; 0 without a core."""
+        return sum(core.carry_size for core in self.cores)  # type: ignore[misc]
 
     def forward(self, x_BF: Tensor) -> tuple[Distribution, Tensor]:
-        """The distribution over actions, and the value (B,)."""
-        hidden_BH = self.actor(x_BF)
-        seen_BH = hidden_BH if self.critic is None else self.critic(x_BF)
-        return self.policy_head(hidden_BH), self.value_head(seen_BH).squeeze(-1)
+        """Of networks without a core: the distribution over actions, and the value (B,)."""
+        return self._heads(*self._hidden(x_BF).unbind(0))
 
-    def policy(self, x_BF: Tensor) -> Distribution:
-        """The distribution over actions alone."""
-        return self.policy_head(self.actor(x_BF))
+    def step(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor, Tensor | None]:
+        """The distribution, the value (N,), and the carry after this step."""
+        if carry_NC is None:
+            return *self(x_NF), None
+        hidden_KNH = self._hidden(x_NF)
+        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]
+        distribution, value_N = self._heads(*(y for y, _ in stepped))
+        return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
-    def value(self, x_BF: Tensor) -> Tensor:
-        """The value (B,) alone."""
-        return self.value_head((self.critic or self.actor)(x_BF)).squeeze(-1)
+    def sequence(self, x_TNF: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
+        """What `step` says at each of T steps, from this carry on, which is zeroed before a step that is a reset."""
+        steps, num_envs = x_TNF.shape[:2]
+        hidden_KTNH = self._hidden(x_TNF.flatten(0, 1)).unflatten(1, (steps, num_envs))
+        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]
+        return self._heads(*seen)
+
+    def look(self, x: Tensor, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
+        """Of rows (B, F), or of sequences (T, N, F) where a carry and resets are given."""
+        return self(x) if carry_NC is None or reset_TN is None else self.sequence(x, carry_NC, reset_TN)
+
+    def policy(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
+        """The distribution alone, and the carry after this step."""
+        if carry_NC is None:
+            return self.policy_head(self._member(0, x_NF)), None
+        distribution, _, carry_NC = self.step(x_NF, carry_NC)
+        return distribution, carry_NC
+
+    def value(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> Tensor:
+        """The value (N,) alone."""
+        if carry_NC is not None:
+            return self.step(x_NF, carry_NC)[1]
+        return self.value_head(self._member(self.hidden.members - 1, x_NF)).squeeze(-1)
+
+    def _hidden(self, x_BF: Tensor) -> Tensor:
+        return self.hidden(x_BF if self.stem is None else self.stem(x_BF))
+
+    def _member(self, k: int, x_BF: Tensor) -> Tensor:
+        return self.hidden.member(k, x_BF if self.stem is None else self.stem(x_BF))
+
+    def _heads(self, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
+        return self.policy_head(actor), self.value_head(actor if critic is None else critic).squeeze(-1)
+
+    def _with_carry(self, x_K: Tensor, carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
+        """Each core with its input and its part of the carry."""
+        return zip(self.cores, x_K.unbind(0), carry_NC.chunk(len(self.cores), 1), strict=True)

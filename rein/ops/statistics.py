@@ -37,9 +37,10 @@ def masked_std(x_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
 
 def standardize(x_B: Tensor, valid_B: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
     """(x - mean) / (deviation + epsilon) of the valid elements, 0 elsewhere; (B,). What PPO does to advantages."""
-    x_B = x_B - masked_mean(x_B, valid_B)
-    if valid_B is not None:
-        x_B = torch.where(valid_B, x_B, 0.0)
+    if valid_B is None:
+        variance, mean = torch.var_mean(x_B, correction=0)
+        return (x_B - mean) / (variance.sqrt() + epsilon)
+    x_B = torch.where(valid_B, x_B - masked_mean(x_B, valid_B), 0.0)
     return x_B / (masked_mean(x_B.square(), valid_B).sqrt() + epsilon)
 
 

@@ -39,8 +39,7 @@ class Adam:
         kept = zip(self._parameters, self._means, self._squares, self._steps, strict=True)
         rows = [(*place, place[0].grad) for place in kept if place[0].grad is not None]
         parameters, means, squares, steps, gradients = (list(column) for column in zip(*rows, strict=True))
-        for step in steps:
-            step += 1
+        torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateImportUsage]
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
             parameters,
             gradients,

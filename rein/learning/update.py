@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rein.networks.adam import Adam
+from rein.learning.adam import Adam
 from rein.ops.statistics import clip_global_norm_, global_norm
 
 Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradients) -> whether to take the step
 
 
 class Optimizer(Protocol):
-    """What agents use of an optimizer: any of `torch.optim`, or `rein.networks.adam.Adam`."""
+    """What agents use of an optimizer: any of `torch.optim`, or `rein.learning.adam.Adam`."""
 
     param_groups: list[dict[str, Any]]
 

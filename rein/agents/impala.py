@@ -1,0 +1,98 @@
+"""An actor-critic that corrects for data of an older policy.
+
+Shapes: T steps of a rollout, N environments, M minibatches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.on_policy import Rollout
+from rein.learning.learner import mean_metrics
+from rein.learning.on_policy import OnPolicyAgent
+from rein.learning.options import OnPolicyOptions, at_least_one
+from rein.learning.policy_loss import Batch, Coefficients
+from rein.ops.indices import minibatches as cut
+from rein.ops.returns import vtrace
+
+
+class IMPALA(OnPolicyAgent):
+    """The V-trace actor-critic of IMPALA (Espeholt et al. 2018), in one process.
+
+    Before each of `epochs` passes over a rollout, values and probabilities are looked up again, and V-trace makes
+    targets and advantages of them for the policy as it is, from data of the policy as it was. That may be an older one,
+    or anybody's who says its `log_prob` in the extras of its transitions; without one, an action counts as this
+    policy's own.
+
+    Args:
+        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
+        action_space: Discrete, MultiDiscrete or a Box of one dimension.
+        vtrace_lambda: how far corrections reach, from one step (0) to the rollout's end (1).
+        rho_clip: bound of the ratios that weigh temporal differences: which policy is valued.
+        c_clip: bound of the ratios that weigh what comes after: how fast it is.
+        epochs: passes over the rollout.
+        minibatches: updates in a pass.
+        options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        vtrace_lambda: float = 1.0,
+        rho_clip: float = 1.0,
+        c_clip: float = 1.0,
+        epochs: int = 1,
+        minibatches: int = 1,
+        **options: Unpack[OnPolicyOptions],
+    ) -> None:
+        super().__init__(observation_space, action_space, **options)
+        self.vtrace_lambda, self.rho_clip, self.c_clip = vtrace_lambda, rho_clip, c_clip
+        self.epochs = at_least_one(self, "epochs", epochs)
+        self.minibatches = at_least_one(self, "minibatches", minibatches)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        names = ("vtrace_lambda", "rho_clip", "c_clip", "epochs", "minibatches")
+        return {**super().config, **{name: getattr(self, name) for name in names}}
+
+    def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        reward_TN, valid_TN = self.rewards(), self.valid()
+        weights = self._options["value_coefficient"], self.entropy_coefficient(**self.counts)
+        first: Batch | None = None
+        seen: list[dict[str, Tensor]] = []
+        for _ in range(self.epochs):
+            batch = self._corrected(rollout, reward_TN, valid_TN)
+            first = first or batch
+            for index_B in cut(batch.size, self.minibatches, self._generator):
+                self.updates += 1
+                seen.append(self._learner.step(batch.rows(index_B), Coefficients(None, *weights)))
+        return mean_metrics(seen, first)  # type: ignore[arg-type]  # there is one epoch at least
+
+    @torch.no_grad()
+    def _corrected(self, rollout: Rollout, reward_TN: Tensor, valid_TN: Tensor | None) -> Batch:
+        """The rollout as the policy that there is now sees it."""
+        zeros_TN = torch.zeros_like(reward_TN)
+        batch = self.batch(zeros_TN, zeros_TN, valid_TN)
+        distribution, value = self.networks.look(batch.features, batch.carry, batch.reset)
+        value_TN = value.view_as(reward_TN)
+        found = vtrace(
+            distribution.log_prob(batch.sample).view_as(reward_TN) - rollout["log_prob"],
+            reward_TN,
+            rollout["terminated"],
+            rollout["truncated"],
+            value_TN,
+            self.next_values(value_TN),
+            valid_TN,
+            gamma=self.gamma,
+            lambda_=self.vtrace_lambda,
+            rho_clip=self.rho_clip,
+            c_clip=self.c_clip,
+        )
+        return self.batch(found.advantage, found.target, valid_TN)._replace(value=value)

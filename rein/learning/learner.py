@@ -1,0 +1,129 @@
+"""From a batch to a step of the optimizer: in parts that fit the cache, on several cores, compiled, in half precision.
+
+Shapes: M rows of a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.learning.policy_loss import Batch, Coefficients
+from rein.learning.update import Guard, OptimizerFactory, apply_gradients, load_plain_state, plain_state
+from rein.networks.actor_critic import ActorCritic
+from rein.ops.statistics import explained_variance
+
+Loss = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients)
+
+CACHE_ROWS = 2048  # whose activations in networks of 64 features stay in the cache of a core
+
+
+class Learner:
+    """Steps an optimizer by the gradient of a loss.
+
+    `micro_batch` rows are computed at once, on each of `threads` cores, and the gradients of all parts, each weighed by
+    its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
+    on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
+    """
+
+    def __init__(
+        self,
+        networks: ActorCritic,
+        loss: Loss,
+        optimizer: OptimizerFactory,
+        *,
+        max_grad_norm: float | None,
+        guard: Guard | None = None,
+        micro_batch: int | None = None,
+        threads: int = 1,
+        compile: bool = False,
+        precision: str = "float32",
+    ) -> None:
+        """`micro_batch=None` chooses: 2,048 rows on the host, all of them elsewhere."""
+        if precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
+        for name, count in (("micro_batch", micro_batch), ("threads", threads)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name}={count}: give 1 or more")
+        self.networks, self.optimizer = networks, optimizer(networks.parameters())
+        self.max_grad_norm, self.guard = max_grad_norm, guard
+        self._parameters = [*networks.parameters()]
+        self._device = self._parameters[0].device
+        self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
+        self._compiled, self._bfloat16 = compile, precision == "bfloat16"
+        self._loss = torch.compile(loss, dynamic=False) if compile else loss
+        self._pool = _pool(threads) if threads > 1 else None
+
+    def step(self, batch: Batch, coefficients: Coefficients) -> dict[str, Tensor]:
+        """One step of the optimizer; the loss's metrics and `grad_norm`."""
+        if self._compiled:  # tensors, so that a schedule does not compile anew
+            numbers = (c if c is None else torch.tensor(c, device=self._device) for c in coefficients[:3])
+            coefficients = Coefficients(*numbers, coefficients.value_clip)  # type: ignore[arg-type]
+        parts = self._parts(batch)
+        if len(parts) == 1:
+            gradients, metrics = self._gradients(batch, coefficients)
+        else:
+            gradients, metrics = self._accumulate(parts, coefficients, batch.valid)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        norm = apply_gradients(self.optimizer, metrics, max_grad_norm=self.max_grad_norm, guard=self.guard)
+        return {**metrics, "grad_norm": norm}
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        steps = 1 if batch.reset is None else len(batch.reset)
+        size = batch.size if self._rows is None else max(1, self._rows // steps)
+        return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
+
+    def _accumulate(
+        self, parts: list[Batch], coefficients: Coefficients, valid: Tensor | None
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        rows = sum(part.value.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
+
+        def of_part(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+            share = (part.value.numel() if part.valid is None else part.valid.sum()) / rows
+            return self._gradients(part, coefficients, share)
+
+        gradients: list[Tensor | None] = []
+        metrics: dict[str, Tensor] = {}
+        for found, said in self._pool.map(of_part, parts) if self._pool else map(of_part, parts):
+            gradients = found if not gradients else [_sum(a, b) for a, b in zip(gradients, found, strict=True)]
+            metrics = {name: metrics.get(name, 0.0) + value for name, value in said.items()}
+        return gradients, metrics
+
+    def _gradients(
+        self, batch: Batch, coefficients: Coefficients, share: float | Tensor | None = None
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """By parameter, of the loss or a share of it; and the metrics, or so much of them."""
+        with torch.enable_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            loss, metrics = self._loss(self.networks, batch, coefficients)
+        if share is not None:
+            loss, metrics = loss * share, {name: value * share for name, value in metrics.items()}
+        return list(torch.autograd.grad(loss, self._parameters, allow_unused=True)), metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state."""
+        return plain_state(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        load_plain_state(self.optimizer, state)
+
+
+def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
+    """Of all updates of a round, and how much of the batch's targets its values explained before it."""
+    means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
+    explained = explained_variance(batch.value, batch.target, batch.valid)
+    return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that compute with as many threads of torch's own as this one does, which torch would not do by itself."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a.add_(b)

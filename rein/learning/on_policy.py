@@ -1,0 +1,247 @@
+"""What every on-policy agent does: act by an actor-critic, keep a rollout, and learn from it when it is full.
+
+Shapes: T steps of a rollout, N environments, B = T * N rows, C numbers of a carry.
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.on_policy import Rollout
+from rein.learning.learner import Learner
+from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one
+from rein.learning.policy import NetworkPolicy
+from rein.learning.policy_loss import Batch, policy_loss
+from rein.learning.update import default_optimizer, set_learning_rate
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.normalizers import RewardNormalizer
+from rein.ops.distributions import Distribution
+from rein.ops.random import generator, restore
+from rein.schedules import as_schedule
+from rein.types import Transition, Tree
+
+
+class OnPolicyAgent(abc.ABC):
+    """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **options: Unpack[OnPolicyOptions]
+    ) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self._options: dict[str, Any] = {**DEFAULTS, **options}
+        if unknown := self._options.keys() - DEFAULTS.keys():
+            raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
+        self.device = torch.device(self._options["device"])
+        self.gamma = self._options["gamma"]
+        self.learning_rate = as_schedule(self._options["learning_rate"])
+        self.entropy_coefficient = as_schedule(self._options["entropy_coefficient"])
+        self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
+        self._reward_normalizer = RewardNormalizer(self.gamma) if self._options["normalize_reward"] else None
+        self.seed: int | None = None
+        self.env_steps = self.updates = 0
+        seed = self._options["seed"]
+        self._build(secrets.randbits(31) if seed is None else seed)
+        self.seed = seed
+
+    def _build(self, seed: int) -> None:
+        self._root, options = seed, self._options
+        self._generator = generator(seed, "agent", device=self.device)
+        drawn = generator(seed, "networks", device=self.device)
+        shape = {name: options[name] for name in SHAPE}
+        self.networks = ActorCritic(self.observation_space, self.action_space, drawn, **shape)
+        how = {name: options[name] for name in HOW}
+        self._learner = Learner(self.networks, policy_loss, options["optimizer"] or default_optimizer, **how)
+        self._looked = False  # whether the networks have seen the observation of the step that is being taken
+        self._carry: Tensor | None = None  # (N, C) before that step
+        self._next_carry: Tensor | None = None  # after it
+        self._first_carry: Tensor | None = None  # before the first step of the rollout
+        self._reset_N: Tensor | None = None  # whether the carry was zeroed before the step that is being taken
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
+        if self.env_steps:
+            raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
+        self._build(seed)
+        self.seed = seed
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What schedules run on."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
+
+    @property
+    def optimizer(self) -> Any:
+        """Of the networks' parameters."""
+        return self._learner.optimizer
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "observation_space": str(self.observation_space),
+            "action_space": str(self.action_space),
+            **{name: as_json(value) for name, value in self._options.items()},
+            "optimizer": type(self.optimizer).__name__,
+            "device": str(self.device),
+            "seed": self.seed,
+        }
+
+    def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        """A sample of the policy, and with it `value`, `log_prob` and, where it is not the action, `sample`."""
+        with torch.no_grad():
+            distribution, value_N = self._look(observation)
+            sample = distribution.sample(self._generator)
+            action = self.networks.policy_head.to_action(distribution, sample)
+            return action, _extras(distribution, value_N, sample, action)
+
+    def _look(self, observation: Tree) -> tuple[Distribution, Tensor]:
+        """What the networks say now; that they will have seen it is settled in `record_observation`."""
+        x = self.networks.encoder(observation)
+        if self.networks.carry_size and self._carry is None:
+            self._carry = torch.zeros(len(x), self.networks.carry_size, device=self.device)
+            self._reset_N = torch.ones(len(x), dtype=torch.bool, device=self.device)
+        distribution, value_N, self._next_carry = self.networks.step(x, self._carry)
+        self._looked = True
+        return distribution, value_N
+
+    def record_observation(self, transition: Transition) -> None:
+        """Keep it until the rollout is full.
+
+        Where somebody else has acted, who may say with what `log_prob`, what this agent thinks of it is added.
+        """
+        if not self._looked:
+            transition = transition._replace(extras={**self._say(transition), **transition.extras})
+        self._looked = False
+        self.env_steps += len(transition.reward)
+        if self._next_carry is None or self._reset_N is None:
+            self._rollout.append(transition)
+            return
+        if not len(self._rollout):
+            self._first_carry = self._carry
+        self._rollout.append(transition, reset=self._reset_N, next_carry=self._next_carry)
+        self._forget(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
+
+    def _say(self, transition: Transition) -> dict[str, Tensor]:
+        """What `select_action` would have said of an action that it did not select."""
+        with torch.no_grad():
+            distribution, value_N = self._look(transition.observation)
+            sample = self.networks.policy_head.from_action(distribution, transition.action)
+            return _extras(distribution, value_N, sample, transition.action)
+
+    def _forget(self, mask_N: Tensor, carry_NC: Tensor) -> None:
+        """Go on from this carry, and from the beginning in the environments of the mask."""
+        self._carry, self._reset_N = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0), mask_N
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """No advantage reaches over a reset, and no memory."""
+        if self._reward_normalizer is not None and not len(self._rollout):
+            self._reward_normalizer.observe_reset(mask)
+        self._rollout.observe_reset(mask)
+        if self._carry is not None and self._reset_N is not None:
+            self._forget(mask | self._reset_N, self._carry)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Learn from the rollout when it is full; means over all of its updates."""
+        if not self._rollout.full:
+            return {}
+        set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
+        metrics = self._learn(self._rollout)
+        valid = self._rollout.flat("valid")
+        self.networks.encoder.update(self._rollout.flat("observation"), valid)
+        self._rollout.clear()
+        return metrics
+
+    @abc.abstractmethod
+    def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Learn from a full rollout, `updates` steps of the optimizer; what is worth knowing of it."""
+
+    def rewards(self) -> Tensor:
+        """Of the rollout, (T, N), normalized if asked for."""
+        rollout = self._rollout
+        if self._reward_normalizer is None:
+            return rollout["reward"]
+        ended_TN = rollout["terminated"] | rollout["truncated"]
+        return self._reward_normalizer.scale(rollout["reward"], ended_TN, rollout["valid"])
+
+    def next_values(self, value_TN: Tensor) -> Tensor:
+        """The value (T, N) of what truly came next, given those of the observations, by the networks as they are."""
+
+        def value_of(field: Any) -> Tensor:
+            carry = field("next_carry") if self.networks.carry_size else None
+            return self.networks.value(self.networks.encoder(field("next_observation")), carry)
+
+        with torch.no_grad():
+            return self._rollout.next_value(value_TN, value_of)
+
+    def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
+        """The rollout as rows, or as whole sequences where the networks are recurrent."""
+        rollout, recurrent = self._rollout, self.networks.carry_size > 0
+        take = rollout.__getitem__ if recurrent else rollout.flat
+        shaped = (lambda x: x) if recurrent else torch.flatten
+        features = self.networks.encoder(rollout.flat("observation"))
+        return Batch(
+            features=features.unflatten(0, advantage_TN.shape) if recurrent else features,
+            sample=take("sample" if "sample" in rollout else "action"),
+            log_prob=take("log_prob"),
+            value=take("value"),
+            advantage=shaped(advantage_TN),
+            target=shaped(target_TN),
+            valid=None if valid_TN is None else shaped(valid_TN),
+            reset=take("reset") if recurrent else None,
+            carry=self._first_carry if recurrent else None,
+        )
+
+    def valid(self) -> Tensor | None:
+        """None where all rows are valid, which spares many small operations: known at once on the host alone."""
+        valid_TN = self._rollout["valid"]
+        return None if self.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
+
+    def policy(self, deterministic: bool = True) -> NetworkPolicy:
+        """Acts by the networks as they are at any time: the mode, or samples drawn under a generator of its own."""
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return NetworkPolicy(self.networks, own, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimizer, generator, counts, memory, statistics and the rollout so far."""
+        rewards = self._reward_normalizer
+        return {
+            "networks": dict(self.networks.state_dict()),
+            "optimizer": self._learner.state_dict(),
+            "generator": self._generator.get_state(),
+            "rollout": self._rollout.state_dict(),
+            "carry": {name: getattr(self, name) for name in _CARRIES},
+            "rewards": None if rewards is None else rewards.state_dict(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "seed": self._root,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.networks.load_state_dict(state["networks"])
+        self._learner.load_state_dict(state["optimizer"])
+        restore(self._generator, state["generator"])
+        self._rollout.load_state_dict(state["rollout"])
+        for name in _CARRIES:
+            value = state["carry"][name]
+            setattr(self, name, None if value is None else value.clone())
+        rewards = state["rewards"]
+        if self._reward_normalizer is not None:
+            self._reward_normalizer.load_state_dict(rewards)
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        self._root = int(state["seed"])
+
+
+_CARRIES = ("_carry", "_first_carry", "_reset_N")
+
+
+def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
+    said = {"value": value_N, "log_prob": distribution.log_prob(sample)}
+    return said if sample is action else said | {"sample": sample}  # no file needs the same twice

@@ -1,0 +1,87 @@
+"""The hyper-parameters that on-policy agents share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import torch
+
+from rein.learning.update import Guard, OptimizerFactory
+from rein.networks.actor_critic import CoreFactory
+from rein.schedules import Schedule
+
+
+class OnPolicyOptions(TypedDict, total=False):
+    """What every on-policy agent takes, besides its own; the defaults are those of `OnPolicyAgent`."""
+
+    learning_rate: float | Schedule  # of the optimizer
+    gamma: float  # discount factor
+    rollout_steps: int  # vector steps between two rounds of learning
+    value_coefficient: float  # weight of the value's loss
+    entropy_coefficient: float | Schedule  # weight of the bonus for entropy
+    max_grad_norm: float | None  # global norm that gradients are clipped to; None for no clipping
+    hidden: Sequence[int]  # features of the hidden layers
+    activation: str  # "tanh", "relu", "silu" or "gelu"
+    shared: bool  # whether actor and critic look through one network
+    core: CoreFactory | None  # recurrent part after the hidden layers: functools.partial(LSTM, features=64)
+    squash: bool  # squash continuous actions into their bounds instead of clipping them
+    log_std: float  # what the logarithm of a continuous action's standard deviation begins with
+    normalize_observation: bool  # by the mean and deviation of all observations so far
+    normalize_reward: bool  # divide rewards by the deviation of their discounted sum so far
+    optimizer: OptimizerFactory | None  # functools.partial(torch.optim.RMSprop, alpha=0.99); Adam by default
+    guard: Guard | None  # asked before every step of the optimizer with (metrics, gradients); False skips the step
+    micro_batch: int | None  # rows whose gradient is computed at once: changes speed and memory, not the result
+    threads: int  # cores that compute the gradients of micro-batches: changes speed alone
+    compile: bool  # compile the loss: seconds at the first update, faster large ones
+    precision: str  # of matrix products in the update: "float32" or "bfloat16"
+    seed: int | None  # of everything random; None until `training_loop(seed=)` gives it
+    device: torch.device | str  # where the networks are
+
+
+# which of them make the networks, and which say how a step of the optimizer is made
+SHAPE = ("hidden", "activation", "shared", "core", "normalize_observation", "squash", "log_std")
+HOW = ("max_grad_norm", "guard", "micro_batch", "threads", "compile", "precision")
+DEFAULTS: OnPolicyOptions = {
+    "learning_rate": 3e-4,
+    "gamma": 0.99,
+    "rollout_steps": 32,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.0,
+    "max_grad_norm": 0.5,
+    "hidden": (64, 64),
+    "activation": "tanh",
+    "shared": False,
+    "core": None,
+    "squash": False,
+    "log_std": 0.0,
+    "normalize_observation": False,
+    "normalize_reward": False,
+    "optimizer": None,
+    "guard": None,
+    "micro_batch": None,
+    "threads": 1,
+    "compile": False,
+    "precision": "float32",
+    "seed": None,
+    "device": "cpu",
+}
+
+
+def at_least_one(agent: object, name: str, count: int) -> int:
+    """The count; ValueError for less than 1."""
+    if count < 1:
+        raise ValueError(f"{type(agent).__name__}({name}={count}): give 1 or more")
+    return count
+
+
+def as_json(option: Any) -> Any:
+    """An option as it is written down: schedules by their config, functions by their names."""
+    if isinstance(option, Schedule):
+        return option.config
+    if isinstance(option, functools.partial):
+        return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}
+    if isinstance(option, tuple):
+        return [as_json(part) for part in option]
+    return getattr(option, "__name__", str(option)) if callable(option) else option

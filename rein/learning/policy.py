@@ -1,0 +1,54 @@
+"""Acting by networks, and nothing else.
+
+Shapes: N environments, C numbers of a carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.networks.actor_critic import ActorCritic
+from rein.ops.random import restore
+
+
+class NetworkPolicy:
+    """Acts by networks that it shares with an agent, under a carry and a generator of its own.
+
+    The statistics of the encoder are the agent's too, as they are at any time; acting never changes them.
+    """
+
+    def __init__(self, networks: ActorCritic, own_generator: torch.Generator | None, device: torch.device) -> None:
+        self.device = device
+        self._networks, self._generator = networks, own_generator
+        self._carry: Tensor | None = None
+
+    def select_action(self, observation: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The action (N, ...) for an observation (N, ...)."""
+        with torch.no_grad():
+            x = self._networks.encoder(observation)
+            if self._networks.carry_size and (self._carry is None or len(self._carry) != len(x)):
+                self._carry = x.new_zeros((len(x), self._networks.carry_size), dtype=torch.float32)
+            distribution, self._carry = self._networks.policy(x, self._carry)
+            sample = distribution.mode() if self._generator is None else distribution.sample(self._generator)
+            return self._networks.policy_head.to_action(distribution, sample), {}
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Forget what was seen of the environments in `mask` (N,), or of all."""
+        if mask is None or self._carry is None:
+            self._carry = None
+        else:
+            self._carry = self._carry.masked_fill(mask.unsqueeze(1), 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its own generator and carry; the networks are the agent's."""
+        return {"generator": None if self._generator is None else self._generator.get_state(), "carry": self._carry}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self._carry = None if state["carry"] is None else state["carry"].clone()
+        if self._generator is not None:
+            restore(self._generator, state["generator"])

@@ -1,0 +1,241 @@
+"""Recurrent cores: what a network remembers of an episode is a row of numbers, handed in and handed back.
+
+A core keeps nothing itself. One step in time and a whole sequence give the same numbers, so what was acted with step
+by step is learned from in one go.
+
+Shapes: T steps in time, N environments, I inputs, H features, C numbers of carry, G numbers that the gates are made of.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from rein.networks.mlp import orthogonal_linear
+
+
+class Core(nn.Module, abc.ABC):
+    """A network with memory. A carry of zeros is the beginning of an episode."""
+
+    def __init__(self, inputs: int, features: int, carry_size: int) -> None:
+        super().__init__()
+        self.inputs = inputs  # I
+        self.features = features  # H
+        self.carry_size = carry_size  # C: one flat row per environment holds all of its memory
+
+    @abc.abstractmethod
+    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """One step in time; the output (N, H) and the next carry (N, C), which may be one tensor.
+
+        Raises ValueError for inputs or a carry of another size than this core's.
+        """
+
+    @abc.abstractmethod
+    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """T steps; the outputs (T, N, H) and the last carry (N, C).
+
+        Where `reset_TN` (bool) is True the carry is zero before that step, and no gradient goes back beyond it. Raises
+        ValueError for inputs or a carry of another size than this core's, or resets of other steps.
+        """
+
+    def _check(self, x: Tensor, carry_NC: Tensor, reset_TN: Tensor | None = None) -> None:
+        if x.shape[-1] != self.inputs:
+            raise ValueError(f"{type(self).__name__} was built for {self.inputs} inputs, not for {tuple(x.shape)}")
+        if carry_NC.shape != (x.shape[-2], self.carry_size):
+            expected = f"({x.shape[-2]}, {self.carry_size})"
+            raise ValueError(f"the carry of {type(self).__name__} is {expected} here, not {tuple(carry_NC.shape)}")
+        if reset_TN is not None and reset_TN.shape != x.shape[:-1]:
+            raise ValueError(f"there is a reset for each step, {tuple(x.shape[:-1])}, not {tuple(reset_TN.shape)}")
+
+
+@final
+class LSTM(Core):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000); C = 2 H.
+
+        i, f, o = sigmoid(W x + U h + b)     g = tanh(W x + U h + b)
+        c <- f c + i g                       h <- o tanh(c)
+
+    The output is h, the carry h and c side by side. Weights are orthogonal, each gate's by itself, biases zero but for
+    the forget gate's 1, so that it begins by remembering (Jozefowicz et al. 2015); drawn under `generator`.
+    """
+
+    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
+        super().__init__(inputs, features, 2 * features)
+        self.input_weight = _orthogonal(inputs, features, 4, generator)  # in torch's order: i, f, g, o
+        self.hidden_weight = _orthogonal(features, features, 4, generator)
+        bias_G = torch.zeros(4 * features, device=generator.device)
+        bias_G[features : 2 * features] = 1.0
+        self.bias = nn.Parameter(bias_G)
+
+    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_NI, carry_NC)
+        h_NH, c_NH = carry_NC.chunk(2, 1)
+        h_NH, c_NH = _lstm(linear(x_NI, self.input_weight, self.bias), h_NH, c_NH, self.hidden_weight)
+        return h_NH, torch.cat([h_NH, c_NH], 1)
+
+    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_TNI, carry_NC, reset_TN)
+        h_NH, c_NH = carry_NC.chunk(2, 1)
+        y_NH = []
+        seen_TNG = linear(x_TNI, self.input_weight, self.bias)
+        for seen_NG, reset_N1 in zip(seen_TNG.unbind(), reset_TN.unsqueeze(-1).unbind(), strict=True):
+            h_NH, c_NH = h_NH.masked_fill(reset_N1, 0.0), c_NH.masked_fill(reset_N1, 0.0)
+            h_NH, c_NH = _lstm(seen_NG, h_NH, c_NH, self.hidden_weight)
+            y_NH.append(h_NH)
+        return torch.stack(y_NH), torch.cat([h_NH, c_NH], 1)
+
+
+@final
+class GRU(Core):
+    """Gated recurrent unit (Cho et al. 2014); C = H.
+
+        r, z = sigmoid(W x + U h + b)     n = tanh(W x + b + r (U h + u))
+        h <- (1 - z) n + z h
+
+    The reset gate r acts on the product U h and not, as in the paper, on h: then the three products are one. So do
+    cuDNN and `torch.nn.GRU`. Output and carry are h. Weights are orthogonal, each gate's by itself, and biases zero;
+    drawn under `generator`.
+    """
+
+    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
+        super().__init__(inputs, features, features)
+        self.input_weight = _orthogonal(inputs, features, 3, generator)  # in torch's order: r, z, n
+        self.hidden_weight = _orthogonal(features, features, 3, generator)
+        self.bias = nn.Parameter(torch.zeros(3 * features, device=generator.device))
+        self.hidden_bias = nn.Parameter(torch.zeros(features, device=generator.device))  # u
+
+    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_NI, carry_NC)
+        seen_NG = linear(x_NI, self.input_weight, self.bias)
+        h_NH = _gru(*self._split(seen_NG), carry_NC, self.hidden_weight, self.hidden_bias)
+        return h_NH, h_NH
+
+    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_TNI, carry_NC, reset_TN)
+        h_NH, y_NH = carry_NC, []
+        gates_TNG, new_TNH = self._split(linear(x_TNI, self.input_weight, self.bias))
+        steps = zip(gates_TNG.unbind(), new_TNH.unbind(), reset_TN.unsqueeze(-1).unbind(), strict=True)
+        for gates_NG, new_NH, reset_N1 in steps:
+            h_NH = _gru(gates_NG, new_NH, h_NH.masked_fill(reset_N1, 0.0), self.hidden_weight, self.hidden_bias)
+            y_NH.append(h_NH)
+        return torch.stack(y_NH), h_NH
+
+    def _split(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        gates, new = seen.split([2 * self.features, self.features], -1)
+        return gates, new
+
+
+@final
+class MinimalGRU(Core):
+    """The gated recurrent unit reduced to what needs no loop: minGRU of Feng et al. 2024, section 3.1; C = H.
+
+        z = sigmoid(W x + b)     n = V x + v
+        h <- (1 - z) h + z n
+
+    The gate looks at the input alone, so all gates of a sequence are one product, and the rest is a linear recurrence.
+    What is new is linear in x, as in that section: the logarithms of the paper's appendix need h > 0, which zeros are
+    not, and with coefficients within [0, 1] nothing can overflow without them. Output and carry are h. Weights are
+    orthogonal, each gate's by itself, and biases zero; drawn under `generator`.
+    """
+
+    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
+        super().__init__(inputs, features, features)
+        self.weight = _orthogonal(inputs, features, 2, generator)  # z, n
+        self.bias = nn.Parameter(torch.zeros(2 * features, device=generator.device))
+
+    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_NI, carry_NC)
+        gate_NH, new_NH = linear(x_NI, self.weight, self.bias).chunk(2, -1)
+        h_NH = torch.lerp(carry_NC, new_NH, gate_NH.sigmoid())
+        return h_NH, h_NH
+
+    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_TNI, carry_NC, reset_TN)
+        gate_TNH, new_TNH = linear(x_TNI, self.weight, self.bias).chunk(2, -1)
+        take_TNH = gate_TNH.sigmoid()
+        keep_TNH = (1.0 - take_TNH).masked_fill(reset_TN.unsqueeze(-1), 0.0)
+        y_TNH = linear_recurrence(keep_TNH, take_TNH * new_TNH, carry_NC)
+        return y_TNH, y_TNH[-1]
+
+
+def linear_recurrence(keep_TNH: Tensor, new_TNH: Tensor, carry_NH: Tensor) -> Tensor:
+    """h_t = keep_t h_t-1 + new_t, with the carry before h_0; all of them (T, N, H).
+
+    Its gradient is the same recurrence, backwards (Martin & Cundy 2018).
+    """
+    h_TNH: Any = _LinearRecurrence.apply(keep_TNH, new_TNH, carry_NH)
+    return h_TNH
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, keep_TNH: Tensor, new_TNH: Tensor, carry_NH: Tensor) -> Tensor:
+        h_TNH = new_TNH.clone()
+        h_TNH[0].addcmul_(keep_TNH[0], carry_NH)
+        _scan_(keep_TNH.clone(), h_TNH)
+        ctx.save_for_backward(keep_TNH, h_TNH, carry_NH)
+        return h_TNH
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient_TNH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        keep_TNH, h_TNH, carry_NH = ctx.saved_tensors
+        reversed_TNH = gradient_TNH.flip(0)
+        _scan_(torch.cat([keep_TNH[:1], keep_TNH[1:].flip(0)]), reversed_TNH)
+        gradient_TNH = reversed_TNH.flip(0)
+        before_TNH = torch.cat([carry_NH.unsqueeze(0), h_TNH[:-1]])
+        return gradient_TNH * before_TNH, gradient_TNH, gradient_TNH[0] * keep_TNH[0]
+
+
+def _scan_(reach_TNH: Tensor, x_TNH: Tensor) -> None:
+    """x_t <- x_t + reach_t x_t-1, from the first row to the last; overwrites both. Nothing looks at the first reach.
+
+    In 3 log2(T) operations, which together do three times the work of a loop over T: the scan of Brent & Kung 1982. On
+    the way up, for d = 1, 2, 4, ..., every 2d-th row takes in the d rows before it; on the way down, the rows between
+    them do. At any time `reach` is the product of the coefficients of all rows that a row has taken in.
+    """
+    steps, d = len(x_TNH), 1
+    while 2 * d <= steps:
+        half, whole = slice(d - 1, steps - d, 2 * d), slice(2 * d - 1, None, 2 * d)
+        x_TNH[whole].addcmul_(reach_TNH[whole], x_TNH[half])
+        reach_TNH[whole].mul_(reach_TNH[half])
+        d *= 2
+    while d > 1:
+        d //= 2
+        whole, between = slice(2 * d - 1, steps - d, 2 * d), slice(3 * d - 1, None, 2 * d)
+        x_TNH[between].addcmul_(reach_TNH[between], x_TNH[whole])
+
+
+def _orthogonal(inputs: int, features: int, gates: int, generator: torch.Generator) -> nn.Parameter:
+    """A weight (G, I) of several gates, each orthogonal by itself: of them all together, each would be too small."""
+    each = [orthogonal_linear(inputs, features, 1.0, generator).weight.detach() for _ in range(gates)]
+    return nn.Parameter(torch.cat(each))
+
+
+def _lstm(seen_NG: Tensor, h_NH: Tensor, c_NH: Tensor, weight_GH: Tensor) -> tuple[Tensor, Tensor]:
+    """The next h and c."""
+    i, f, g, o = torch.addmm(seen_NG, h_NH, weight_GH.t()).chunk(4, 1)
+    c_NH = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c_NH)
+    return o.sigmoid() * c_NH.tanh(), c_NH
+
+
+def _gru(gates_NG: Tensor, new_NH: Tensor, h_NH: Tensor, weight_GH: Tensor, bias_H: Tensor) -> Tensor:
+    """The next h."""
+    features = h_NH.shape[1]
+    to_gates_NG, to_new_NH = linear(h_NH, weight_GH).split([2 * features, features], 1)
+    r, z = (gates_NG + to_gates_NG).sigmoid().chunk(2, 1)
+    n = torch.addcmul(new_NH, r, to_new_NH + bias_H).tanh()
+    return torch.lerp(n, h_NH, z)

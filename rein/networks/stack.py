@@ -1,0 +1,60 @@
+"""Multilayer perceptrons side by side: an actor and a critic, or the critics of an ensemble, in one product a layer.
+
+Shapes: K networks, B rows, I inputs, H features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
+from rein.ops.stack import FUSED, fused_stack
+
+
+class Stack(nn.Module):
+    """K networks of linear layers with an activation after each; (B, I) or (K, B, I) -> (K, B, H).
+
+    Weights are orthogonal with gain sqrt(2), biases zero (Saxe et al. 2014; the choice of Engstrom et al. 2020 for
+    policy gradients), drawn under `generator`. Raises ValueError for an unknown activation.
+    """
+
+    def __init__(
+        self, members: int, inputs: int, hidden: Sequence[int], activation: str, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
+        self.members, self.features = members, [inputs, *hidden][-1]
+        self._activation, self._apply_activation = activation, ACTIVATIONS[activation]()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for before, after in itertools.pairwise([inputs, *hidden]):
+            layers = [orthogonal_linear(before, after, math.sqrt(2.0), generator) for _ in range(members)]
+            self.weights.append(nn.Parameter(torch.stack([layer.weight.detach().t() for layer in layers])))
+            self.biases.append(nn.Parameter(torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers])))
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        """(K, B, H)."""
+        return self._through(x_BI, [*self.weights], [*self.biases])
+
+    def member(self, k: int, x_BI: Tensor) -> Tensor:
+        """What network k alone makes of x, (B, H)."""
+        return self._through(x_BI, [w[k : k + 1] for w in self.weights], [b[k : k + 1] for b in self.biases])[0]
+
+    def _through(self, x_BI: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+        if weights and self._activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
+            parameters = [p for layer in zip(weights, biases, strict=True) for p in layer]
+            return fused_stack(x_BI, parameters, self._activation)
+        x = x_BI.expand(self.members if not weights else len(weights[0]), *x_BI.shape[-2:])
+        for weight, bias in zip(weights, biases, strict=True):
+            x = self._apply_activation(torch.baddbmm(bias, x, weight))
+        return x
+
+
+def _casting(x: Tensor) -> bool:
+    """Whether autocast chooses the types of products here, which it cannot within one operation."""
+    return torch.is_autocast_enabled(x.device.type)

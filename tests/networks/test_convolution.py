@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rein.networks.convolution import Convolution
+from rein.ops.random import generator
+
+H, W, C, FEATURES = 44, 36, 3, 16
+SMALL = ((8, 8, 4), (16, 4, 2), (16, 3, 1))
+
+
+def box(*shape: int, dtype: type = np.uint8) -> spaces.Box:
+    return spaces.Box(0, 255 if dtype is np.uint8 else 1, shape, dtype)
+
+
+def stem(*shape: int, seed: int = 0) -> Convolution:
+    return Convolution(box(*shape), FEATURES, generator(seed, "stem"), layers=SMALL)
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator(0, "images"))
+
+
+def kinds(network: Convolution, kind: type[nn.Module]) -> list:
+    return [layer for layer in network.layers if isinstance(layer, kind)]
+
+
+def test_features_are_those_of_three_convolutions_and_a_linear_layer_with_relu_after_each() -> None:
+    network, x = stem(C, H, W), images(5, C, H, W)
+    expected = x.float() / 255.0
+    for convolution, (_, kernel, stride) in zip(kinds(network, nn.Conv2d), SMALL, strict=True):
+        assert convolution.weight.shape[-2:] == (kernel, kernel)
+        expected = F.conv2d(expected, convolution.weight, convolution.bias, stride).relu()
+    (linear,) = kinds(network, nn.Linear)
+    expected = F.linear(expected.flatten(1), linear.weight, linear.bias).relu()
+    assert network.features == FEATURES
+    torch.testing.assert_close(network(x), expected)
+    assert (expected > 0.0).any() and (expected == 0.0).any()
+
+
+def test_by_default_it_is_the_network_of_mnih_2015() -> None:
+    network = Convolution(box(4, 84, 84), 512, generator(0, "stem"))
+    shapes = [tuple(p.shape) for p in network.parameters() if p.ndim > 1]
+    assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 7 * 7 * 64)]
+
+
+@pytest.mark.parametrize("channels", [1, C])
+def test_channels_may_come_first_or_last(channels: int) -> None:
+    first, last, x = stem(channels, H, W), stem(H, W, channels), images(5, channels, H, W)
+    torch.testing.assert_close(last(x.permute(0, 2, 3, 1)), first(x))
+    torch.testing.assert_close(last(x.permute(0, 2, 3, 1).contiguous()), first(x))
+
+
+def test_channels_come_first_where_the_shape_does_not_say() -> None:
+    network, x = stem(H, W, H), images(2, H, W, H)
+    (first, *_) = kinds(network, nn.Conv2d)
+    before = F.conv2d(x.float() / 255.0, first.weight, first.bias, first.stride)
+    torch.testing.assert_close(network(x), network.layers[1:](before))
+
+
+def test_bytes_are_what_the_same_image_is_in_fractions() -> None:
+    x = images(5, C, H, W)
+    network = stem(C, H, W)
+    assert torch.equal(network(x), network(x.float() / 255.0))
+    torch.testing.assert_close(network(x.double() / 255.0), network(x))
+    of_floats = Convolution(box(C, H, W, dtype=np.float32), FEATURES, generator(0, "stem"), layers=SMALL)
+    assert torch.equal(of_floats(x.float() / 255.0), network(x))
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (6,), (2, 3), (1, 2, 3), (0,), (4, 0)])
+@pytest.mark.parametrize("shape", [(C, H, W), (H, W, C)])
+def test_any_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    network, x = stem(*shape), images(*leading, *shape)
+    features = network(x)
+    assert features.shape == (*leading, FEATURES)
+    for place in itertools.product(*map(range, leading)):
+        torch.testing.assert_close(features[place], network(x[place]))
+
+
+def test_time_and_environments_may_be_swapped_without_a_copy() -> None:
+    network, x = stem(C, H, W), images(2, 3, C, H, W)
+    torch.testing.assert_close(network(x.transpose(0, 1)), network(x).transpose(0, 1))
+
+
+def test_weights_are_orthogonal_with_gain_sqrt_2_and_biases_zero() -> None:
+    network = stem(C, H, W)
+    for layer in [*kinds(network, nn.Conv2d), *kinds(network, nn.Linear)]:
+        rows = layer.weight.detach().flatten(1)
+        torch.testing.assert_close(rows @ rows.T, 2.0 * torch.eye(len(rows)), atol=1e-5, rtol=0.0)
+        assert (layer.bias == 0.0).all()
+
+
+def test_weights_are_drawn_under_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    one, same, other = stem(C, H, W), stem(C, H, W), stem(C, H, W, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for mine, theirs in zip(one.parameters(), same.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.ndim == 1 or not torch.equal(mine, theirs)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    network = stem(H, W, C)
+    network(images(8, H, W, C)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0.0 for p in network.parameters())
+
+
+@pytest.mark.parametrize("layers", [SMALL, ((8, 3, 1),), ((8, 4, 3), (8, 5, 2)), ()])
+def test_the_smallest_size_in_an_error_is_the_smallest_that_works(layers: tuple[tuple[int, int, int], ...]) -> None:
+    def build(height: int, width: int) -> Convolution:
+        return Convolution(box(1, height, width), FEATURES, generator(0, "stem"), layers=layers)
+
+    smallest = next(size for size in range(1, 50) if math.prod(_sizes(size, layers)) > 0)
+    assert build(smallest, smallest + 3)(images(2, 1, smallest, smallest + 3)).shape == (2, FEATURES)
+    for size in range(1, smallest):
+        for height, width in ((size, smallest), (smallest, size)):
+            with pytest.raises(ValueError, match=rf"{height} x {width} .* need {smallest} x {smallest} or more"):
+                build(height, width)
+
+
+def _sizes(size: int, layers: tuple[tuple[int, int, int], ...]) -> list[int]:
+    """The size after each layer, counting the places where a kernel fits; 1 for no layers."""
+    found = [1]
+    for _, kernel, stride in layers:
+        size = len([start for start in range(0, size, stride) if start + kernel <= size])
+        found.append(size)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1), (5, 5, 3), (3, 10, 35)])
+def test_the_layers_that_an_error_proposes_work(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="would work") as caught:
+        Convolution(box(*shape), FEATURES, generator(0, "stem"))
+    proposed = str(caught.value).split("layers=")[-1].removesuffix(" would work")
+    values = [int(x) for x in proposed.replace("(", "").replace(")", "").split(",") if x]
+    network = Convolution(box(*shape), FEATURES, generator(0, "stem"), layers=[tuple(values)])
+    assert network(images(2, *shape)).shape == (2, FEATURES)
+
+
+@pytest.mark.parametrize("layer", [(0, 3, 1), (8, 0, 1), (8, 3, 0)])
+def test_a_layer_of_nothing_is_an_error(layer: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"\(features, kernel, stride\), all 1 or more"):
+        Convolution(box(C, H, W), FEATURES, generator(0, "stem"), layers=[layer])
+
+
+NO_IMAGES = [
+    spaces.Box(0, 255, (84, 84), np.uint8),
+    spaces.Box(0, 255, (4, 84, 84, 3), np.uint8),
+    spaces.Box(-1.0, 1.0, (4,)),
+    spaces.Discrete(4),
+    spaces.MultiBinary((4, 84, 84)),
+    spaces.Dict({"camera": box(C, H, W)}),
+]
+
+
+@pytest.mark.parametrize("space", NO_IMAGES, ids=str)
+def test_what_is_no_image_is_an_error_that_shows_the_space(space: spaces.Space) -> None:
+    assert not Convolution.is_image(space)
+    with pytest.raises(ValueError, match="is no image") as caught:
+        Convolution(space, FEATURES, generator(0, "stem"))
+    assert str(space) in str(caught.value)
+
+
+def test_a_box_of_three_dimensions_is_an_image() -> None:
+    assert Convolution.is_image(box(84, 84, 3))
+    assert Convolution.is_image(box(4, 84, 84, dtype=np.float32))
+
+
+@pytest.mark.parametrize("shape", [(2, H, W, C), (2, C, W, H), (H, W), (C * H * W,)])
+def test_images_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"images of \(..., {C}, {H}, {W}\) are expected"):
+        stem(C, H, W)(images(*shape))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rein.networks.dueling import DuelingHead
+from rein.ops.random import generator
+
+B, H, A = 7, 12, 4
+
+
+def head(seed: int = 0) -> DuelingHead:
+    return DuelingHead(H, A, generator(seed, "head"))
+
+
+def features(*leading: int) -> Tensor:
+    return torch.randn(*leading, H, generator=generator(0, "features"))
+
+
+def parts(head: DuelingHead, x: Tensor) -> tuple[Tensor, Tensor]:
+    """V and A by themselves."""
+    weight, bias = head.linear.weight, head.linear.bias
+    return x @ weight[0] + bias[0], x @ weight[1:].T + bias[1:]
+
+
+def test_the_mean_of_all_actions_is_the_value_and_differences_are_those_of_the_advantages() -> None:
+    x, it = features(B), head()
+    torch.nn.init.normal_(it.linear.bias, generator=generator(0, "bias"))
+    value, advantage = parts(it, x)
+    q = it(x)
+    assert q.shape == (B, A)
+    torch.testing.assert_close(q.mean(-1), value)
+    torch.testing.assert_close(q - q[:, :1], advantage - advantage[:, :1])
+
+
+def test_an_advantage_that_all_actions_have_changes_nothing() -> None:
+    x, it = features(B), head()
+    before = it(x)
+    with torch.no_grad():
+        it.linear.bias[1:] += 3.0
+    torch.testing.assert_close(it(x), before)
+
+
+def test_the_value_moves_all_actions_alike() -> None:
+    x, it = features(B), head()
+    before = it(x)
+    with torch.no_grad():
+        it.linear.bias[0] += 3.0
+    torch.testing.assert_close(it(x), before + 3.0)
+
+
+def test_one_action_is_worth_what_the_state_is() -> None:
+    x, single = features(B), DuelingHead(H, 1, generator(0, "head"))
+    torch.testing.assert_close(single(x)[:, 0], parts(single, x)[0])
+
+
+@pytest.mark.parametrize("leading", [(), (2, 3)])
+def test_any_leading_dimensions_are_kept(leading: tuple[int, ...]) -> None:
+    x, it = features(*leading), head()
+    torch.testing.assert_close(it(x), it(x.reshape(-1, H)).view(*leading, A))
+
+
+def test_learning_the_value_of_one_action_teaches_that_of_the_others() -> None:
+    """What the head is for: the gradient of one action's value reaches V, and so every action."""
+    x, it = features(1), head()
+    it(x)[0, 2].backward()
+    gradient = it.linear.bias.grad
+    assert gradient is not None
+    expected = torch.tensor([1.0, -1 / A, -1 / A, 1 - 1 / A, -1 / A])
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_weights_are_orthogonal_biases_zero_and_drawn_under_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    one, same, other = head(), head(), head(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    weight = one.linear.weight.detach()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(1 + A), atol=1e-5, rtol=0.0)
+    assert (one.linear.bias == 0.0).all()
+    assert torch.equal(weight, same.linear.weight)
+    assert not torch.equal(weight, other.linear.weight)

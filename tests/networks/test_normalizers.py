@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
+from rein.ops.random import generator
+from rein.ops.statistics import empty_moments, normalize, update_moments
+from rein.testing import StatefulContract
+
+B, FEATURES = 200, 3
+T, N, GAMMA = 40, 6, 0.9
+
+
+def rows(seed: int = 0, count: int = B) -> tuple[Tensor, Tensor]:
+    stream = generator(seed, "rows")
+    x = torch.randn(count, FEATURES, generator=stream) * torch.tensor([1.0, 0.01, 50.0]) + torch.tensor(
+        [0.0, 3.0, -9.0]
+    )
+    return x, torch.rand(count, generator=stream) < 0.7
+
+
+def observed(seed: int = 0) -> ObservationNormalizer:
+    it = ObservationNormalizer(FEATURES, "cpu")
+    it.update(*rows(seed))
+    return it
+
+
+def test_observations_become_what_the_pure_function_makes_of_them_bit_for_bit() -> None:
+    it, moments = ObservationNormalizer(FEATURES, "cpu", clip=1.5), empty_moments((FEATURES,))
+    for seed in range(4):
+        x, valid = rows(seed)
+        assert torch.equal(it(x), normalize(x, moments, clip=1.5))
+        it.update(x, valid)
+        moments = update_moments(moments, x, valid)
+        assert all(torch.equal(mine, other) for mine, other in zip(it.moments, moments, strict=True))
+    assert (it(rows()[0]).abs() == 1.5).any()
+
+
+def test_normalized_observations_have_mean_zero_and_deviation_one() -> None:
+    it, (x, valid) = observed(), rows()
+    normal = it(x)[valid]
+    assert normal.dtype == torch.float32
+    torch.testing.assert_close(normal.mean(0), torch.zeros(FEATURES), atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(normal.std(0, correction=0), torch.ones(FEATURES), atol=1e-3, rtol=0.0)
+
+
+def test_before_the_first_update_observations_are_only_clipped() -> None:
+    x = torch.tensor([[-2.0, 0.1, 9.9], [1e9, -11.0, 0.0]])
+    it = ObservationNormalizer(FEATURES, "cpu")
+    assert torch.equal(it(x), x.clamp(-10.0, 10.0))
+    it.update(x, torch.zeros(2, dtype=torch.bool))  # rows that are none
+    assert torch.equal(it(x), x.clamp(-10.0, 10.0))
+
+
+def test_normalizing_changes_neither_the_statistics_nor_the_observation() -> None:
+    it, (x, _) = observed(), rows(1)
+    before, given = copy.deepcopy(it.state_dict()), x.clone()
+    it.train()
+    it(x)
+    assert torch.equal(x, given)
+    assert all(torch.equal(value, before[name]) for name, value in it.state_dict().items())
+
+
+def test_nan_in_observations_that_are_not_valid_never_enters() -> None:
+    x, valid = rows()
+    it = ObservationNormalizer(FEATURES, "cpu")
+    it.update(x.masked_fill(~valid[:, None], torch.nan), valid)
+    assert torch.equal(it(x), observed()(x))
+
+
+def test_observations_may_have_several_leading_dimensions() -> None:
+    (x, valid), it = rows(), ObservationNormalizer(FEATURES, "cpu")
+    it.update(x.view(20, 10, FEATURES), valid.view(20, 10))
+    assert torch.equal(it(x.view(20, 10, FEATURES)).view(B, FEATURES), observed()(x))
+
+
+def test_a_gradient_passes_through_where_nothing_is_clipped() -> None:
+    it, x = ObservationNormalizer(1, "cpu", clip=1.0), torch.tensor([[0.5], [1.0], [50.0]], requires_grad=True)
+    it.update(torch.tensor([[-2.0], [2.0]]))
+    it(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[0.5], [0.5], [0.0]]))
+
+
+def test_the_statistics_are_buffers_in_float64_and_no_parameters() -> None:
+    it = observed()
+    assert list(it.state_dict()) == ["rows", "mean", "m2"]
+    assert {value.dtype for value in it.state_dict().values()} == {torch.float64}
+    assert list(it.parameters()) == []
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_loaded_state_normalizes_as_the_one_that_it_was_taken_from(inside: bool) -> None:
+    source, loaded = observed(), observed(seed=1)
+    other = copy.deepcopy(loaded)
+    pair = (nn.Sequential(source), nn.Sequential(loaded)) if inside else (source, loaded)
+    pair[1].load_state_dict(copy.deepcopy(pair[0].state_dict()))
+    x, valid = rows(2)
+    assert torch.equal(loaded(x), source(x))
+    assert not torch.equal(other(x), source(x))
+    source.update(x, valid)
+    loaded.update(x, valid)
+    assert torch.equal(loaded(x), source(x))
+
+
+def test_a_copy_has_statistics_of_its_own_also_when_it_is_loaded() -> None:
+    it, other = observed(), observed(seed=1)
+    (x, _), copied = rows(2), copy.deepcopy(it)
+    before = it(x)
+    copied.load_state_dict(other.state_dict())
+    assert torch.equal(copied(x), other(x))
+    copied.update(x)
+    assert torch.equal(it(x), before)
+
+
+def test_whoever_shares_the_buffers_sees_an_update() -> None:
+    it = observed()
+    memo = {id(buffer): buffer for buffer in it.buffers()}
+    shared = copy.deepcopy(it, memo)
+    it.update(*rows(1))
+    assert torch.equal(shared(rows(2)[0]), it(rows(2)[0]))
+
+
+def test_observations_of_another_width_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"rows of \(3,\) are expected"):
+        observed().update(torch.zeros(5, 4))
+
+
+class TestStateOfObservations(StatefulContract):
+    def make(self):
+        return _Seen()
+
+    def step(self, part):
+        return part.step()
+
+
+class _Seen(ObservationNormalizer):
+    """Sees other rows in each step; its state is plain."""
+
+    def __init__(self):
+        super().__init__(FEATURES, "cpu")
+
+    def step(self):
+        x, valid = rows(int(self.rows))
+        self.update(x, valid)
+        return self(x)
+
+    def state_dict(self):
+        return dict(super().state_dict())
+
+
+def rollout(seed: int = 0, steps: int = T) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards far from zero, where episodes ended, which rows are valid; NaN stands in the others."""
+    stream = generator(seed, "rollout")
+    reward = torch.randn(steps, N, generator=stream) * 3.0 + 1.0
+    ended = torch.rand(steps, N, generator=stream) < 0.15
+    valid = torch.rand(steps, N, generator=stream) > 0.2
+    return reward.masked_fill(~valid, torch.nan), ended, valid
+
+
+def episodes(reward: Tensor, ended: Tensor, valid: Tensor, running: list[float] | None = None) -> list[float]:
+    """The running returns of all environments, as they are defined: one row after the other."""
+    found = []
+    for n in range(reward.shape[1]):
+        total = 0.0 if running is None else running[n]
+        for t in range(len(reward)):
+            if valid[t, n]:
+                total = GAMMA * total + float(reward[t, n])
+                found.append(total)
+                total = 0.0 if ended[t, n] else total
+        if running is not None:
+            running[n] = total
+    return found
+
+
+def scaled(
+    *calls: tuple[Tensor, Tensor, Tensor | None], clip: float = math.inf
+) -> tuple[RewardNormalizer, list[Tensor]]:
+    it = RewardNormalizer(GAMMA, clip)
+    return it, [it.scale(*call) for call in calls]
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_running_returns() -> None:
+    reward, ended, valid = rollout()
+    _, (result,) = scaled((reward, ended, valid))
+    returns = torch.tensor(episodes(reward, ended, valid), dtype=torch.float64)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result[valid], (reward[valid] / returns.std(correction=0)).float())
+
+
+def test_returns_go_on_from_one_call_to_the_next_and_begin_anew_after_an_end() -> None:
+    running = [0.0] * N
+    first, second = rollout(0), rollout(1)
+    both = [*episodes(*first, running), *episodes(*second, running)]
+    it, results = scaled(first, second)
+    returns = torch.tensor(both, dtype=torch.float64)
+    reward, _, valid = second
+    torch.testing.assert_close(results[1][valid], (reward[valid] / returns.std(correction=0)).float())
+    torch.testing.assert_close(it.state_dict()["running_return"], torch.tensor(running, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cut", [1, T // 2, T - 1])
+def test_parts_of_a_rollout_leave_the_same_as_the_whole(cut: int) -> None:
+    whole, parts = rollout(), ([x[:cut] for x in rollout()], [x[cut:] for x in rollout()])
+    one, two = scaled(whole)[0].state_dict(), scaled(*map(tuple, parts))[0].state_dict()
+    assert torch.equal(one["running_return"], two["running_return"])
+    assert torch.equal(one["rows"], two["rows"])
+    for name in ("mean", "m2"):
+        torch.testing.assert_close(one[name], two[name], rtol=1e-12, atol=0.0)
+
+
+def test_rewards_are_never_shifted() -> None:
+    reward, ended, valid = rollout()
+    _, (result,) = scaled((reward, ended, valid))
+    ratio = (result / reward)[valid]
+    torch.testing.assert_close(ratio, ratio[0].expand_as(ratio))
+    assert torch.equal(result.sign()[valid], reward.sign()[valid])
+
+
+def test_rewards_in_another_unit_become_the_same() -> None:
+    reward, ended, valid = rollout()
+    (_, (one,)), (_, (other,)) = scaled((reward, ended, valid)), scaled((1000.0 * reward, ended, valid))
+    torch.testing.assert_close(one, other)
+
+
+def test_rewards_stay_within_the_clip() -> None:
+    call = rollout()
+    _, (free,) = scaled(call)
+    _, (clipped,) = scaled(call, clip=0.5)
+    assert torch.equal(clipped, free.clamp(-0.5, 0.5))
+    assert (clipped == 0.5).any() and (clipped == -0.5).any()
+
+
+def test_rows_that_are_not_valid_change_nothing_and_become_zero() -> None:
+    reward, ended, valid = rollout()
+    whatever = torch.where(valid, reward, 7.0), ended ^ ~valid, valid
+    (one, (result,)), (other, (same,)) = scaled((reward, ended, valid)), scaled(whatever)
+    assert torch.equal(result, same)
+    assert (result[~valid] == 0.0).all() and result.isfinite().all()
+    assert torch.equal(one.state_dict()["running_return"], other.state_dict()["running_return"])
+    assert torch.equal(one.state_dict()["m2"], other.state_dict()["m2"])
+
+
+def test_without_a_mask_all_rewards_count() -> None:
+    reward, ended, _ = rollout()
+    reward = reward.nan_to_num(2.0)
+    (one, (result,)), (other, (same,)) = scaled((reward, ended, None)), scaled((reward, ended, torch.ones_like(ended)))
+    assert torch.equal(result, same)
+    assert one.state_dict()["rows"] == other.state_dict()["rows"] == T * N
+
+
+def test_after_a_reset_returns_begin_anew_there_and_go_on_elsewhere() -> None:
+    first, second = rollout(0), rollout(1)
+    mask = torch.arange(N) % 2 == 0
+    it, _ = scaled(first)
+    before = it.state_dict()["running_return"].clone()
+    assert (before[mask] != 0.0).any() and (before[~mask] != 0.0).any()
+    it.observe_reset(mask)
+    after = it.state_dict()["running_return"]
+    assert (after[mask] == 0.0).all() and torch.equal(after[~mask], before[~mask])
+    reward, ended, valid = first
+    cut, (_, expected) = scaled((reward, ended | _last_valid(valid, mask), valid), second)
+    torch.testing.assert_close(it.scale(*second), expected)
+    torch.testing.assert_close(it.state_dict()["running_return"], cut.state_dict()["running_return"])
+
+
+def _last_valid(valid: Tensor, mask: Tensor) -> Tensor:
+    """The last valid row of each environment in the mask."""
+    left = valid.flip(0).cumsum(0).flip(0)
+    return valid & (left == 1) & mask
+
+
+def test_a_reset_before_the_first_reward_is_nothing() -> None:
+    it = RewardNormalizer(GAMMA)
+    it.observe_reset(torch.ones(N, dtype=torch.bool))
+    assert torch.equal(it.scale(*rollout()), RewardNormalizer(GAMMA).scale(*rollout()))
+
+
+def test_rewards_that_are_all_zero_stay_zero() -> None:
+    nothing = torch.zeros(T, N)
+    _, (result,) = scaled((nothing, torch.zeros_like(nothing, dtype=torch.bool), None))
+    assert (result == 0.0).all()
+
+
+def test_before_a_valid_reward_the_divisor_is_one() -> None:
+    reward, ended, valid = rollout()
+    it, (result,) = scaled((reward, ended, torch.zeros_like(valid)))
+    assert (result == 0.0).all()
+    assert torch.equal(it.scale(*rollout()), RewardNormalizer(GAMMA, math.inf).scale(*rollout()))
+
+
+def test_the_discount_is_not_rounded() -> None:
+    """In float32 0.9 is off by 3e-8, which a running return would show in its eighth digit."""
+    it, _ = scaled((torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.bool), None))
+    expected = torch.tensor([1.9], dtype=torch.float64)
+    torch.testing.assert_close(it.state_dict()["running_return"], expected, rtol=1e-15, atol=0.0)
+
+
+def test_the_rewards_given_are_left_as_they_are() -> None:
+    given = rollout()
+    kept = [x.clone() for x in given]
+    scaled(given, clip=0.1)
+    for mine, before in zip(given, kept, strict=True):
+        torch.testing.assert_close(mine, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(T, N + 1), (N,), (T, N, 1)])
+def test_rewards_of_other_environments_are_an_error(shape: tuple[int, ...]) -> None:
+    it, _ = scaled(rollout())
+    with pytest.raises(ValueError, match=rf"\(T, N\) are expected, .* after those of {N} environments"):
+        it.scale(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
+
+
+def test_a_state_of_other_environments_is_an_error() -> None:
+    it, _ = scaled(rollout())
+    fewer = {**it.state_dict(), "running_return": torch.zeros(N - 1, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=rf"running_return: the state has \({N - 1},\)"):
+        it.load_state_dict(fewer)
+
+
+def test_a_state_from_before_the_first_reward_is_a_new_beginning() -> None:
+    it, _ = scaled(rollout(), clip=10.0)
+    it.load_state_dict(RewardNormalizer(GAMMA).state_dict())
+    assert torch.equal(it.scale(*rollout(2)), RewardNormalizer(GAMMA).scale(*rollout(2)))
+
+
+class TestStateOfRewards(StatefulContract):
+    steps_before = 2
+
+    def make(self):
+        part = RewardNormalizer(GAMMA)
+        part.scale(*rollout(99, steps=4))
+        return part
+
+    def step(self, part):
+        return part.scale(*rollout(int(part.state_dict()["rows"]), steps=4))
+
+
+class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
+    """Which does not know yet how many environments there are; so any number of them fits."""
+
+    def make(self):
+        return RewardNormalizer(GAMMA)
+
+    def step(self, part):
+        if part.state_dict()["running_return"] is None:
+            return part.scale(*rollout(99, steps=4))
+        return super().step(part)
+
+    def test_a_state_of_the_wrong_shape_is_refused(self):
+        state = super()._stepped().state_dict()
+        with pytest.raises(ValueError, match=r"mean: the state has \(1,\)"):
+            self.make().load_state_dict({**state, "mean": state["mean"][None]})

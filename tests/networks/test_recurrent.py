@@ -1,0 +1,367 @@
+"""Recurrent cores: step by step and as a sequence, whatever is reset in between, and against torch's own.
+
+Shapes: T steps, N environments, I inputs, H features, C numbers of carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rein.networks import recurrent
+from rein.networks.recurrent import GRU, LSTM, Core, MinimalGRU
+from rein.ops.random import generator
+
+Kind = type[LSTM] | type[GRU] | type[MinimalGRU]
+
+CORES = (LSTM, GRU, MinimalGRU)
+N, I, H = 4, 3, 5  # noqa: E741
+LENGTHS = (1, 2, 3, 4, 7, 8, 9, 16, 37)  # around powers of two, where a scan by halves has its edges
+PRECISION = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+Gradients = dict[str, Tensor]
+Run = Callable[[Core, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "numbers"), dtype=torch.float64)
+
+
+def make(kind: Kind, dtype: torch.dtype = torch.float64, inputs: int = I, features: int = H) -> Core:
+    """A core all of whose parameters are drawn, so that none is zero."""
+    core = kind(inputs, features, generator(0, "agent")).to(dtype)
+    with torch.no_grad():
+        for index, parameter in enumerate(core.parameters()):
+            parameter.copy_(numbers(*parameter.shape, seed=index) / features**0.5)
+    return core
+
+
+def resets(steps: int, seed: int = 0) -> Tensor:
+    reset_TN = numbers(steps, N, seed=100 + seed) < -0.8
+    reset_TN[:, 0] = False  # one environment without,
+    reset_TN[:, 1] = True  # one with nothing else,
+    reset_TN[0, 2] = True  # one that begins with it
+    return reset_TN
+
+
+def in_steps(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+    y_TNH = []
+    for x_NI, reset_N in zip(x_TNI, reset_TN, strict=True):
+        y_NH, carry_NC = core.step(x_NI, torch.where(reset_N.unsqueeze(1), 0.0, carry_NC))
+        y_TNH.append(y_NH)
+    return torch.stack(y_TNH), carry_NC
+
+
+def as_sequence(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+    return core.sequence(x_TNI, carry_NC, reset_TN)
+
+
+def learn(run: Run, core: Core, steps: int, reset_TN: Tensor) -> tuple[Tensor, Tensor, Gradients]:
+    """What a run gives, and the gradients of a loss that weighs every number of it differently."""
+    dtype = next(core.parameters()).dtype
+    x_TNI = numbers(steps, N, core.inputs, seed=1).to(dtype).requires_grad_()
+    carry_NC = numbers(N, core.carry_size, seed=2).to(dtype).requires_grad_()
+    y_TNH, last_NC = run(core, x_TNI, carry_NC, reset_TN)
+    weigh = numbers(*y_TNH.shape, seed=3).to(dtype), numbers(*last_NC.shape, seed=4).to(dtype)
+    loss = (y_TNH * weigh[0]).sum() + (last_NC * weigh[1]).sum()
+    wanted = {"x": x_TNI, "carry": carry_NC, **dict(core.named_parameters())}
+    gradients = torch.autograd.grad(loss, list(wanted.values()))
+    return y_TNH.detach(), last_NC.detach(), dict(zip(wanted, gradients, strict=True))
+
+
+def assert_same(result: Any, expected: Any, precision: float) -> None:
+    """Equal, relative to the largest of the numbers that belong together."""
+    if isinstance(expected, dict):
+        assert result.keys() == expected.keys()
+        for name, one in expected.items():
+            assert_same(result[name], one, precision)
+    elif isinstance(expected, tuple):
+        for mine, theirs in zip(result, expected, strict=True):
+            assert_same(mine, theirs, precision)
+    else:
+        assert result.dtype == expected.dtype
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(result / scale, expected / scale, rtol=0.0, atol=precision)
+
+
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize("kind", CORES)
+def test_a_sequence_is_its_steps_in_numbers_and_gradients(kind: Kind, steps: int, dtype: torch.dtype) -> None:
+    core, reset_TN = make(kind, dtype), resets(steps)
+    expected = learn(in_steps, core, steps, reset_TN)
+    assert_same(learn(as_sequence, core, steps, reset_TN), expected, PRECISION[dtype])
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_sequence_is_its_steps_at_the_size_of_a_run(kind: Kind) -> None:
+    core = kind(8, 64, generator(0, "agent"))
+    reset_TN = resets(128)
+    expected = learn(in_steps, core, 128, reset_TN)
+    assert_same(learn(as_sequence, core, 128, reset_TN), expected, 1e-6)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind) -> None:
+    core, reset_TN = make(kind), resets(11)
+
+    def in_pieces(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        first_TNH, carry_NC = core.sequence(x_TNI[:4], carry_NC, reset_TN[:4])
+        second_TNH, carry_NC = core.sequence(x_TNI[4:], carry_NC, reset_TN[4:])
+        return torch.cat([first_TNH, second_TNH]), carry_NC
+
+    assert_same(learn(in_pieces, core, 11, reset_TN), learn(as_sequence, core, 11, reset_TN), 1e-12)
+
+
+@pytest.mark.parametrize("run", [in_steps, as_sequence])
+@pytest.mark.parametrize("kind", CORES)
+def test_gradients_are_those_of_finite_differences(kind: Kind, run: Run) -> None:
+    core, reset_TN = make(kind), resets(6)
+    inputs = numbers(6, N, I, seed=1).requires_grad_(), numbers(N, core.carry_size, seed=2).requires_grad_()
+
+    def outputs(x_TNI: Tensor, carry_NC: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        return run(core, x_TNI, carry_NC, reset_TN)
+
+    assert torch.autograd.gradcheck(outputs, (*inputs, *core.parameters()), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_nothing_crosses_a_reset(kind: Kind) -> None:
+    core = make(kind)
+    x_TNI = numbers(9, N, I, seed=1).requires_grad_()
+    carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
+    reset_TN = torch.zeros(9, N, dtype=torch.bool)
+    reset_TN[5, 1] = True
+    y_TNH, last_NC = core.sequence(x_TNI, carry_NC, reset_TN)
+    of_x_TNI, of_carry_NC = torch.autograd.grad(y_TNH[5:].sum() + last_NC.sum(), (x_TNI, carry_NC))
+    assert (of_x_TNI[:5, 1] == 0).all() and (of_carry_NC[1] == 0).all()
+    assert (of_x_TNI[5:, 1] != 0).all()
+    others = [0, 2, 3]
+    assert (of_x_TNI[:, others] != 0).all() and (of_carry_NC[others] != 0).all()
+
+    anew_TNH, anew_NC = core.sequence(x_TNI[5:], torch.zeros_like(carry_NC), reset_TN[5:])
+    torch.testing.assert_close(y_TNH[5:, 1], anew_TNH[:, 1])
+    torch.testing.assert_close(last_NC[1], anew_NC[1])
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_what_is_remembered_matters_to_the_end(kind: Kind) -> None:
+    core = kind(I, H, generator(0, "agent")).double()
+    x_TNI, reset_TN = numbers(16, N, I, seed=1), torch.zeros(16, N, dtype=torch.bool)
+    carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
+    y_TNH, _ = core.sequence(x_TNI, carry_NC, reset_TN)
+    (of_carry_NC,) = torch.autograd.grad(y_TNH[-1].sum(), carry_NC)
+    assert (of_carry_NC != 0).all()
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_environments_know_nothing_of_each_other(kind: Kind) -> None:
+    core, reset_TN = make(kind), resets(6)
+    x_TNI, carry_NC = numbers(6, N, I, seed=1), numbers(N, core.carry_size, seed=2)
+    y_TNH, last_NC = core.sequence(x_TNI, carry_NC, reset_TN)
+    order = torch.tensor([2, 0, 3, 1])
+    other_TNH, other_NC = core.sequence(x_TNI[:, order], carry_NC[order], reset_TN[:, order])
+    torch.testing.assert_close(other_TNH, y_TNH[:, order])
+    torch.testing.assert_close(other_NC, last_NC[order])
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_arguments_are_left_as_they_were(kind: Kind) -> None:
+    core = make(kind)
+    arguments = numbers(8, N, I, seed=1), numbers(N, core.carry_size, seed=2), resets(8)
+    before = [argument.clone() for argument in arguments]
+    core.sequence(*arguments)
+    core.step(arguments[0][0], arguments[1])
+    for argument, was in zip(arguments, before, strict=True):
+        assert torch.equal(argument, was)
+
+
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+def test_the_lstm_is_torchs(dtype: torch.dtype) -> None:
+    core, theirs = make(LSTM, dtype), nn.LSTMCell(I, H, dtype=dtype)
+    state = core.state_dict()
+    theirs.load_state_dict(
+        {
+            "weight_ih": state["input_weight"],
+            "weight_hh": state["hidden_weight"],
+            "bias_ih": state["bias"],
+            "bias_hh": torch.zeros(4 * H),
+        }
+    )
+
+    def by_torch(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        h_NH, c_NH = carry_NC.split(H, 1)
+        y_TNH = []
+        for x_NI in x_TNI:
+            h_NH, c_NH = theirs(x_NI, (h_NH, c_NH))
+            y_TNH.append(h_NH)
+        return torch.stack(y_TNH), torch.cat([h_NH, c_NH], 1)
+
+    assert_equal_without_resets(core, by_torch, PRECISION[dtype])
+
+
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+def test_the_gru_is_torchs(dtype: torch.dtype) -> None:
+    core, theirs = make(GRU, dtype), nn.GRUCell(I, H, dtype=dtype)
+    state = core.state_dict()
+    theirs.load_state_dict(
+        {
+            "weight_ih": state["input_weight"],
+            "weight_hh": state["hidden_weight"],
+            "bias_ih": state["bias"],
+            "bias_hh": torch.cat([torch.zeros(2 * H), state["hidden_bias"]]),
+        }
+    )
+
+    def by_torch(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        y_TNH = []
+        for x_NI in x_TNI:
+            carry_NC = theirs(x_NI, carry_NC)
+            y_TNH.append(carry_NC)
+        return torch.stack(y_TNH), carry_NC
+
+    assert_equal_without_resets(core, by_torch, PRECISION[dtype])
+
+
+def assert_equal_without_resets(core: Core, run: Run, precision: float) -> None:
+    dtype, results = next(core.parameters()).dtype, []
+    x_TNI = numbers(7, N, I, seed=1).to(dtype).requires_grad_()
+    carry_NC = numbers(N, core.carry_size, seed=2).to(dtype).requires_grad_()
+    for one in (run, as_sequence):
+        y_TNH, last_NC = one(core, x_TNI, carry_NC, torch.zeros(7, N, dtype=torch.bool))
+        gradients = torch.autograd.grad(y_TNH.square().sum() + last_NC.sum(), (x_TNI, carry_NC))
+        results.append((y_TNH.detach(), last_NC.detach(), *gradients))
+    assert_same(results[1], results[0], precision)
+
+
+def test_the_minimal_gru_goes_from_its_carry_towards_what_is_new() -> None:
+    core = make(MinimalGRU)
+    x_NI, carry_NH = numbers(N, I, seed=1), numbers(N, H, seed=2)
+    weight_z, weight_n = core.get_parameter("weight").split(H)
+    bias_z, bias_n = core.get_parameter("bias").split(H)
+    z_NH = torch.sigmoid(x_NI @ weight_z.T + bias_z)
+    expected_NH = (1 - z_NH) * carry_NH + z_NH * (x_NI @ weight_n.T + bias_n)
+    y_NH, next_NH = core.step(x_NI, carry_NH)
+    torch.testing.assert_close(y_NH, expected_NH)
+    torch.testing.assert_close(next_NH, expected_NH)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 64, 100])
+def test_the_scan_is_the_recurrence_and_so_is_its_gradient(steps: int) -> None:
+    keep_TNH = numbers(steps, N, H, seed=1).sigmoid().requires_grad_()
+    new_TNH, carry_NH = numbers(steps, N, H, seed=2).requires_grad_(), numbers(N, H, seed=3).requires_grad_()
+    weigh_TNH = numbers(steps, N, H, seed=4)
+
+    def in_turn(keep_TNH: Tensor, new_TNH: Tensor, h_NH: Tensor) -> Tensor:
+        h_TNH = []
+        for keep_NH, new_NH in zip(keep_TNH, new_TNH, strict=True):
+            h_NH = keep_NH * h_NH + new_NH
+            h_TNH.append(h_NH)
+        return torch.stack(h_TNH)
+
+    results = []
+    for run in (in_turn, recurrent.linear_recurrence):
+        h_TNH = run(keep_TNH, new_TNH, carry_NH)
+        gradients = torch.autograd.grad((h_TNH * weigh_TNH).sum(), (keep_TNH, new_TNH, carry_NH))
+        results.append((h_TNH.detach(), *gradients))
+    assert_same(results[1], results[0], 1e-12)
+
+
+def test_the_scan_leaves_its_arguments_as_they_were() -> None:
+    arguments = numbers(8, N, H, seed=1).sigmoid(), numbers(8, N, H, seed=2), numbers(N, H, seed=3)
+    before = [argument.clone() for argument in arguments]
+    recurrent.linear_recurrence(*arguments)
+    for argument, was in zip(arguments, before, strict=True):
+        assert torch.equal(argument, was)
+
+
+@pytest.mark.parametrize("steps", [16, 64, 256])
+def test_the_scan_takes_fewer_operations_than_there_are_steps(steps: int) -> None:
+    keep_TNH, new_TNH = numbers(steps, 1, 1).sigmoid(), numbers(steps, 1, 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        recurrent.linear_recurrence(keep_TNH, new_TNH, keep_TNH[0])
+    operations = sum(event.count for event in profile.key_averages() if event.key in ("aten::addcmul_", "aten::mul_"))
+    assert operations <= 3 * (steps.bit_length() - 1) + 1
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_each_gate_begins_orthogonal(kind: Kind) -> None:
+    core = kind(H, H, generator(0, "agent"))
+    for name, parameter in core.named_parameters():
+        if name.endswith("weight"):
+            for gate_HH in parameter.split(H):
+                torch.testing.assert_close(gate_HH @ gate_HH.T, torch.eye(H), rtol=0.0, atol=1e-5)
+
+
+def test_an_lstm_begins_by_remembering() -> None:
+    core = LSTM(I, H, generator(0, "agent"))
+    input_gate, forget_gate, new, output_gate = core.bias.split(H)
+    assert (forget_gate == 1).all()
+    assert not torch.cat([input_gate, new, output_gate]).any()
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_parameters_come_from_the_generator_and_from_nowhere_else(kind: Kind) -> None:
+    before = torch.get_rng_state()
+    one, same, other = (kind(I, H, generator(seed, "agent")) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, same.get_parameter(name))
+        assert torch.equal(parameter, other.get_parameter(name)) == (not name.endswith("weight"))
+    weights = [parameter for name, parameter in one.named_parameters() if name.endswith("weight")]
+    gates = [gate for weight in weights for gate in weight.split(H)]
+    assert not any(torch.equal(a, b) for i, a in enumerate(gates) for b in gates[:i])
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_shapes_are_what_the_core_says(kind: Kind) -> None:
+    core = kind(I, H, generator(0, "agent"))
+    assert core.features == H
+    y_NH, carry_NC = core.step(torch.zeros(N, I), torch.zeros(N, core.carry_size))
+    y_TNH, last_NC = core.sequence(torch.zeros(2, N, I), carry_NC, torch.zeros(2, N, dtype=torch.bool))
+    assert y_NH.shape == (N, H) and y_TNH.shape == (2, N, H)
+    assert carry_NC.shape == last_NC.shape == (N, core.carry_size)
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_what_does_not_fit_is_refused_and_what_fits_is_said(kind: Kind) -> None:
+    core = kind(I, H, generator(0, "agent"))
+    carry_NC, reset_TN = torch.zeros(N, core.carry_size), torch.zeros(2, N, dtype=torch.bool)
+    for call in (
+        lambda: core.step(torch.zeros(N, I + 1), carry_NC),
+        lambda: core.sequence(torch.zeros(2, N, I + 1), carry_NC, reset_TN),
+    ):
+        with pytest.raises(ValueError, match=f"{kind.__name__} was built for {I} inputs"):
+            call()
+    for wrong in (torch.zeros(N, core.carry_size + 1), torch.zeros(1, core.carry_size)):
+        with pytest.raises(ValueError, match=rf"is \({N}, {core.carry_size}\) here"):
+            core.step(torch.zeros(N, I), wrong)
+        with pytest.raises(ValueError, match=rf"is \({N}, {core.carry_size}\) here"):
+            core.sequence(torch.zeros(2, N, I), wrong, reset_TN)
+    with pytest.raises(ValueError, match=rf"\(2, {N}\), not \(2, 1\)"):
+        core.sequence(torch.zeros(2, N, I), carry_NC, reset_TN[:, :1])
+
+
+def test_a_core_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
+)  # by torch
+@pytest.mark.parametrize("run", [in_steps, as_sequence])
+@pytest.mark.parametrize("kind", CORES)
+def test_a_core_is_one_graph(kind: Kind, run: Run) -> None:
+    torch.compiler.reset()  # what other cores were compiled to counts towards a limit
+    core, reset_TN = make(kind), resets(3)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(_: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        return run(core, x_TNI, carry_NC, reset_TN)
+
+    assert_same(learn(compiled, core, 3, reset_TN), learn(run, core, 3, reset_TN), 1e-12)
