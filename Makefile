@@ -9,17 +9,18 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow bench clean
+.PHONY: help demo test test-slow test-faults bench clean
 
 help:
-	@echo 'make demo       train on Taxi-v4 and say where the trajectories are'
+	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
 	@echo 'make test       lint, format and type check, and all tests but the slow ones'
 	@echo 'make test-slow  the slow tests'
+	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: about 15 minutes on two cores'
 	@echo 'make bench      the benchmarks, side by side with the peers'
 	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
 
 demo: .venv/installed
-	$(BIN)/rein train taxi
+	$(BIN)/rein train cartpole
 
 test: .venv/installed-test .venv/installed-lint
 	$(BIN)/ruff check
@@ -29,6 +30,9 @@ test: .venv/installed-test .venv/installed-lint
 
 test-slow: .venv/installed-test
 	$(PYTEST) -m slow
+
+test-faults: .venv/installed-test
+	REIN_FAULTS=1 $(PYTEST) --maxprocesses 2 --timeout 3600 -rP tests/faults
 
 bench: .venv/installed-bench
 	set -e; for benchmark in tests/benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$benchmark; done

@@ -5,6 +5,7 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 import torch
@@ -16,8 +17,9 @@ from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
 from rein.learning.options import OnPolicyOptions, as_json, at_least_one
 from rein.learning.policy_loss import Batch, Coefficients
+from rein.learning.segments import Segments, Sequences, Trace
 from rein.ops.indices import minibatches as cut
-from rein.ops.returns import gae
+from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import standardize
 from rein.schedules import Schedule, as_schedule
 
@@ -40,6 +42,9 @@ class PPO(OnPolicyAgent):
         value_clip: how far the value may move from what it was, in its own units; None for as far as it wants.
         target_kl: end the round after a pass whose mean approx_kl was larger; None for never.
         normalize_advantage: standardize advantages within each minibatch.
+        reward_smoothing: how much of the next reward, already smooth, is added to each before anything is learned from
+            it, from nothing (0) to all (1); see `rein.ops.returns.smooth_rewards`.
+        segments: learn from whole sequences of environments, drawn by their advantages, instead of from shuffled rows.
         options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`: learning_rate, gamma,
             rollout_steps, hidden, core, seed, device and others.
     """
@@ -56,6 +61,8 @@ class PPO(OnPolicyAgent):
         value_clip: float | None = None,
         target_kl: float | None = None,
         normalize_advantage: bool = True,
+        reward_smoothing: float = 0.0,
+        segments: Segments | None = None,
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
@@ -65,25 +72,35 @@ class PPO(OnPolicyAgent):
             at_least_one(self, "minibatches", minibatches),
         )
         self.value_clip, self.target_kl, self.normalize_advantage = value_clip, target_kl, normalize_advantage
+        if not 0.0 <= reward_smoothing <= 1.0:
+            raise ValueError(f"PPO(reward_smoothing={reward_smoothing}): give a number from 0 (off) to 1")
+        self.reward_smoothing, self.segments = reward_smoothing, segments
 
     @property
     def config(self) -> dict[str, Any]:
         """What it was built with, as JSON."""
         names = ("gae_lambda", "epochs", "minibatches", "clip", "value_clip", "target_kl", "normalize_advantage")
-        return {**super().config, **{name: as_json(getattr(self, name)) for name in names}}
+        own = (*names, "reward_smoothing", "segments")
+        return {**super().config, **{name: as_json(getattr(self, name)) for name in own}}
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]
         value_TN, valid_TN = rollout["value"], self.valid()
         settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
-        advantage_TN = gae(self.rewards(), *ends, value_TN, self.next_values(value_TN), valid_TN, **settings)
+        reward_TN, next_value_TN = self.rewards(), self.next_values(value_TN)
+        if self.reward_smoothing:
+            reward_TN = smooth_rewards(reward_TN, *ends, valid_TN, decay=self.reward_smoothing)
+        advantage_TN = gae(reward_TN, *ends, value_TN, next_value_TN, valid_TN, **settings)
         batch = self.batch(advantage_TN, advantage_TN + value_TN, valid_TN)
+        sequences = None
+        if self.segments is not None:
+            trace = Trace(reward_TN, *ends, next_value_TN, valid_TN)
+            sequences = Sequences(self.segments, self.networks, batch, trace, **settings)
         seen: list[dict[str, Tensor]] = []
-        for _ in range(self.epochs):
-            one_pass = self._pass(batch, self._coefficients())
-            seen += one_pass
+        for last in range(self.epochs - 1, -1, -1):
+            seen = self._pass(batch, sequences, report=not last or self.target_kl is not None)
             if self.target_kl is not None:
-                approx_kl = torch.stack([metrics["approx_kl"] for metrics in one_pass]).mean()
+                approx_kl = torch.stack([metrics["approx_kl"] for metrics in seen]).mean()
                 if float(approx_kl) > self.target_kl:  # the one host round trip of a pass, for those who ask for it
                     break
         return mean_metrics(seen, batch)
@@ -92,16 +109,24 @@ class PPO(OnPolicyAgent):
         weights = self._options["value_coefficient"], self.entropy_coefficient(**self.counts)
         return Coefficients(self.clip(**self.counts), *weights, self.value_clip)
 
-    def _pass(self, batch: Batch, coefficients: Coefficients) -> list[dict[str, Tensor]]:
+    def _pass(self, batch: Batch, sequences: Sequences | None, report: bool) -> list[dict[str, Tensor]]:
+        """One update for each minibatch; the metrics of each."""
+        coefficients, seen, parts = self._coefficients(), [], self._shuffled(batch)
+        if sequences is not None:
+            parts = sequences.minibatches(self.minibatches, self._generator, self.counts)
+        for part, weight in parts:
+            if self.normalize_advantage:
+                part = part._replace(advantage=standardize(part.advantage, part.valid))
+            if weight is not None:
+                part = part._replace(advantage=part.advantage * weight)
+            seen.append(self._learner.step(part, coefficients, report=report))
+            self.updates += 1
+        return seen
+
+    def _shuffled(self, batch: Batch) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Minibatches of all rows, or sequences, in random order."""
         order_MB = cut(batch.size, self.minibatches, self._generator)
         shuffled = batch.rows(order_MB.flatten())  # one gather for a pass: minibatches are slices of it
         size = order_MB.shape[1]
-        return [
-            self._update(shuffled.rows(slice(m * size, (m + 1) * size)), coefficients) for m in range(self.minibatches)
-        ]
-
-    def _update(self, batch: Batch, coefficients: Coefficients) -> dict[str, Tensor]:
-        if self.normalize_advantage:
-            batch = batch._replace(advantage=standardize(batch.advantage, batch.valid))
-        self.updates += 1
-        return self._learner.step(batch, coefficients)
+        for start in range(0, self.minibatches * size, size):
+            yield shuffled.rows(slice(start, start + size)), None

@@ -7,19 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rein.learning.policy_loss import Batch, Coefficients
 from rein.learning.update import Guard, OptimizerFactory, apply_gradients, load_plain_state, plain_state
-from rein.networks.actor_critic import ActorCritic
 from rein.ops.statistics import explained_variance
+from rein.ops.trees import map_tree
 
-Loss = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients)
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
+Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
 
 CACHE_ROWS = 2048  # whose activations in networks of 64 features stay in the cache of a core
+
+
+class Batch(Protocol):
+    """What is learned from: a `NamedTuple` of columns, of which a learner knows these."""
+
+    @property
+    def value(self) -> Tensor:
+        """(M,) of the observations, when they were seen; (T, N) of whole sequences."""
+        ...
+
+    @property
+    def target(self) -> Tensor:
+        """What the value is to become; of its shape."""
+        ...
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which of them count; None for all."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many rows, or sequences, there are to choose from."""
+        ...
+
+    def rows(self, index: Any) -> Any:
+        """Some of the rows, or of the sequences."""
+        ...
 
 
 class Learner:
@@ -32,7 +60,7 @@ class Learner:
 
     def __init__(
         self,
-        networks: ActorCritic,
+        networks: nn.Module,
         loss: Loss,
         optimizer: OptimizerFactory,
         *,
@@ -42,8 +70,13 @@ class Learner:
         threads: int = 1,
         compile: bool = False,
         precision: str = "float32",
+        closed_form: Gradient | None = None,
     ) -> None:
-        """`micro_batch=None` chooses: 2,048 rows on the host, all of them elsewhere."""
+        """`micro_batch=None` chooses: 2,048 rows on the host, all of them elsewhere.
+
+        `closed_form` is the loss's gradient, written out; where it returns None, and in half precision, the loss is
+        differentiated.
+        """
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
         for name, count in (("micro_batch", micro_batch), ("threads", threads)):
@@ -56,36 +89,43 @@ class Learner:
         self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
         self._compiled, self._bfloat16 = compile, precision == "bfloat16"
         self._loss = torch.compile(loss, dynamic=False) if compile else loss
+        self._closed_form = None if self._bfloat16 else closed_form
+        if compile and self._closed_form is not None:
+            self._closed_form = torch.compile(self._closed_form, dynamic=False)
         self._pool = _pool(threads) if threads > 1 else None
 
-    def step(self, batch: Batch, coefficients: Coefficients) -> dict[str, Tensor]:
-        """One step of the optimizer; the loss's metrics and `grad_norm`."""
+    def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
+        """One step of the optimizer; `grad_norm` and, to `report`, the loss's metrics."""
+        report = report or self._compiled or self.guard is not None  # one program; and a guard is told of everything
         if self._compiled:  # tensors, so that a schedule does not compile anew
-            numbers = (c if c is None else torch.tensor(c, device=self._device) for c in coefficients[:3])
-            coefficients = Coefficients(*numbers, coefficients.value_clip)  # type: ignore[arg-type]
+            coefficients = map_tree(self._tensor, coefficients)
         parts = self._parts(batch)
         if len(parts) == 1:
-            gradients, metrics = self._gradients(batch, coefficients)
+            gradients, metrics = self._gradients(batch, coefficients, report)
         else:
-            gradients, metrics = self._accumulate(parts, coefficients, batch.valid)
+            gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         norm = apply_gradients(self.optimizer, metrics, max_grad_norm=self.max_grad_norm, guard=self.guard)
         return {**metrics, "grad_norm": norm}
 
+    def _tensor(self, number: float) -> float | Tensor:
+        """What is 0 is left out of the program."""
+        return torch.tensor(number, device=self._device) if number else number
+
     def _parts(self, batch: Batch) -> list[Batch]:
-        steps = 1 if batch.reset is None else len(batch.reset)
+        steps = batch.value.numel() // batch.size  # 1 where it consists of rows
         size = batch.size if self._rows is None else max(1, self._rows // steps)
         return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
 
     def _accumulate(
-        self, parts: list[Batch], coefficients: Coefficients, valid: Tensor | None
+        self, parts: list[Batch], coefficients: Any, valid: Tensor | None, report: bool
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         rows = sum(part.value.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
 
         def of_part(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
             share = (part.value.numel() if part.valid is None else part.valid.sum()) / rows
-            return self._gradients(part, coefficients, share)
+            return self._gradients(part, coefficients, report, share)
 
         gradients: list[Tensor | None] = []
         metrics: dict[str, Tensor] = {}
@@ -95,11 +135,15 @@ class Learner:
         return gradients, metrics
 
     def _gradients(
-        self, batch: Batch, coefficients: Coefficients, share: float | Tensor | None = None
+        self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """By parameter, of the loss or a share of it; and the metrics, or so much of them."""
+        if self._closed_form is not None:
+            found = self._closed_form(self.networks, batch, coefficients, share, report=report)
+            if found is not None:
+                return found
         with torch.enable_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            loss, metrics = self._loss(self.networks, batch, coefficients)
+            loss, metrics = self._loss(self.networks, batch, coefficients, report=report)
         if share is not None:
             loss, metrics = loss * share, {name: value * share for name, value in metrics.items()}
         return list(torch.autograd.grad(loss, self._parameters, allow_unused=True)), metrics

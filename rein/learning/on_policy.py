@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
+from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.learner import Learner
 from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one
 from rein.learning.policy import NetworkPolicy
@@ -24,6 +25,7 @@ from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
 from rein.ops.random import generator, restore
+from rein.ops.trees import to_device
 from rein.schedules import as_schedule
 from rein.types import Transition, Tree
 
@@ -57,6 +59,7 @@ class OnPolicyAgent(abc.ABC):
         shape = {name: options[name] for name in SHAPE}
         self.networks = ActorCritic(self.observation_space, self.action_space, drawn, **shape)
         how = {name: options[name] for name in HOW}
+        how["closed_form"] = closed_form_gradient if has_closed_form(self.networks) else None
         self._learner = Learner(self.networks, policy_loss, options["optimizer"] or default_optimizer, **how)
         self._looked = False  # whether the networks have seen the observation of the step that is being taken
         self._carry: Tensor | None = None  # (N, C) before that step
@@ -133,7 +136,8 @@ class OnPolicyAgent(abc.ABC):
         with torch.no_grad():
             distribution, value_N = self._look(transition.observation)
             sample = self.networks.policy_head.from_action(distribution, transition.action)
-            return _extras(distribution, value_N, sample, transition.action)
+            action = self.networks.policy_head.to_action(distribution, sample)  # so that it is kept where ours would be
+            return _extras(distribution, value_N, sample, action)
 
     def _forget(self, mask_N: Tensor, carry_NC: Tensor) -> None:
         """Go on from this carry, and from the beginning in the environments of the mask."""
@@ -224,15 +228,18 @@ class OnPolicyAgent(abc.ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
+        rewards = state["rewards"]
+        if (rewards is None) != (self._reward_normalizer is None):
+            raise ValueError(f"normalize_reward is {rewards is not None} in the state, and the opposite here")
         self.networks.load_state_dict(state["networks"])
         self._learner.load_state_dict(state["optimizer"])
         restore(self._generator, state["generator"])
-        self._rollout.load_state_dict(state["rollout"])
+        self._rollout.load_state_dict(to_device(state["rollout"], self.device))
         for name in _CARRIES:
             value = state["carry"][name]
-            setattr(self, name, None if value is None else value.clone())
-        rewards = state["rewards"]
+            setattr(self, name, None if value is None else value.to(self.device, copy=True))
+        self._looked, self._next_carry = False, None  # at what was here before
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from rein.learning.segments import Segments
 from rein.learning.update import Guard, OptimizerFactory
 from rein.networks.actor_critic import CoreFactory
 from rein.schedules import Schedule
@@ -26,8 +27,9 @@ class OnPolicyOptions(TypedDict, total=False):
     activation: str  # "tanh", "relu", "silu" or "gelu"
     shared: bool  # whether actor and critic look through one network
     core: CoreFactory | None  # recurrent part after the hidden layers: functools.partial(LSTM, features=64)
-    squash: bool  # squash continuous actions into their bounds instead of clipping them
+    squash: bool | str  # squash continuous actions into their bounds instead of clipping them; "ball": by their length
     log_std: float  # what the logarithm of a continuous action's standard deviation begins with
+    state_dependent_std: bool  # whether that deviation is an output of the network, or else a parameter beside it
     normalize_observation: bool  # by the mean and deviation of all observations so far
     normalize_reward: bool  # divide rewards by the deviation of their discounted sum so far
     optimizer: OptimizerFactory | None  # functools.partial(torch.optim.RMSprop, alpha=0.99); Adam by default
@@ -41,7 +43,7 @@ class OnPolicyOptions(TypedDict, total=False):
 
 
 # which of them make the networks, and which say how a step of the optimizer is made
-SHAPE = ("hidden", "activation", "shared", "core", "normalize_observation", "squash", "log_std")
+SHAPE = ("hidden", "activation", "shared", "core", "normalize_observation", "squash", "log_std", "state_dependent_std")
 HOW = ("max_grad_norm", "guard", "micro_batch", "threads", "compile", "precision")
 DEFAULTS: OnPolicyOptions = {
     "learning_rate": 3e-4,
@@ -56,6 +58,7 @@ DEFAULTS: OnPolicyOptions = {
     "core": None,
     "squash": False,
     "log_std": 0.0,
+    "state_dependent_std": False,
     "normalize_observation": False,
     "normalize_reward": False,
     "optimizer": None,
@@ -78,7 +81,7 @@ def at_least_one(agent: object, name: str, count: int) -> int:
 
 def as_json(option: Any) -> Any:
     """An option as it is written down: schedules by their config, functions by their names."""
-    if isinstance(option, Schedule):
+    if isinstance(option, Schedule | Segments):
         return option.config
     if isinstance(option, functools.partial):
         return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}

@@ -48,7 +48,9 @@ class NetworkPolicy:
         return {"generator": None if self._generator is None else self._generator.get_state(), "carry": self._carry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self._carry = None if state["carry"] is None else state["carry"].clone()
+        """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
+        if (state["generator"] is None) != (self._generator is None):
+            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+        self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
         if self._generator is not None:
             restore(self._generator, state["generator"])

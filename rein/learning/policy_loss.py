@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from rein.networks.actor_critic import ActorCritic
+from rein.ops.distributions import Distribution
 from rein.ops.losses import clipped_surrogate, clipped_value_loss
 from rein.ops.statistics import masked_mean
 
-METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio")
+METRICS = ("policy_loss", "value_loss", "entropy", "ratio", "approx_kl", "clip_fraction")
 
 
 class Batch(NamedTuple):
@@ -48,13 +49,15 @@ class Coefficients(NamedTuple):
     """What weighs the parts of the loss."""
 
     clip: float | Tensor | None  # of the ratio; None for the plain policy gradient
-    value: float
+    value: float | Tensor
     entropy: float | Tensor
-    value_clip: float | None = None
+    value_clip: float | Tensor | None = None
 
 
-def policy_loss(networks: ActorCritic, batch: Batch, coefficients: Coefficients) -> tuple[Tensor, dict[str, Tensor]]:
-    """Surrogate, value and entropy in one number, and what is worth knowing of them. Without side effects.
+def policy_loss(
+    networks: ActorCritic, batch: Batch, coefficients: Coefficients, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Surrogate, value and entropy in one number, and, to `report`, what is worth knowing of them. No side effects.
 
         loss = surrogate + c_value * value loss - c_entropy * entropy
 
@@ -64,22 +67,40 @@ def policy_loss(networks: ActorCritic, batch: Batch, coefficients: Coefficients)
     """
     distribution, value_M = networks.look(batch.features, batch.carry, batch.reset)
     log_prob_M = distribution.log_prob(batch.sample)
-    clip, weight = coefficients.clip, coefficients.entropy
-    surrogate = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, 0.0 if clip is None else clip)
-    surrogate_M = surrogate.loss if clip is not None else -batch.advantage * log_prob_M
-    if coefficients.value_clip is None:
-        value_loss_M = 0.5 * (value_M - batch.target).square()
+    surrogate_M, value_loss_M = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
+    if isinstance(coefficients.value, Tensor):  # which as alpha would have to be read by the host
+        loss_M = torch.addcmul(surrogate_M, value_loss_M, coefficients.value)
     else:
-        value_loss_M = clipped_value_loss(value_M, batch.value, batch.target, coefficients.value_clip)
-    learns_entropy = isinstance(weight, Tensor) or weight != 0.0
-    with torch.set_grad_enabled(learns_entropy and torch.is_grad_enabled()):
-        entropy_M = distribution.entropy()
-    loss_M = torch.add(surrogate_M, value_loss_M, alpha=coefficients.value)
-    loss_M = loss_M - weight * entropy_M if learns_entropy else loss_M
-    with torch.no_grad():  # all means in one operation
-        rows = (surrogate_M, value_loss_M, entropy_M, surrogate.approx_kl, surrogate.clipped, surrogate.ratio)
-        means = _means(torch.stack([row.float() for row in rows]), batch.valid)
-    return masked_mean(loss_M, batch.valid), dict(zip(METRICS, means.unbind(), strict=True))
+        loss_M = torch.add(surrogate_M, value_loss_M, alpha=coefficients.value)
+    if isinstance(coefficients.entropy, Tensor) or coefficients.entropy != 0.0:
+        loss_M = loss_M - coefficients.entropy * distribution.entropy()
+    metrics = report_metrics(distribution, log_prob_M, value_M, batch, coefficients) if report else {}
+    return masked_mean(loss_M, batch.valid), metrics
+
+
+@torch.no_grad()
+def report_metrics(
+    distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
+) -> dict[str, Tensor]:
+    """The parts of the loss and how far the policy has moved, each a mean over the rows that count."""
+    clip = 0.0 if coefficients.clip is None else coefficients.clip
+    moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
+    losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
+    rows = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
+    stacked_KM = torch.stack([row.float() for row in rows])  # for one mean instead of six
+    return dict(zip(METRICS, _means(stacked_KM, batch.valid).unbind(), strict=True))
+
+
+def _surrogate(log_prob_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:
+    if coefficients.clip is None:
+        return -batch.advantage * log_prob_M
+    return clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, coefficients.clip).loss
+
+
+def _value_loss(value_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:
+    if coefficients.value_clip is None:
+        return (value_M - batch.target).square().mul(0.5)
+    return clipped_value_loss(value_M, batch.value, batch.target, coefficients.value_clip)
 
 
 def _select(column: Tensor, index_M: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rein.learning.adam import Adam
 from rein.ops.statistics import clip_global_norm_, global_norm
+from rein.ops.trees import map_tree
 
 Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradients) -> whether to take the step
 
@@ -89,5 +90,9 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
         for group, own in zip(state["param_groups"], mine, strict=True)
     ]
-    kept = {int(index): dict(value) for index, value in state["state"].items()}
+    kept = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}  # torch keeps some
     optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

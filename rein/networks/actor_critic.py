@@ -44,10 +44,14 @@ class ActorCritic(nn.Module):
         shared: bool = False,
         core: CoreFactory | None = None,
         normalize_observation: bool = False,
-        squash: bool = False,
+        squash: bool | str = False,
         log_std: float = 0.0,
+        state_dependent_std: bool = False,
     ) -> None:
-        """`squash` and `log_std` are for continuous actions; everything is drawn under `generator`, on its device."""
+        """`squash`, `log_std` and `state_dependent_std` are for continuous actions, see `action_head`.
+
+        Everything is drawn under `generator`, on its device.
+        """
         super().__init__()
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
         self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None  # type: ignore[arg-type]
@@ -58,7 +62,8 @@ class ActorCritic(nn.Module):
         if core is not None:
             self.cores.extend(core(inputs=self.hidden.features, generator=generator) for _ in range(members))
         features = self.cores[0].features if core is not None else self.hidden.features
-        self.policy_head = action_head(features, action_space, generator, squash=squash, log_std=log_std)  # type: ignore[arg-type]
+        std = {"log_std": log_std, "state_dependent_std": state_dependent_std}
+        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]
         self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]
 
     @property

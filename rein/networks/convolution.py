@@ -90,10 +90,17 @@ def _check_layers(layers: Sequence[tuple[int, int, int]], size: Sequence[int]) -
         )
 
 
+class _Convolution(nn.Conv2d):
+    """Left as it was allocated: torch would draw from the global generator."""
+
+    def reset_parameters(self) -> None:
+        """Not here: see `_orthogonal_convolution`."""
+
+
 def _orthogonal_convolution(
     inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator
 ) -> nn.Conv2d:
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, device="meta").to_empty(device=generator.device)
+    layer = _Convolution(inputs, outputs, kernel, stride, device=generator.device)
     nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
     def __init__(self, space: spaces.Space[Any], device: torch.device, *, normalize: bool = False) -> None:
         """Raises ValueError where an image is to be normalized."""
         super().__init__()
-        self.image = Convolution.is_image(space) and sorted(space.shape)[1] >= SMALLEST_IMAGE  # type: ignore[arg-type]
+        self.image = Convolution.is_image(space) and min(_size(space.shape)) >= SMALLEST_IMAGE  # type: ignore[arg-type]
         if self.image and normalize:
             raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
         self._flatten = None if self.image else Flatten(space, device)
@@ -49,3 +49,8 @@ class Encoder(nn.Module):
         """Take these observations into the statistics, if there are any."""
         if self.normalizer is not None and self._flatten is not None:
             self.normalizer.update(self._flatten(observation), valid_N)
+
+
+def _size(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of an image, as `Convolution` reads its shape."""
+    return shape[:2] if shape[2] < shape[0] else shape[1:]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
-from rein.ops.distributions import Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
+from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 
 
 class DiscreteHead(nn.Module):
@@ -33,7 +33,10 @@ class DiscreteHead(nn.Module):
 
     def forward(self, features_BH: Tensor) -> Distribution:
         """Categorical, or MultiDiscrete."""
-        logits = self.linear(features_BH)
+        return self.distribution(self.linear(features_BH))
+
+    def distribution(self, logits: Tensor) -> Distribution:
+        """That of what `linear` puts out."""
         return Categorical.from_logits(logits) if self.single else MultiDiscrete.from_logits(logits, self.sizes)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
@@ -46,26 +49,48 @@ class DiscreteHead(nn.Module):
 
 
 class ContinuousHead(nn.Module):
-    """Mean of a Gaussian over a Box, whose log standard deviation does not depend on the observation."""
+    """A Gaussian over a Box: its mean, and of its standard deviation the logarithm, free or of the observation too."""
+
+    low: Tensor
+    high: Tensor
 
     def __init__(
-        self, features: int, space: spaces.Box, gain: float, squash: bool, log_std: float, generator: torch.Generator
+        self,
+        features: int,
+        space: spaces.Box,
+        generator: torch.Generator,
+        *,
+        gain: float,
+        squash: bool | str,
+        log_std: float,
+        state_dependent_std: bool,
     ) -> None:
         super().__init__()
         if len(space.shape) != 1:
             raise ValueError(f"the action space is {space}; a continuous action is a vector: flatten it")
-        if squash and not np.isfinite([space.low, space.high]).all():
-            raise ValueError(f"squash=True needs an action space with finite bounds, not {space}")
-        self.squash = squash
-        self.linear = orthogonal_linear(features, space.shape[0], gain, generator)
-        self.log_std = nn.Parameter(torch.full((space.shape[0],), log_std, device=generator.device))
+        _check_squash(squash, space)
+        self.squash, self.state_dependent_std = squash, state_dependent_std
+        actions, device = space.shape[0], generator.device
+        self.linear = orthogonal_linear(features, actions * (1 + state_dependent_std), gain, generator)
+        if state_dependent_std:
+            with torch.no_grad():
+                self.linear.bias[actions:] = log_std
+        else:
+            self.log_std = nn.Parameter(torch.full((actions,), log_std, device=device))
         for name, bound in (("low", space.low), ("high", space.high)):
-            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=generator.device), False)
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device), False)
 
     def forward(self, features_BH: Tensor) -> Distribution:
-        """Normal, clipped to the bounds, or SquashedNormal."""
+        """Normal, clipped to the bounds, SquashedNormal, or BallNormal."""
+        return self.distribution(self.linear(features_BH))
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """That of what `linear` puts out."""
+        mean, log_std = output.chunk(2, -1) if self.state_dependent_std else (output, self.log_std)
+        if self.squash == "ball":
+            return BallNormal(mean, log_std, self.high[0])
         kind = SquashedNormal if self.squash else Normal
-        return kind(self.linear(features_BH), self.log_std, self.low, self.high)  # type: ignore[arg-type]
+        return kind(mean, log_std, self.low, self.high)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
         """The action that a sample stands for, within the bounds."""
@@ -82,16 +107,31 @@ def action_head(
     generator: torch.Generator,
     *,
     gain: float = 0.01,
-    squash: bool = False,
+    squash: bool | str = False,
     log_std: float = 0.0,
+    state_dependent_std: bool = False,
 ) -> DiscreteHead | ContinuousHead:
     """The head for an action space: Discrete, MultiDiscrete or a Box of one dimension.
 
+    A Gaussian's samples are clipped to the Box, or with `squash` mapped into it: with "ball" into the ball within it,
+    whose radius is the bound that all its sides share. Its log standard deviation begins at `log_std`, and is a
+    parameter, or with `state_dependent_std` a second output of the network.
+
     A small `gain` begins with nearly equal probabilities (Andrychowicz et al. 2021, "What matters for on-policy deep
-    actor-critic methods?"). Raises ValueError for other spaces.
+    actor-critic methods?"). Raises ValueError for other spaces, and for bounds that do not fit `squash`.
     """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return DiscreteHead(features, space, gain, generator)
     if isinstance(space, spaces.Box):
-        return ContinuousHead(features, space, gain, squash, log_std, generator)
+        how = {"gain": gain, "squash": squash, "log_std": log_std, "state_dependent_std": state_dependent_std}
+        return ContinuousHead(features, space, generator, **how)
     raise ValueError(f"the action space is {space}; there is a head for Discrete, MultiDiscrete and Box")
+
+
+def _check_squash(squash: bool | str, space: spaces.Box) -> None:
+    if isinstance(squash, str) and squash != "ball":
+        raise ValueError(f'squash={squash!r}: use True, False or "ball"')
+    if squash and not np.isfinite([space.low, space.high]).all():
+        raise ValueError(f"squash={squash!r} needs an action space with finite bounds, not {space}")
+    if squash == "ball" and not (np.equal(space.high, space.high[0]) & np.equal(space.low, -space.high[0])).all():
+        raise ValueError(f'squash="ball" needs an action space with bounds -r and r on all sides, not {space}')

@@ -47,9 +47,19 @@ class MLP(nn.Module):
         return self.layers(x_BI)
 
 
+class _Linear(nn.Linear):
+    """Left as it was allocated: torch would draw from the global generator.
+
+    The other way around that, by a meta tensor, imports sympy, which takes longer than many a run here.
+    """
+
+    def reset_parameters(self) -> None:
+        """Not here: see `orthogonal_linear`."""
+
+
 def orthogonal_linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer with an orthogonal weight of that gain and no bias to begin with; on the generator's device."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=generator.device)  # torch would draw, globally
+    layer = _Linear(inputs, outputs, device=generator.device)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

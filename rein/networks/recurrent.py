@@ -155,14 +155,14 @@ class MinimalGRU(Core):
     def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
         """See `Core`."""
         self._check(x_NI, carry_NC)
-        gate_NH, new_NH = linear(x_NI, self.weight, self.bias).chunk(2, -1)
+        gate_NH, new_NH = linear(x_NI, self.weight, self.bias).to(carry_NC.dtype).chunk(2, -1)
         h_NH = torch.lerp(carry_NC, new_NH, gate_NH.sigmoid())
         return h_NH, h_NH
 
     def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         """See `Core`."""
         self._check(x_TNI, carry_NC, reset_TN)
-        gate_TNH, new_TNH = linear(x_TNI, self.weight, self.bias).chunk(2, -1)
+        gate_TNH, new_TNH = linear(x_TNI, self.weight, self.bias).to(carry_NC.dtype).chunk(2, -1)
         take_TNH = gate_TNH.sigmoid()
         keep_TNH = (1.0 - take_TNH).masked_fill(reset_TN.unsqueeze(-1), 0.0)
         y_TNH = linear_recurrence(keep_TNH, take_TNH * new_TNH, carry_NC)
@@ -227,7 +227,7 @@ def _orthogonal(inputs: int, features: int, gates: int, generator: torch.Generat
 
 def _lstm(seen_NG: Tensor, h_NH: Tensor, c_NH: Tensor, weight_GH: Tensor) -> tuple[Tensor, Tensor]:
     """The next h and c."""
-    i, f, g, o = torch.addmm(seen_NG, h_NH, weight_GH.t()).chunk(4, 1)
+    i, f, g, o = torch.addmm(seen_NG, h_NH, weight_GH.t()).to(c_NH.dtype).chunk(4, 1)
     c_NH = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c_NH)
     return o.sigmoid() * c_NH.tanh(), c_NH
 
@@ -235,7 +235,7 @@ def _lstm(seen_NG: Tensor, h_NH: Tensor, c_NH: Tensor, weight_GH: Tensor) -> tup
 def _gru(gates_NG: Tensor, new_NH: Tensor, h_NH: Tensor, weight_GH: Tensor, bias_H: Tensor) -> Tensor:
     """The next h."""
     features = h_NH.shape[1]
-    to_gates_NG, to_new_NH = linear(h_NH, weight_GH).split([2 * features, features], 1)
+    to_gates_NG, to_new_NH = linear(h_NH, weight_GH).to(h_NH.dtype).split([2 * features, features], 1)
     r, z = (gates_NG + to_gates_NG).sigmoid().chunk(2, 1)
     n = torch.addcmul(new_NH, r, to_new_NH + bias_H).tanh()
     return torch.lerp(n, h_NH, z)

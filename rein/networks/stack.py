@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
-from rein.ops.stack import FUSED, fused_stack
+from rein.ops.stack import FUSED, fused_stack, stack_forward
 
 
 class Stack(nn.Module):
@@ -30,7 +30,7 @@ class Stack(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
         self.members, self.features = members, [inputs, *hidden][-1]
-        self._activation, self._apply_activation = activation, ACTIVATIONS[activation]()
+        self.activation, self._apply_activation = activation, ACTIVATIONS[activation]()
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for before, after in itertools.pairwise([inputs, *hidden]):
             layers = [orthogonal_linear(before, after, math.sqrt(2.0), generator) for _ in range(members)]
@@ -46,9 +46,11 @@ class Stack(nn.Module):
         return self._through(x_BI, [w[k : k + 1] for w in self.weights], [b[k : k + 1] for b in self.biases])[0]
 
     def _through(self, x_BI: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-        if weights and self._activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
+        if weights and self.activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
             parameters = [p for layer in zip(weights, biases, strict=True) for p in layer]
-            return fused_stack(x_BI, parameters, self._activation)
+            if not torch.is_grad_enabled():
+                return stack_forward(x_BI, parameters, self.activation)[0]
+            return fused_stack(x_BI, parameters, self.activation)
         x = x_BI.expand(self.members if not weights else len(weights[0]), *x_BI.shape[-2:])
         for weight, bias in zip(weights, biases, strict=True):
             x = self._apply_activation(torch.baddbmm(bias, x, weight))

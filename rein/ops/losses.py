@@ -40,6 +40,20 @@ def clipped_surrogate(
         return Surrogate(loss_B, ratio_B.detach(), change_B - log_ratio_B, (change_B.abs() > clip).to(change_B.dtype))
 
 
+@torch.no_grad()
+def clipped_surrogate_slope(
+    log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip: float | Tensor
+) -> Tensor:
+    """The derivative of the loss of `clipped_surrogate` with respect to `log_prob_B`, (B,).
+
+    It is -ratio * A where the ratio counts, and 0 where it is clipped.
+    """
+    ratio_B = (log_prob_B - old_log_prob_B).exp_()
+    plain_B = ratio_B * advantage_B
+    kept_B = _clamp(ratio_B, 1.0 - clip, 1.0 + clip).mul_(advantage_B)
+    return plain_B.masked_fill_(plain_B > kept_B, 0.0).neg_()
+
+
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float | Tensor) -> Tensor:
     """Half the squared error of a value, or of the value kept within `clip` of the old one if that is larger; (B,).
 

@@ -32,6 +32,26 @@ class VTrace(NamedTuple):
 
 
 @torch.no_grad()
+def smooth_rewards(
+    reward_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    valid_TN: Tensor | None = None,
+    *,
+    decay: float,
+) -> Tensor:
+    """Rewards that announce those to come, (T, N); with a decay of 0 they are as they were.
+
+        s_t = r_t + decay * go_on_t * s_t+1
+
+    What is learned from them is no longer the return: their discounted sum counts a reward several times, more often
+    the later it comes.
+    """
+    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    return _accumulate_(_zero_where_invalid(reward_TN, valid_TN).clone(), go_on_TN, decay)
+
+
+@torch.no_grad()
 def discounted_returns(
     reward_TN: Tensor,
     terminated_TN: Tensor,

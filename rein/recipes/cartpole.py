@@ -13,16 +13,17 @@ from rein.training import training_loop
 def cartpole(
     store: Store | None = None,
     *,
-    num_envs: int = 64,
-    learning_rate: float = 1.5e-3,
+    num_envs: int = 128,
+    learning_rate: float = 5e-3,
     gamma: float = 0.98,
-    gae_lambda: float = 0.8,
-    update_epochs: int = 8,
-    minibatches: int = 4,
+    gae_lambda: float = 0.9,
+    update_epochs: int = 2,
+    minibatches: int = 12,
     clip: float = 0.2,
+    hidden: tuple[int, ...] = (32, 32),
     seed: int = 0,
-    epochs: int = 300,
-    iterations: int = 32,
+    epochs: int = 100,
+    iterations: int = 64,
     device: str = "cpu",
     stop_when_solved: bool = True,
 ) -> Loop:
@@ -37,6 +38,7 @@ def cartpole(
         update_epochs: passes over a rollout.
         minibatches: updates in a pass.
         clip: how far from 1 a ratio of probabilities still counts.
+        hidden: features of the hidden layers, of actor and critic each.
         seed: of everything random.
         epochs: epochs at most.
         iterations: steps of every environment in an epoch, which is one rollout.
@@ -54,6 +56,7 @@ def cartpole(
         epochs=update_epochs,
         minibatches=minibatches,
         clip=clip,
+        hidden=hidden,
         seed=seed,
         device=device,
     )

@@ -226,6 +226,7 @@ class AgentContract:
         return agent
 
     def _acts(self, policy: Policy) -> list[Any]:
+        policy.reset()
         return [policy.select_action(transition.observation) for transition in self._stream()]
 
     def _assert_equal(self, one: Any, other: Any) -> None:

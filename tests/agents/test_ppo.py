@@ -5,17 +5,23 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 import rein
 from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
+from rein.ops.random import generator
+from rein.rollout.frames import WHITE, board
+from rein.rollout.simulated import SimulatedEnvironment
+from rein.rollout.simulation import Moved, Physics
 from rein.schedules import linear
 from rein.testing import AgentContract, StatefulContract
-from rein.testing.stateful import first_difference
+from rein.testing.stateful import copy_state, first_difference
 
 SMALL = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
 
@@ -25,6 +31,10 @@ def fitted(environment, **options) -> PPO:
 
 
 class TestDiscrete(AgentContract):
+    """Saved after 7 steps of a rollout of 8."""
+
+    steps, num_envs = 40, 4
+
     def learned(self, agent):
         return dict(agent.networks.state_dict())
 
@@ -36,6 +46,8 @@ class TestDiscrete(AgentContract):
 
 
 class TestContinuous(AgentContract):
+    steps, num_envs = 40, 4
+
     def learned(self, agent):
         return dict(agent.networks.state_dict())
 
@@ -49,6 +61,46 @@ class TestContinuous(AgentContract):
 class TestSquashed(TestContinuous):
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, squash=True)
+
+
+class Pairs(SimulatedEnvironment):
+    """Two choices at once, which pay what their numbers are together, for three steps."""
+
+    def __init__(self, num_envs: int = 16, seed: int | None = None) -> None:
+        physics = Physics(self._move, [(0.0, 0.0), (0.0, 1.0)], observe=lambda state_SN: state_SN)
+        super().__init__(
+            physics,
+            spaces.Box(0.0, 3.0, (2,)),
+            spaces.MultiDiscrete([2, 3], start=[1, 0]),
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=None,
+            device="cpu",
+            options={},
+        )
+
+    def _move(self, state_SN, action):
+        time_N, drawn_N = state_SN[0] + 1.0, state_SN[1]
+        return Moved(torch.stack([time_N, drawn_N]), action.sum(1).float() * drawn_N, time_N + 2.0 * drawn_N > 3.0)
+
+    def _draw(self, state):
+        return board([[WHITE]])
+
+
+class TestMultiDiscrete(TestDiscrete):
+    def environment(self, num_envs, seed):
+        return Pairs(num_envs, seed)
+
+
+class TestNormalized(TestDiscrete):
+    """Statistics of observations and rewards are part of the state."""
+
+    def make(self, seed):
+        options = {"normalize_observation": True, "normalize_reward": True}
+        return fitted(self.environment(1, 0), seed=seed, shared=True, activation="relu", **options)
+
+    def environment(self, num_envs, seed):
+        return CartPole(num_envs=num_envs, seed=seed)
 
 
 class TestState(StatefulContract):
@@ -65,6 +117,9 @@ class TestState(StatefulContract):
 
 
 class TestStateOfTorchsAdam(TestState):
+    """When there is one: after a round and 2 steps of the next."""
+
+    steps_before = 10
     options: ClassVar[dict[str, Any]] = {"optimizer": functools.partial(torch.optim.Adam, lr=1e-3)}
 
 
@@ -90,36 +145,45 @@ class _Run:
 
 
 PROBES = {
-    "constant reward": (lambda n, s: ConstantReward(n, seed=s), 30, {}),
-    "observed reward": (lambda n, s: ObservedReward(n, seed=s), 60, {}),
-    "delayed reward": (lambda n, s: DelayedReward(n, seed=s), 60, {}),
-    "bandit": (lambda n, s: Bandit(n, seed=s), 60, {}),
-    "corridor": (lambda n, s: Corridor(n, seed=s), 80, {}),
-    "continuous corridor": (lambda n, s: Corridor(n, seed=s, continuous=True), 120, {}),
-    "reach": (lambda n, s: Reach(n, seed=s), 200, {"log_std": -0.7}),
+    "bandit": (Bandit, 12, {}),
+    "bandit in half precision": (Bandit, 12, {"precision": "bfloat16"}),
+    "corridor": (Corridor, 30, {}),
+    "continuous corridor": (lambda n, seed: Corridor(n, continuous=True, seed=seed), 40, {}),
+    "reach": (Reach, 70, {"log_std": -0.7}),
 }
 PROBE = {"rollout_steps": 16, "epochs": 4, "minibatches": 4, "hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
-def trained_on(make, epochs, options, seed):
-    environment = make(64, seed)
-    agent = fitted(environment, seed=seed, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=epochs, iterations=16)
+def trained_on(make, rounds, options):
+    environment = make(32, seed=0)
+    agent = fitted(environment, seed=0, **{**PROBE, **options})
+    rein.train(agent, environment, epochs=rounds, iterations=16)
     return agent, environment
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_it_solves_the_probe(name):
-    make, epochs, options = PROBES[name]
-    agent, environment = trained_on(make, epochs, options, seed=0)
-    reached = rein.evaluate(agent.policy(), make(64, 1), 256).mean_return
+    make, rounds, options = PROBES[name]
+    agent, environment = trained_on(make, rounds, options)
+    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
     best = environment.optimal_return
     assert reached >= best - 0.05 * max(1.0, abs(best)) - (0.5 if name == "reach" else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("make", "observation"),
+    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
+)
+def test_it_learns_what_states_are_worth(make, observation):
+    agent, environment = trained_on(make, 25, {})
+    x = torch.tensor(observation)
+    expected = environment.optimal_value(x, PROBE["gamma"])
+    torch.testing.assert_close(agent.networks.value(x), expected, atol=0.05, rtol=0)
+
+
 def test_it_takes_the_road_that_pays_beyond_the_time_limit():
     """An agent that takes a truncation for an end prefers the prize that is paid at once."""
-    agent, environment = trained_on(lambda n, s: Fork(n, seed=s), 150, {"gamma": 0.9, "entropy_coefficient": 0.01}, 0)
+    agent, environment = trained_on(Fork, 60, {"entropy_coefficient": 0.01})
     reached = rein.evaluate(agent.policy(), Fork(64, seed=1), 64).mean_return
     assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
@@ -148,10 +212,38 @@ def test_the_adam_of_rein_is_the_adam_of_torch():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_schedules_reach_their_end_at_their_horizon():
+SCHEDULES = {
+    "learning_rate": (3e-3, 1e-4),
+    "clip": (0.5, 1e-3),
+    "entropy_coefficient": (0.1, 0.0),
+}
+
+
+@pytest.mark.parametrize(("clock", "horizon"), [("env_steps", 8 * 40), ("updates", 4 * 4)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_reach_their_end_at_their_horizon(name, clock, horizon):
+    """The update at the horizon is that of the end as a constant, to the bit; with a longer horizon it is not."""
+    start, end = SCHEDULES[name]
+    common = {"learning_rate": 1e-2, "epochs": 2, "minibatches": 2, "clip": 0.2}
+    scheduled = {h: {**common, name: linear(start, end, **{clock: horizon + h})} for h in (0, 1)}
+    before = learned(steps=32, **scheduled[0]).state_dict()
+    last = []
+    for options in ({**common, name: end}, *scheduled.values()):
+        environment = Gridworld(num_envs=8, seed=5, max_episode_steps=9)
+        agent = fitted(environment, seed=0, **options)
+        agent.load_state_dict(copy_state(before))
+        rein.train(agent, environment, epochs=1, iterations=8)
+        assert agent.counts == {"env_steps": 8 * 40, "updates": 5 * 4}
+        last.append(dict(agent.networks.state_dict()))
+    constant, exact, longer = last
+    assert first_difference(constant, exact) is None
+    assert first_difference(constant, longer) is not None
+
+
+def test_a_learning_rate_of_nothing_changes_nothing():
     agent = learned(learning_rate=linear(1e-3, 0.0, env_steps=8 * 40), steps=40)
     assert agent.optimizer.param_groups[0]["lr"] == 0.0
-    before = {name: value.clone() for name, value in agent.networks.state_dict().items()}
+    before = copy_state(dict(agent.networks.state_dict()))
     environment = Gridworld(num_envs=8, seed=0, max_episode_steps=9)
     rein.train(agent, environment, epochs=1, iterations=8)
     assert first_difference(before, dict(agent.networks.state_dict())) is None
@@ -171,7 +263,8 @@ def test_a_guard_that_refuses_leaves_the_parameters_as_they_are():
 
     untouched, agent = learned(steps=1), learned(guard=guard)
     assert first_difference(dict(untouched.networks.state_dict()), dict(agent.networks.state_dict())) is None
-    assert len(asked) == 24
+    assert len(asked) == agent.updates == 24  # what is asked for counts: a clock that stood still would end no run
+    assert first_difference(untouched.optimizer.state_dict(), agent.optimizer.state_dict()) is None
     assert {"grad_norm", "approx_kl", "entropy"} <= set(asked[0])
 
 
@@ -203,9 +296,150 @@ def test_multi_discrete_actions_are_learned_together():
     assert agent.policy().select_action(observation[:1])[0].tolist() == [[2, 1]]
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing_at_all(threads):
+    alone, together = (learned(micro_batch=5, threads=t) for t in (1, threads))
+    assert first_difference(dict(alone.networks.state_dict()), dict(together.networks.state_dict())) is None
+
+
+def test_any_optimizer_of_torch_will_do():
+    agent = learned(optimizer=functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4), learning_rate=2e-3)
+    (group,) = agent.optimizer.param_groups
+    assert (type(agent.optimizer), group["alpha"], group["eps"], group["lr"]) == (torch.optim.RMSprop, 0.9, 1e-4, 2e-3)
+    assert first_difference(dict(learned(steps=1).networks.state_dict()), dict(agent.networks.state_dict())) is not None
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    """So that a step of plain gradient descent is never longer than the limit times the rate."""
+    sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
+    far: Any = {"learning_rate": 1.0, "epochs": 1, "minibatches": 1}
+    begun, limited, free = (
+        learned(steps=s, optimizer=sgd, max_grad_norm=m, **far) for s, m in ((1, 1), (8, 0.01), (8, None))
+    )
+    start = torch.nn.utils.parameters_to_vector(begun.networks.parameters())
+    moved = [torch.nn.utils.parameters_to_vector(a.networks.parameters()) - start for a in (limited, free)]
+    assert moved[0].norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert moved[1].norm().item() > 0.02
+    torch.testing.assert_close(moved[0] / moved[0].norm(), moved[1] / moved[1].norm(), atol=1e-3, rtol=0)
+
+
+def test_statistics_of_observations_change_between_rollouts_alone():
+    environment = CartPole(8, seed=0)
+    agent = fitted(environment, seed=0, normalize_observation=True)
+    policy, seen = agent.policy(), []
+    loop = rein.training_loop(agent, environment, epochs=1, iterations=24)
+    x = torch.ones(1, 4)
+
+    @loop.iteration_completed
+    def look(state):
+        before = copy_state(dict(agent.networks.encoder.state_dict()))
+        policy.select_action(10.0 * x)
+        assert first_difference(before, dict(agent.networks.encoder.state_dict())) is None
+        seen.append(agent.networks.encoder(x))
+
+    loop.run()
+    changed = [t for t in range(1, 24) if not torch.equal(seen[t], seen[t - 1])]
+    assert changed == [7, 15, 23]
+    assert agent.networks.encoder.normalizer.rows == 24 * 8
+
+
+def test_a_policy_acts_by_the_statistics_as_they_are():
+    """One made before a rollout acts as one made after it."""
+    environment = CartPole(8, seed=0)
+    agent = fitted(environment, seed=0, normalize_observation=True)
+    policy = agent.policy(deterministic=False)
+    rein.train(agent, environment, epochs=1, iterations=24)
+    x = torch.randn(200, 4, generator=generator(0, "rows"))
+    assert torch.equal(policy.select_action(x)[0], agent.policy(deterministic=False).select_action(x)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize_observation": True, "normalize_reward": True}])
+def test_evaluating_in_between_changes_nothing(options):
+    states = []
+    for evaluates in (False, True):
+        environment = CartPole(8, seed=0)
+        agent = fitted(environment, seed=0, **options)
+        loop = rein.training_loop(agent, environment, epochs=4, iterations=10)
+
+        @loop.iteration_completed(every=3 if evaluates else 0)
+        def look(state, agent=agent):
+            for deterministic in (True, False):
+                rein.evaluate(agent.policy(deterministic), CartPole(3, seed=1), 3, max_episode_steps=20)
+
+        loop.run()
+        states.append(copy_state(agent.state_dict()))
+    assert first_difference(*states) is None
+
+
+@pytest.mark.parametrize("mine", [False, True])
+def test_a_state_with_statistics_that_it_does_not_keep_is_refused(mine):
+    environment = CartPole(1, seed=0)
+    agent, other = (fitted(environment, seed=0, normalize_reward=normalizes) for normalizes in (mine, not mine))
+    with pytest.raises(ValueError, match=f"normalize_reward is {not mine} in the state, and the opposite here"):
+        agent.load_state_dict(other.state_dict())
+
+
+def test_normalized_rewards_do_not_depend_on_their_unit():
+    """A thousand times the reward is the same lesson."""
+    results = []
+    for unit in (1.0, 1000.0):
+        environment = Gridworld(8, seed=0, max_episode_steps=9)
+        agent = fitted(environment, seed=0, normalize_reward=True)
+        loop = rein.training_loop(agent, environment, epochs=1, iterations=24)
+
+        @loop.action_applied
+        def scale(state, unit=unit):
+            shaped = state.step_state.transition._replace(reward=state.step_state.transition.reward * unit)
+            state.step_state = state.step_state._replace(transition=shaped)
+
+        loop.run()
+        results.append(dict(agent.networks.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
+IMAGES = [(36, 36, 1), (2, 36, 36)]
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+def test_images_are_learned_from_through_the_stem(shape):
+    """Bright or dark, and the right answer: bytes, with channels last or first."""
+    agent = PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
+    begun = copy_state(dict(agent.networks.stem.state_dict()))
+    bright = torch.arange(16) % 2 == 0
+    image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, *shape).to(torch.uint8)
+    no = torch.zeros(16, dtype=torch.bool)
+    for _ in range(8 * 8):
+        action, extras = agent.select_action(image)
+        reward = (action == bright.long()).float()
+        agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
+        agent.optimize_model()
+    assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
+    assert first_difference(begun, dict(agent.networks.stem.state_dict())) is not None
+
+
+def test_a_small_grid_is_flattened():
+    agent = PPO(spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2), seed=0, **SMALL)
+    assert agent.networks.stem is None
+    assert agent.networks.encoder.features == 8 * 8 * 3
+
+
+def test_an_unknown_option_is_refused_by_name():
+    with pytest.raises(TypeError, match="PPO: there is no option entropy_coeficient"):
+        PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), entropy_coeficient=0.1)
+
+
+def test_images_are_not_normalized():
+    with pytest.raises(ValueError, match="normalize_observation=True: an image"):
+        PPO(spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2), normalize_observation=True)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"minibatches": 0}, r"PPO\(minibatches=0\): give 1 or more"),
+        ({"threads": 0}, "threads=0: give 1 or more"),
+        ({"micro_batch": 0}, "micro_batch=0: give 1 or more"),
+        ({"precision": "float16"}, "precision='float16': use float32 or bfloat16"),
         ({"epochs": 0}, r"PPO\(epochs=0\): give 1 or more"),
         ({"rollout_steps": 0}, r"PPO\(rollout_steps=0\)"),
         ({"activation": "sinh"}, "activation='sinh': use one of tanh"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rein.ops import indices, losses, returns, statistics
-from rein.ops.distributions import Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
+from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 from rein.ops.random import generator
 from rein.ops.trees import leaves
 
@@ -42,8 +42,10 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     returns.n_step_returns: lambda: returns.n_step_returns(REWARD, *ENDS, NEXT_VALUE, VALID, gamma=0.9, n=3),
     returns.lambda_returns: lambda: returns.lambda_returns(REWARD, *ENDS, NEXT_VALUE, VALID, **LAMBDA),
     returns.gae: lambda: returns.gae(REWARD, *ENDS, VALUE, NEXT_VALUE, VALID, **LAMBDA),
+    returns.smooth_rewards: lambda: returns.smooth_rewards(REWARD, *ENDS, VALID, decay=0.9),
     returns.vtrace: lambda: returns.vtrace(RATIO, REWARD, *ENDS, VALUE, NEXT_VALUE, VALID, **LAMBDA),
     losses.clipped_surrogate: lambda: losses.clipped_surrogate(VALUE[0], REWARD[0], RATIO[0], 0.2),
+    losses.clipped_surrogate_slope: lambda: losses.clipped_surrogate_slope(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.clipped_value_loss: lambda: losses.clipped_value_loss(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.huber: lambda: losses.huber(VALUE[0], 0.5),
     losses.expectile: lambda: losses.expectile(VALUE[0], 0.7),
@@ -67,6 +69,7 @@ DISTRIBUTIONS: dict[str, Callable[[], Distribution]] = {
     "multi-discrete": lambda: MultiDiscrete.from_logits(LOGITS, (2, 1), MASK),
     "normal": lambda: Normal(LOGITS, LOW),
     "clipped normal": lambda: Normal(LOGITS, LOW, LOW, HIGH),
+    "ball normal": lambda: BallNormal(LOGITS, LOW, HIGH[0]),
     "squashed normal": lambda: SquashedNormal(LOGITS, LOW, LOW, HIGH),
 }
 

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rein.ops.losses import clipped_surrogate, clipped_value_loss, expectile, huber, quantile_huber
+from rein.ops.losses import (
+    clipped_surrogate,
+    clipped_surrogate_slope,
+    clipped_value_loss,
+    expectile,
+    huber,
+    quantile_huber,
+)
 from rein.ops.random import generator
 
 B = 200
@@ -61,6 +68,14 @@ def test_before_the_first_update_the_surrogate_is_the_policy_gradient() -> None:
     assert (result.ratio == 1.0).all()
     assert (result.approx_kl == 0.0).all()
     assert (result.clipped == 0.0).all()
+
+
+def test_the_slope_of_the_surrogate_is_its_derivative() -> None:
+    new, old, advantage = batch()
+    (expected,) = torch.autograd.grad(clipped_surrogate(new.requires_grad_(), old, advantage, CLIP).loss.sum(), new)
+    assert (expected == 0.0).any()
+    close(clipped_surrogate_slope(new, old, advantage, CLIP), expected)
+    assert not clipped_surrogate_slope(new, old, advantage, CLIP).requires_grad
 
 
 def test_what_the_surrogate_says_beside_its_loss_carries_no_gradient() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.random import generator
-from rein.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns, vtrace
+from rein.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns, smooth_rewards, vtrace
 from rein.ops.values import td_target
 
 T, N = 17, 9
@@ -370,3 +370,34 @@ def test_one_row_is_enough(estimate: Callable[..., Tensor]) -> None:
 def test_a_return_of_no_reward_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one reward"):
         n_step_of(rollout(0), n=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_smooth_rewards_are_sums_of_what_is_yet_to_come_in_a_trace(seed: int) -> None:
+    x, decay = rollout(seed), 0.7
+    given = x.reward.clone()
+
+    def smooth_at(t: int, n: int) -> float:
+        return sum(decay**k * x.reward[s, n].item() for k, s in enumerate(run_of(x, t, n)))
+
+    result = smooth_rewards(x.reward, x.terminated, x.truncated, x.valid, decay=decay)
+    torch.testing.assert_close(result.double(), table(x, smooth_at), rtol=1e-5, atol=1e-5)
+    assert torch.equal(x.reward, given)
+
+
+def test_a_decay_of_nothing_leaves_rewards_as_they_are_in_memory_of_their_own() -> None:
+    x = rollout(0, all_valid=True)
+    result = smooth_rewards(x.reward, x.terminated, x.truncated, decay=0.0)
+    assert torch.equal(result, x.reward)
+    assert result.data_ptr() != x.reward.data_ptr()
+
+
+def test_two_steps_by_hand() -> None:
+    """The example of JaxDEM's tests: rewards 1 and 2, values 1/2, an end; nothing is discounted."""
+    column = torch.tensor([[1.0], [2.0]]), torch.tensor([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool)
+    value = torch.full((2, 1), 0.5)
+    advantage = gae(*column, value, value, gamma=1.0, lambda_=1.0)
+    assert advantage.flatten().tolist() == [2.5, 1.5]
+    corrected = vtrace(torch.zeros(2, 1), *column, value, value, gamma=1.0)
+    assert corrected.advantage.flatten().tolist() == [2.5, 1.5]
+    assert corrected.target.flatten().tolist() == [3.0, 2.0]

@@ -4,7 +4,7 @@ All have one interface, `Distribution`, and an agent is written once for every a
 
     distribution = networks.policy(observation)
     sample = distribution.sample(generator)
-    environment.apply_action(distribution.to_action(sample))     # the sample, clipped or squashed into a box
+    environment.apply_action(distribution.to_action(sample))     # the sample, clipped or squashed into its bounds
     ratio_N = (distribution.log_prob(sample) - old_log_prob_N).exp()
 
 What is learned from is the sample, kept with the transition: an action that was clipped or squashed no longer tells its
@@ -23,10 +23,11 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from rein.ops.distributions.ball import BallNormal
 from rein.ops.distributions.discrete import Categorical, MultiDiscrete
 from rein.ops.distributions.gaussian import Normal, SquashedNormal
 
-__all__ = ["Categorical", "Distribution", "MultiDiscrete", "Normal", "SquashedNormal"]
+__all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "SquashedNormal"]
 
 
 class Distribution(Protocol):

@@ -1,0 +1,292 @@
+"""Parallelized Q-learning: temporal differences without replay and without a target network.
+
+Shapes: T steps of a rollout, N environments, M minibatches of B rows, A actions.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.on_policy import Rollout
+from rein.learning.learner import Learner, mean_metrics
+from rein.learning.options import as_json, at_least_one
+from rein.learning.update import Guard, OptimizerFactory, default_optimizer, set_learning_rate
+from rein.learning.value_loss import Batch, squared_error
+from rein.learning.value_policy import ValuePolicy
+from rein.networks.normalizers import RewardNormalizer
+from rein.networks.q_network import QNetwork
+from rein.ops.exploration import epsilon_greedy
+from rein.ops.indices import minibatches as cut
+from rein.ops.random import generator, restore
+from rein.ops.returns import lambda_returns
+from rein.schedules import Schedule, as_schedule, linear
+from rein.types import Transition, Tree
+
+EPSILON = linear(1.0, 0.05, env_steps=100_000)
+
+
+class PQN:
+    """Parallelized Q-network (Gallici et al. 2024): Q-learning from what N environments have just shown, and no other.
+
+    Every `rollout_steps` vector steps the targets of the rollout are computed once, with the values that the network
+    had in it, and learned for `epochs` passes of `minibatches` updates:
+
+        G_t  = r_t + gamma * ((1 - q_lambda) * max_a Q(s_t+1, a) + q_lambda * G_t+1)
+        loss = (Q(s_t, a_t) - G_t)^2 / 2
+
+    A trace ends with its episode and with the rollout, where G_t = r_t + gamma * max_a Q(s_t+1, a): a truncated episode
+    bootstraps from its final observation, a terminated one does not. As in the paper, and as Peng's Q(lambda) (Peng &
+    Williams 1996), it is not cut at exploratory actions, which Watkins' is. What stands in for a target network is the
+    norm in the hidden layers.
+
+    Args:
+        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
+        action_space: Discrete.
+        learning_rate: of the optimizer; a number or a schedule.
+        gamma: discount factor.
+        q_lambda: how far targets look, from one step (0) to the episode's or the rollout's end (1).
+        rollout_steps: vector steps between two rounds of learning.
+        epochs: passes over the rollout.
+        minibatches: updates in a pass.
+        epsilon: probability of a random action; a number or a schedule, by default from 1 to 0.05 in 100,000 env_steps.
+        max_grad_norm: global norm that gradients are clipped to; None for no clipping.
+        hidden: features of the hidden layers.
+        layer_norm: normalize the hidden layers before their activation.
+        dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
+        normalize_observation: by the mean and deviation of all observations so far.
+        normalize_reward: divide rewards by the deviation of their discounted sum so far.
+        optimizer: Adam by default; the paper's is `torch.optim.RAdam`.
+        guard: asked before every step of the optimizer with (metrics, gradients); False skips the step.
+        micro_batch: rows whose gradient is computed at once: changes speed and memory, not the result.
+        threads: cores that compute the gradients of micro-batches: changes speed alone.
+        compile: compile the loss: seconds at the first update, faster large ones.
+        precision: of matrix products in the update: "float32" or "bfloat16".
+        seed: of everything random; None until `training_loop(seed=)` gives it.
+        device: where the network is.
+
+    Raises ValueError for actions that are not Discrete, and for numbers out of their range.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        learning_rate: float | Schedule = 1e-3,
+        gamma: float = 0.99,
+        q_lambda: float = 0.9,
+        rollout_steps: int = 32,
+        epochs: int = 4,
+        minibatches: int = 8,
+        epsilon: float | Schedule = EPSILON,
+        max_grad_norm: float | None = 10.0,
+        hidden: Sequence[int] = (128, 128),
+        layer_norm: bool = True,
+        dueling: bool = False,
+        normalize_observation: bool = False,
+        normalize_reward: bool = False,
+        optimizer: OptimizerFactory | None = None,
+        guard: Guard | None = None,
+        micro_batch: int | None = None,
+        threads: int = 1,
+        compile: bool = False,
+        precision: str = "float32",
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = torch.device(device)
+        self.learning_rate, self.epsilon = as_schedule(learning_rate), as_schedule(epsilon)
+        self.gamma, self.q_lambda = gamma, q_lambda
+        self.epochs, self.minibatches = epochs, minibatches
+        for name, count in (("rollout_steps", rollout_steps), ("epochs", epochs), ("minibatches", minibatches)):
+            at_least_one(self, name, count)
+        for name, bounds in (("gamma", [gamma]), ("q_lambda", [q_lambda]), ("epsilon", self.epsilon.bounds)):
+            _check_fractions(name, bounds)
+        self._rollout = Rollout(rollout_steps)
+        self._reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
+        self._optimizer = optimizer or default_optimizer
+        self._shape = {
+            "hidden": tuple(hidden),
+            "layer_norm": layer_norm,
+            "dueling": dueling,
+            "normalize_observation": normalize_observation,
+        }
+        self._how = {
+            "max_grad_norm": max_grad_norm,
+            "guard": guard,
+            "micro_batch": micro_batch,
+            "threads": threads,
+            "compile": compile,
+            "precision": precision,
+        }
+        self.env_steps = self.updates = 0
+        self._build(secrets.randbits(31) if seed is None else seed)
+        self.seed = seed
+
+    def _build(self, seed: int) -> None:
+        self._root = seed
+        self._generator = generator(seed, "agent", device=self.device)
+        drawn = generator(seed, "networks", device=self.device)
+        self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
+        self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
+        self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
+        self._looked = False  # whether the networks have seen the observation of the step that is being taken
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
+        if self.env_steps:
+            raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
+        self._build(seed)
+        self.seed = seed
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What schedules run on."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
+
+    @property
+    def optimizer(self) -> Any:
+        """Of the networks' parameters."""
+        return self._learner.optimizer
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        names = ("learning_rate", "gamma", "q_lambda", "epochs", "minibatches", "epsilon")
+        options = {name: getattr(self, name) for name in names} | self._shape | self._how
+        return {
+            "observation_space": str(self.observation_space),
+            "action_space": str(self.action_space),
+            **{name: as_json(value) for name, value in options.items()},
+            "rollout_steps": self._rollout.steps,
+            "normalize_reward": self._reward_normalizer is not None,
+            "optimizer": type(self.optimizer).__name__,
+            "device": str(self.device),
+            "seed": self.seed,
+        }
+
+    def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        """An epsilon-greedy action (N,), and with it `value` (N,): that of the best action."""
+        value_NA = self._look(observation)
+        self._looked = True  # which is settled in `record_observation`
+        action_N = epsilon_greedy(value_NA, self._exploration(), self._generator)
+        return action_N + self._first_action, {"value": value_NA.amax(1)}
+
+    @torch.no_grad()
+    def _look(self, observation: Tree) -> Tensor:
+        return self.networks(self.networks.encoder(observation))
+
+    def _exploration(self) -> float:
+        """Epsilon now."""
+        return self.epsilon(**self.counts)
+
+    def record_observation(self, transition: Transition) -> None:
+        """Keep it until the rollout is full. Where somebody else has acted, its `value` is looked up here."""
+        value_N = transition.extras["value"] if self._looked else self._look(transition.observation).amax(1)
+        self._looked = False
+        self.env_steps += len(transition.reward)
+        self._rollout.append(transition._replace(extras={"value": value_N}))
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """No target reaches over a reset."""
+        if self._reward_normalizer is not None and not len(self._rollout):
+            self._reward_normalizer.observe_reset(mask)
+        self._rollout.observe_reset(mask)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Learn from the rollout when it is full; means over the updates of the last pass, and epsilon."""
+        if not self._rollout.full:
+            return {}
+        set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
+        batch = self._batch()
+        seen: list[dict[str, Tensor]] = []
+        for last in range(self.epochs - 1, -1, -1):
+            seen = self._pass(batch, report=not last)
+        self.networks.encoder.update(self._rollout.flat("observation"), batch.valid)
+        self._rollout.clear()
+        return {**mean_metrics(seen, batch), "epsilon": torch.tensor(self._exploration(), device=self.device)}
+
+    def _batch(self) -> Batch:
+        """The rollout as rows, with the targets that the networks as they are make of it."""
+        rollout = self._rollout
+        valid_TN: Tensor | None = rollout["valid"]
+        if self.device.type == "cpu" and bool(rollout["valid"].all()):
+            valid_TN = None  # which spares many small operations, where it is known at once
+        next_value_TN = rollout.next_value(
+            rollout["value"], lambda field: self._look(field("next_observation")).amax(1)
+        )
+        ends = rollout["terminated"], rollout["truncated"]
+        settings = {"gamma": self.gamma, "lambda_": self.q_lambda}
+        target_TN = lambda_returns(self._rewards(), *ends, next_value_TN, valid_TN, **settings)
+        return Batch(
+            features=self.networks.encoder(rollout.flat("observation")),
+            action=rollout.flat("action").long() - self._first_action,
+            value=rollout.flat("value"),
+            target=target_TN.flatten(),
+            valid=None if valid_TN is None else valid_TN.flatten(),
+        )
+
+    def _rewards(self) -> Tensor:
+        """Of the rollout, (T, N), normalized if asked for."""
+        rollout = self._rollout
+        if self._reward_normalizer is None:
+            return rollout["reward"]
+        ended_TN = rollout["terminated"] | rollout["truncated"]
+        return self._reward_normalizer.scale(rollout["reward"], ended_TN, rollout["valid"])
+
+    def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
+        """Once through all rows; the metrics of each update."""
+        order_MB = cut(batch.size, self.minibatches, self._generator)
+        shuffled = batch.rows(order_MB.flatten())  # one gather for a pass: minibatches are slices of it
+        size, seen = order_MB.shape[1], []
+        for start in range(0, self.minibatches * size, size):
+            self.updates += 1
+            seen.append(self._learner.step(shuffled.rows(slice(start, start + size)), None, report=report))
+        return seen
+
+    def policy(self, deterministic: bool = True) -> ValuePolicy:
+        """The greedy policy of the networks as they are at any time; epsilon-greedy where not `deterministic`.
+
+        An epsilon-greedy one begins the same stream of its own each time, so evaluations compare like with like.
+        """
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return ValuePolicy(self.networks, self._first_action, self._exploration, own, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimizer, generator, counts, statistics and the rollout so far."""
+        rewards = self._reward_normalizer
+        return {
+            "networks": dict(self.networks.state_dict()),
+            "optimizer": self._learner.state_dict(),
+            "generator": self._generator.get_state(),
+            "rollout": self._rollout.state_dict(),
+            "rewards": None if rewards is None else rewards.state_dict(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "seed": self._root,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.networks.load_state_dict(state["networks"])
+        self._learner.load_state_dict(state["optimizer"])
+        restore(self._generator, state["generator"])
+        self._rollout.load_state_dict(state["rollout"])
+        rewards = state["rewards"]
+        if self._reward_normalizer is not None:
+            self._reward_normalizer.load_state_dict(rewards)
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        self._root = int(state["seed"])
+
+
+def _check_fractions(name: str, values: Sequence[float]) -> None:
+    for value in values:
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"PQN({name}={value}): {name} is between 0 and 1")

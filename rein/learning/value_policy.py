@@ -1,0 +1,53 @@
+"""Acting by the values of actions, and nothing else.
+
+Shapes: N environments, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.networks.q_network import QNetwork
+from rein.ops.exploration import epsilon_greedy
+from rein.ops.random import restore
+from rein.types import Tree
+
+
+class ValuePolicy:
+    """Acts by networks that it shares with an agent: greedily, or epsilon-greedily with a generator of its own."""
+
+    def __init__(
+        self,
+        networks: QNetwork,
+        first_action: int,
+        epsilon: Callable[[], float],
+        own_generator: torch.Generator | None,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._networks, self._first_action = networks, first_action
+        self._epsilon, self._generator = epsilon, own_generator
+
+    @torch.no_grad()
+    def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        """The action (N,) int64 for an observation (N, ...)."""
+        value_NA = self._networks(self._networks.encoder(observation))
+        if self._generator is None:
+            return value_NA.argmax(1) + self._first_action, {}
+        return epsilon_greedy(value_NA, self._epsilon(), self._generator) + self._first_action, {}
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Nothing to forget: an action depends on the observation alone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its own generator; the networks are the agent's."""
+        return {"generator": None if self._generator is None else self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if self._generator is not None:
+            restore(self._generator, state["generator"])

@@ -1,0 +1,66 @@
+"""The value of every action, from an observation of any space.
+
+Shapes: B rows, F features of an observation, A actions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.networks.convolution import Convolution
+from rein.networks.dueling import DuelingHead
+from rein.networks.encoder import Encoder
+from rein.networks.mlp import orthogonal_linear
+
+
+class QNetwork(nn.Module):
+    """What an agent learns that chooses by values: an observation -> Q(s, a) of every action.
+
+    An encoder (flat numbers or an image), for images a convolutional stem, hidden layers and a linear or dueling head.
+    A hidden layer is linear, then normalized over its features (Ba et al. 2016) and scaled by what is learned, then
+    ReLU: with that norm, temporal differences need neither a target network nor replay to stay bounded (Gallici et al.
+    2024). The stem has none.
+
+    Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
+    Raises ValueError for actions that are not Discrete.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        hidden: Sequence[int] = (128, 128),
+        layer_norm: bool = True,
+        dueling: bool = False,
+        normalize_observation: bool = False,
+    ) -> None:
+        """`dueling` is that of `rein.networks.dueling`; without `layer_norm` hidden layers are not normalized."""
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
+        sizes = [self.encoder.features if self.stem is None else self.stem.features, *hidden]
+        layers: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise(sizes):
+            layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
+            if layer_norm:
+                layers.append(nn.LayerNorm(outputs, device=generator.device))
+            layers.append(nn.ReLU())
+        self.hidden = nn.Sequential(*layers)
+        actions = int(action_space.n)
+        head = DuelingHead(sizes[-1], actions, generator) if dueling else None
+        self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """(B, A), of what the encoder made of observations."""
+        return self.head(self.hidden(x_BF if self.stem is None else self.stem(x_BF)))

@@ -1,0 +1,251 @@
+"""What PPO costs, side by side with its peers in one run: `python tests/benchmarks/ppo.py solve throughput adapter`.
+
+`solve`: whole processes, from `python` on, until the last 100 training episodes of CartPole-v1 have a mean return of
+475. `throughput`: a large rollout of native CartPoles and its updates. `adapter`: Gymnasium's own CartPole-v1 in
+batches of 256. Each row is a child process of one thread on one core, and rows take turns, so that a busy machine slows
+all of them alike: read the ratios. Times are of the CPU but where they are called wall.
+
+Needs Stable-Baselines3 (the dependency group `bench`). PureJaxRL takes part where `--purejaxrl` names a checkout of it
+and `PYTHONPATH` a folder with JAX: `pip install --target FOLDER jax==0.10.2 flax==0.12.8 gymnax==0.0.9 distrax==0.1.9`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PARTS = "solve", "throughput", "adapter"
+SHAPE = {"num_envs": 2048, "rollout_steps": 128, "minibatches": 4}
+PEERS = Path(__file__).with_name("ppo_peers.py")
+SB3 = importlib.util.find_spec("stable_baselines3") is not None
+SB3_MISSING = "not installed: pip install stable-baselines3==2.9.2"
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compile in the process that is measured
+}
+
+
+class Sample(NamedTuple):
+    """A round of a worker."""
+
+    env_steps: int
+    cpu: float
+    wall: float
+
+
+class Row(NamedTuple):
+    """What came of a worker: rates in env steps per second, the rest in CPU seconds."""
+
+    rate: float
+    wall_rate: float
+    begin: float
+    compile: float
+
+
+class Worker:
+    """A child process that runs a round when it is told to."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], cache: str, cores: int = 1) -> None:
+        self.samples: list[Sample] = []
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
+        command = [sys.executable, str(PEERS), name, json.dumps(options)]
+        environment = os.environ | ALONE | {"TORCHINDUCTOR_CACHE_DIR": cache}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        with pinned(cores):
+            self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+
+    def round(self) -> None:
+        """Take a sample; where the worker has died, do nothing."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process.poll() is not None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            print("go", file=self._process.stdin, flush=True)
+        if answer := self._process.stdout.readline():
+            self.samples.append(Sample(*json.loads(answer)))
+        else:
+            self._process.wait()
+
+    def close(self) -> str:
+        """End it; what it died of, if it did."""
+        died = self._process.poll() is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        with self._errors as errors:
+            errors.seek(0)
+            said = errors.read().strip()
+        raised = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", said, re.MULTILINE)  # behind it there may be notes
+        return "" if not died else raised[-1] if raised else f"{said[-200:]} (status {self._process.returncode})"
+
+    def row(self) -> Row:
+        built, first, *rounds = self.samples
+        cpu, wall = (statistics.median(getattr(one, clock) for one in rounds) for clock in ("cpu", "wall"))
+        return Row(first.env_steps / cpu, first.env_steps / wall, built.cpu, first.cpu - cpu)
+
+
+@contextlib.contextmanager
+def pinned(cores: int) -> Iterator[None]:
+    """What is started in here runs on so many cores."""
+    if CORES:
+        os.sched_setaffinity(0, CORES[:cores])
+    try:
+        yield
+    finally:
+        if CORES:
+            os.sched_setaffinity(0, CORES)
+
+
+def measure(specs: Mapping[str, tuple[str, Mapping[str, Any], int]], repeats: int) -> dict[str, Row | str]:
+    """By label, what came of each worker (its name, its options, its cores), or why nothing did."""
+    with tempfile.TemporaryDirectory() as cache:
+        workers = {
+            label: Worker(name, options, f"{cache}/{number}", cores)
+            for number, (label, (name, options, cores)) in enumerate(specs.items())
+        }
+        for _ in range(2 + repeats):
+            for worker in workers.values():
+                worker.round()
+        why = {label: worker.close() for label, worker in workers.items()}
+    return {label: why[label] or worker.row() for label, worker in workers.items()}
+
+
+def solve(seeds: int, **_: Any) -> None:
+    print("CartPole-v1, CPU seconds of a whole process until 100 training episodes have a mean of 475 (env steps)")
+    line("seed", "rein train", "SB3, tuned", "ratio")
+    found: dict[str, list[tuple[float, int | None]]] = {"rein": [], "sb3": []}
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            own = ["-m", "rein", "train", "cartpole", "--seed", str(seed), "--run", f"{folder}/run", "--quiet"]
+            commands = {"rein": own, "sb3": [str(PEERS), "sb3_solve", json.dumps({"seed": seed})]}
+            for who in sorted(found, reverse=seed % 2 == 1):  # by turns, so that drift hits both
+                if who == "rein" or SB3:
+                    found[who].append(whole_process(commands[who], folder))
+            if not list(Path(folder).glob("run/trajectories/*.h5")):
+                raise SystemExit(f"rein train left no trajectories in {folder}/run")
+        line(seed, *(cell(*found[who][-1]) if found[who] else SB3_MISSING for who in found), ratio(found, -1))
+    line("median", *(cell(*medians(runs)) if runs else "" for runs in found.values()), ratio(found, None))
+    print()
+
+
+def whole_process(words: list[str], folder: str) -> tuple[float, int | None]:
+    """CPU seconds of `python words`, from its start on; env steps until it was solved, None where it was not."""
+    with tempfile.TemporaryFile("w+") as out, pinned(1):
+        process = subprocess.Popen([sys.executable, *words], cwd=folder, env=os.environ | ALONE, stdout=out)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(words)} failed with status {process.returncode}")
+        out.seek(0)
+        said = re.search(r"^solved: .* after ([\d,]+) env steps", out.read(), re.MULTILINE)
+    return used.ru_utime + used.ru_stime, int(said[1].replace(",", "")) if said else None
+
+
+def medians(runs: list[tuple[float, int | None]]) -> tuple[float, int | None]:
+    steps = [solved for _, solved in runs if solved is not None]
+    every = round(statistics.median(steps)) if len(steps) == len(runs) else None
+    return statistics.median(cpu for cpu, _ in runs), every
+
+
+def cell(cpu: float, env_steps: int | None) -> str:
+    return f"{cpu:.2f} ({env_steps:,})" if env_steps else f"{cpu:.2f} NOT SOLVED"
+
+
+def ratio(found: Mapping[str, list[tuple[float, int | None]]], place: int | None) -> str:
+    """Theirs over ours: of the run at this place, or of the medians."""
+    if not found["sb3"]:
+        return ""
+    mine, theirs = (medians(runs) if place is None else runs[place] for runs in found.values())
+    return f"{theirs[0] / mine[0]:.2f}x"
+
+
+def throughput(repeats: int, micro_batch: list[int], purejaxrl: Path | None, **_: Any) -> None:
+    for epochs in (4, 1):
+        shape = SHAPE | {"epochs": epochs}
+        specs: dict[str, Any] = {"eager": ("rein", shape, 1), "compile": ("rein", shape | {"compile": True}, 1)}
+        for size in micro_batch:
+            small = shape | {"micro_batch": size}
+            specs[f"eager, micro_batch={size}"] = "rein", small, 1
+            specs[f"compile, micro_batch={size}"] = "rein", small | {"compile": True}, 1
+        if len(CORES) > 1:
+            specs["eager, threads=2"] = "rein", shape | {"threads": 2}, 2
+            specs["compile, threads=2"] = "rein", shape | {"compile": True, "threads": 2}, 2
+        if purejaxrl:
+            specs["PureJaxRL"] = "purejaxrl", shape | {"checkout": str(purejaxrl.resolve())}, 1
+        print(f"{SHAPE['num_envs']:,} CartPoles x {SHAPE['rollout_steps']} steps, ", end="")
+        print(f"{epochs} x {SHAPE['minibatches']} updates, two networks of 64 x 64; medians of {repeats} rounds")
+        rows = measure(specs, repeats)
+        rows.setdefault("PureJaxRL", "not installed: see --purejaxrl")
+        table(rows, "eager", "PureJaxRL")
+        threads(rows)
+        print()
+
+
+def adapter(repeats: int, **_: Any) -> None:
+    print(f"8 of Gymnasium's CartPole-v1, 32 steps, 20 updates of the whole batch; medians of {repeats} rounds")
+    specs: dict[str, Any] = {"rein": ("adapter", {}, 1)} | ({"SB3": ("sb3", {}, 1)} if SB3 else {})
+    rows = measure(specs, repeats)
+    rows.setdefault("SB3", SB3_MISSING)
+    table(rows, "rein", "SB3")
+    print()
+
+
+def table(rows: Mapping[str, Row | str], base: str, peer: str) -> None:
+    line("", "env steps per CPU s", f"of {base}", f"of {peer}", "imports, building s", "compiling s")
+    for label, row in rows.items():
+        if isinstance(row, str):
+            print(f"  {label:>26}  {row}")
+            continue
+        shares = [share(row, rows[other]) for other in (base, peer)]
+        compiling = f"{row.compile:.1f}" if label == "PureJaxRL" or "compile" in label else ""
+        line(label, f"{row.rate:,.0f}", *shares, f"{row.begin:.1f}", compiling)
+
+
+def share(row: Row, of: Row | str) -> str:
+    return "" if isinstance(of, str) else f"{row.rate / of.rate:.2f}x"
+
+
+def threads(rows: Mapping[str, Row | str]) -> None:
+    """What a second core brings."""
+    for label in ("eager", "compile"):
+        one, two = rows[label], rows.get(f"{label}, threads=2", "")
+        if isinstance(one, Row) and isinstance(two, Row):
+            wall = f"{one.wall_rate:,.0f} to {two.wall_rate:,.0f} env steps per wall s"
+            print(f"  {label}, a second core: {wall}, {two.wall_rate / one.wall_rate:.2f}x; ", end="")
+            print(f"CPU time {one.rate / two.rate:.2f}x")
+
+
+def line(what: Any, *cells: str) -> None:
+    print(f"  {what!s:>26}" + "".join(f"{text:>21}" for text in cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What PPO costs, side by side with its peers.")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them by default")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of `solve`")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of `throughput` and `adapter`")
+    parser.add_argument("--micro-batch", type=int, nargs="*", default=[2048], help="further rows of `throughput`")
+    parser.add_argument("--purejaxrl", type=Path, help="a checkout of github.com/luchris429/purejaxrl")
+    options = vars(parser.parse_args())
+    parts = options.pop("parts") or PARTS
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    for name in parts:
+        {"solve": solve, "throughput": throughput, "adapter": adapter}[name](**options)
+
+
+if __name__ == "__main__":
+    main()

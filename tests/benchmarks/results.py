@@ -1,0 +1,213 @@
+"""What is learned, by seed: trains every row, keeps each run, and makes docs/results.md of what the runs hold.
+
+    python tests/benchmarks/results.py train [NAME ...] [--seeds 3] [--runs runs/results]
+    python tests/benchmarks/results.py table [--runs runs/results] [--output docs/results.md]
+
+`train` leaves out the runs that are there already. Every run is a process of its own, on one core with one thread; at
+its end its greedy policy plays 100 episodes in environments of a seed that training has not seen, which stand in
+`result.json` beside the run's trajectories. `table` trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+EPISODES = 100  # of the greedy policy, at the end of a run
+RESAMPLES = 10_000
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    target: str
+    kind: str  # "recipe", or the name of a function below that returns a loop and the environment to evaluate in
+    options: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+
+ROWS = {
+    "cartpole": Row("CartPole-v1, PPO", "500", "recipe"),
+    "acrobot": Row("Acrobot-v1, PPO", ">= -85", "recipe"),
+    "pendulum-ppo": Row("Pendulum-v1, PPO", ">= -250", "recipe"),
+    "mountaincar": Row("MountainCar-v0, PPO", ">= -120", "recipe"),
+    "lunarlander": Row("LunarLander-v3, PPO", ">= 200", "recipe"),
+    "memory-lstm": Row("Memory, PPO with an LSTM", ">= 0.95", "recipe", {"recipe": "memory-ppo", "core": "lstm"}),
+    "memory-mingru": Row("Memory, PPO with a minGRU", ">= 0.95", "recipe", {"recipe": "memory-ppo", "core": "mingru"}),
+    "memory-mlp": Row("Memory, PPO without a core", "chance: 0.5", "recipe", {"recipe": "memory-ppo", "core": "none"}),
+    "sign-bandit": Row("JaxDEM's bandit, PPO", "mean action > 0.5", "probe", {"probe": "SignBandit"}),
+    "open-corridor": Row("JaxDEM's corridor, PPO", "mean action > 0.55", "probe", {"probe": "OpenCorridor"}),
+    "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
+    "halfcheetah-sb3": Row("HalfCheetah-v5, Stable-Baselines3", "", "sb3"),
+}
+
+
+def train_one(name: str, seed: int, folder: Path) -> None:
+    """One run, in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    row = ROWS[name]
+    began = time.process_time()
+    score = {"recipe": of_recipe, "probe": of_probe, "sb3": of_stable_baselines}[row.kind]
+    result = score(name, seed, folder, **row.options)
+    result |= {"name": name, "seed": seed, "cpu_seconds": time.process_time() - began}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **options: Any) -> dict[str, Any]:
+    """A recipe under its own defaults, as `rein train` runs it."""
+    import rein
+    from rein.cli.listing import find
+
+    store = rein.HDF5Store(folder)
+    loop = find(recipe or name)(store, seed=seed, **options)
+    final = loop.run()
+    store.close()
+    greedy = rein.evaluate(loop.parts["agent"].policy(), fresh(loop.parts["environment"], seed), EPISODES)
+    return {"score": greedy.mean_return, "env_steps": final.clocks.env_steps, "solved": "solved" in final.memory}
+
+
+def fresh(environment: Any, seed: int) -> Any:
+    """Environments of the same kind, of a seed that training has not seen."""
+    from rein.integrations.gymnasium import GymnasiumEnvironment
+
+    if isinstance(environment, GymnasiumEnvironment):
+        return GymnasiumEnvironment(environment.id, num_envs=10, seed=10_000 + seed, **environment.options)
+    return type(environment)(EPISODES, seed=10_000 + seed)
+
+
+def of_probe(name: str, seed: int, folder: Path, probe: str) -> dict[str, Any]:
+    """A task of JaxDEM's tests, at its budget: the mean action of the policy as it explores, as there."""
+    import rein
+    from rein.agents.ppo import PPO
+    from rein.envs.probes import jaxdem
+
+    environment = getattr(jaxdem, probe)(256, seed=seed)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = PPO(*spaces, rollout_steps=8, learning_rate=3e-3, seed=seed)
+    with rein.HDF5Store(folder) as store:
+        final = rein.train(agent, environment, store, epochs=300, iterations=8)
+        actions = np.concatenate([rein.open_run(folder).epoch(final.epoch).fields["action"]])
+    return {"score": float(actions.mean()), "env_steps": final.clocks.env_steps, "solved": None}
+
+
+def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Stable-Baselines3 under rl-zoo's parameters for HalfCheetah-v4, for the env steps of our recipe."""
+    import gymnasium
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+    from torch import nn
+
+    ours = json.loads((folder.parent / f"halfcheetah-ppo-{seed}" / "result.json").read_text())
+    environment = VecNormalize(DummyVecEnv([lambda: gymnasium.make("HalfCheetah-v5")]), gamma=0.98)
+    network = {"log_std_init": -2, "ortho_init": False, "activation_fn": nn.ReLU, "net_arch": [256, 256]}
+    tuned = {"batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762}
+    tuned |= {"clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096}
+    agent = PPO("MlpPolicy", environment, seed=seed, policy_kwargs=network, device="cpu", **tuned)
+    agent.learn(ours["env_steps"])
+    environment.training = environment.norm_reward = False
+    environment.seed(10_000 + seed)
+    score, _ = evaluate_policy(agent, environment, n_eval_episodes=EPISODES // 5)
+    return {"score": float(score), "env_steps": agent.num_timesteps, "solved": None}
+
+
+def iqm(scores: np.ndarray) -> float:
+    """The interquartile mean, a quarter of the runs (rounded down) left out at each end.
+
+    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
+    """
+    cut = len(scores) // 4
+    return float(np.sort(scores)[cut : len(scores) - cut].mean())
+
+
+def interval(scores: np.ndarray) -> tuple[float, float]:
+    """95 % of the interquartile means of runs drawn with replacement (percentile bootstrap)."""
+    drawn = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
+    means = [iqm(scores[index]) for index in drawn]
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+
+
+def table(runs: Path) -> str:
+    """The page: what every run that is there reached."""
+    lines = [INTRODUCTION, "| task | target | runs | score, IQM (95 % interval) | each run | env steps | CPU s |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, row in ROWS.items():
+        found = [json.loads(path.read_text()) for path in sorted(runs.glob(f"{name}-[0-9]*/result.json"))]
+        if not found:
+            continue
+        scores = np.array([result["score"] for result in found])
+        low, high = interval(scores)
+        steps, seconds = (float(np.median([result[key] for result in found])) for key in ("env_steps", "cpu_seconds"))
+        each = ", ".join(f"{score:.4g}" for score in scores)
+        lines.append(
+            f"| {row.what} | {row.target} | {len(found)} | {iqm(scores):.4g} ({low:.4g} to {high:.4g}) | {each} "
+            f"| {steps:,.0f} | {seconds:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# What is learned
+
+Each run begins with its own seed, in a process of its own, on one core with one thread, under the defaults of the
+recipe of that name (`rein train NAME --seed k`). The score is the mean return of 100 episodes that the greedy policy
+plays, when training has ended, in environments of another seed; for JaxDEM's two tasks it is the mean action of the
+last rollout, as its tests ask for. The interquartile mean leaves out a quarter of the runs at each end, and the
+interval is that of 10,000 resamples of the runs (Agarwal et al. 2021): of so few runs, it says little more than their
+spread. Env steps and CPU seconds (imports left out) are medians, to the end of the run: where a recipe stops when it is
+solved, that is when.
+
+The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind.
+"""
+
+
+def train_all(names: list[str], seeds: int, runs: Path) -> None:
+    """Every row and seed that is not there yet, one after another."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in names or ROWS:
+        for seed in range(seeds):
+            folder = runs / f"{name}-{seed}"
+            if (folder / "result.json").exists():
+                continue
+            command = [sys.executable, __file__, "one", name, str(seed), str(folder)]
+            subprocess.run(command, check=True, env=environment)
+            result = json.loads((folder / "result.json").read_text())
+            said = (f"{key}={result[key]}" for key in ("score", "env_steps", "solved", "cpu_seconds"))
+            print(name, seed, *said, flush=True)
+
+
+def main() -> None:
+    """What the words ask for."""
+    words = sys.argv[1:]
+    if words[:1] == ["one"]:
+        train_one(words[1], int(words[2]), Path(words[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["train", "table"], nargs="?", default="table")
+    parser.add_argument("names", nargs="*", choices=[*ROWS, []], help="rows; all by default")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs/results"))
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(words)
+    if options.what == "train":
+        train_all(options.names, options.seeds, options.runs)
+    page = functools.partial(table, options.runs)
+    if options.output is not None:
+        options.output.write_text(page())
+    else:
+        print(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The gradient that is written out is the one that autograd finds."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.learning.closed_form import closed_form_gradient, has_closed_form
+from rein.learning.policy_loss import Batch, Coefficients, policy_loss
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.recurrent import LSTM
+
+FEATURES, ROWS = 5, 37
+DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
+OBSERVATION = spaces.Box(-1.0, 1.0, (FEATURES,))
+
+
+def networks_of(action_space, dtype=torch.float64, **shape) -> ActorCritic:
+    made = ActorCritic(OBSERVATION, action_space, torch.Generator().manual_seed(0), **{"hidden": (16, 8), **shape})
+    with torch.no_grad():  # away from the small gain of the head, so that every part of the gradient counts
+        made.policy_head.linear.weight.mul_(50.0)
+    return made.to(dtype)
+
+
+def batch_of(networks, masked, dtype=torch.float64) -> Batch:
+    drawn = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, FEATURES, generator=drawn, dtype=dtype)
+    with torch.no_grad():
+        distribution, value = networks(x)
+        sample = distribution.sample(drawn)
+        moved = distribution.log_prob(sample) + 0.3 * torch.randn(ROWS, generator=drawn, dtype=dtype)
+    advantage, target = torch.randn(2, ROWS, generator=drawn, dtype=dtype)
+    valid = torch.rand(ROWS, generator=drawn) < 0.7 if masked else None
+    return Batch(x, sample, moved, value, advantage, target, valid)
+
+
+def both(networks, batch, coefficients, share=None):
+    loss, metrics = policy_loss(networks, batch, coefficients)
+    scale = 1.0 if share is None else share
+    autograd = torch.autograd.grad(loss * scale, [*networks.parameters()])
+    found = closed_form_gradient(networks, batch, coefficients, share, report=True)
+    assert found is not None
+    return (autograd, {name: value * scale for name, value in metrics.items()}), found
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+@pytest.mark.parametrize("clip", [0.2, None], ids=["clipped", "plain"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_it_is_what_autograd_finds(space, shared, activation, clip, entropy, masked):
+    networks = networks_of(space, shared=shared, activation=activation)
+    batch = batch_of(networks, masked)
+    (expected, said), (found, reported) = both(networks, batch, Coefficients(clip, 0.5, entropy), share=0.25)
+    names = [name for name, _ in networks.named_parameters()]
+    assert len(found) == len(names)
+    for name, one, other in zip(names, expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-14, msg=lambda text, name=name: f"{name}: {text}")
+    assert reported == said
+
+
+def test_a_squashed_policy_has_one_too():
+    networks = networks_of(BOX, squash=True)
+    (expected, _), (found, _) = both(networks, batch_of(networks, masked=True), Coefficients(0.2, 0.5, 0.0))
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "coefficients"),
+    [
+        (BOX, {"squash": True}, Coefficients(0.2, 0.5, 0.01)),
+        (DISCRETE, {}, Coefficients(0.2, 0.5, 0.0, value_clip=0.2)),
+    ],
+    ids=["entropy of a squashed policy", "clipped values"],
+)
+def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients):
+    networks = networks_of(space, **shape)
+    assert closed_form_gradient(networks, batch_of(networks, False), coefficients, None, report=False) is None
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (spaces.MultiDiscrete([2, 3]), {}),
+        (BOX, {"state_dependent_std": True}),
+        (DISCRETE, {"activation": "gelu"}),
+        (DISCRETE, {"hidden": ()}),
+        (DISCRETE, {"core": functools.partial(LSTM, features=8)}),
+    ],
+    ids=["several actions", "a deviation of the observation", "another activation", "no layers", "recurrent"],
+)
+def test_other_networks_have_none(space, shape):
+    assert not has_closed_form(networks_of(space, **shape))
+    assert has_closed_form(networks_of(DISCRETE))

@@ -1,0 +1,119 @@
+"""The loss of policy-gradient agents, term by term.
+
+Shapes: M rows, F features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.learning.policy_loss import Batch, Coefficients, policy_loss
+from rein.networks.actor_critic import ActorCritic
+from rein.ops.random import generator
+
+M, F = 40, 3
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "numbers"))
+
+
+def networks() -> ActorCritic:
+    drawn = generator(0, "networks")
+    return ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(4), drawn, hidden=(8,))
+
+
+def batch(made: ActorCritic) -> Batch:
+    x = numbers(M, F)
+    with torch.no_grad():
+        distribution, value = made(x)
+        sample = distribution.sample(generator(1, "sample"))
+    advantage, target = numbers(M, seed=2), numbers(M, seed=3)
+    return Batch(x, sample, distribution.log_prob(sample), value, advantage, target)
+
+
+def gradients(made: ActorCritic, rows: Batch, coefficients: Coefficients) -> list[Tensor]:
+    loss, _ = policy_loss(made, rows, coefficients)
+    return list(torch.autograd.grad(loss, [*made.parameters()], allow_unused=True, materialize_grads=True))
+
+
+def test_it_is_the_sum_of_its_terms() -> None:
+    made = networks()
+    loss, said = policy_loss(made, batch(made), Coefficients(0.2, 0.5, 0.1))
+    torch.testing.assert_close(loss, said["policy_loss"] + 0.5 * said["value_loss"] - 0.1 * said["entropy"])
+    distribution, value = made(batch(made).features)
+    torch.testing.assert_close(said["entropy"], distribution.entropy().mean())
+    torch.testing.assert_close(said["value_loss"], 0.5 * (value - batch(made).target).square().mean())
+
+
+def test_at_a_ratio_of_one_the_surrogate_has_the_gradient_of_the_policy() -> None:
+    made = networks()
+    rows = batch(made)
+    clipped, plain = (gradients(made, rows, Coefficients(clip, 0.5, 0.0)) for clip in (0.2, None))
+    for one, other in zip(clipped, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_beyond_the_clip_only_what_goes_back_is_learned() -> None:
+    """A ratio of e that is too large already: a positive advantage teaches nothing, a negative one does."""
+    made = networks()
+    rows = batch(made)
+    rows = rows._replace(log_prob=rows.log_prob - 1.0)
+    for sign, learns in ((1.0, False), (-1.0, True)):
+        some = gradients(made, rows._replace(advantage=sign * rows.advantage.abs()), Coefficients(0.2, 0.0, 0.0))
+        assert any(gradient.any() for gradient in some) == learns
+    _, said = policy_loss(made, rows, Coefficients(0.2, 0.0, 0.0))
+    assert said["ratio"].item() == pytest.approx(math.e, rel=1e-5)
+    assert said["clip_fraction"].item() == 1.0
+    assert said["approx_kl"].item() == pytest.approx(math.e - 2.0, rel=1e-4)
+
+
+def test_the_bonus_is_for_entropy_and_not_against_it() -> None:
+    """Down the gradient of the bonus alone entropy rises."""
+    made = networks()
+    with torch.no_grad():
+        made.policy_head.linear.weight.mul_(300.0)
+    rows = batch(made)._replace(advantage=torch.zeros(M))
+    before = made(rows.features)[0].entropy().mean()
+    some = gradients(made, rows, Coefficients(0.2, 0.0, 1.0))
+    with torch.no_grad():
+        for parameter, gradient in zip(made.parameters(), some, strict=True):
+            parameter.sub_(0.1 * gradient)
+    assert made(rows.features)[0].entropy().mean() > before
+
+
+def test_a_value_beyond_its_clip_from_where_it_was_learns_nothing_more() -> None:
+    made = networks()
+    rows = batch(made)
+    rows = rows._replace(value=rows.value - 1.0, target=rows.value + 1.0, advantage=torch.zeros(M))
+    assert any(g.any() for g in gradients(made, rows, Coefficients(None, 0.5, 0.0)))
+    assert not any(g.any() for g in gradients(made, rows, Coefficients(None, 0.5, 0.0, value_clip=0.5)))
+
+
+def test_rows_that_are_no_data_teach_nothing_whatever_stands_in_them() -> None:
+    made = networks()
+    rows = batch(made)
+    valid = torch.arange(M) % 3 > 0
+    garbage = [torch.where(valid, column, 1e6) for column in (rows.advantage, rows.target)]
+    hidden = rows._replace(advantage=garbage[0], target=garbage[1], valid=valid)
+    some, alone = (gradients(made, b, Coefficients(0.2, 0.5, 0.01)) for b in (hidden, rows.rows(valid.nonzero()[:, 0])))
+    for one, other in zip(some, alone, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    (_, said), (_, expected) = (
+        policy_loss(made, b, Coefficients(0.2, 0.5, 0.01)) for b in (hidden, rows.rows(valid.nonzero()[:, 0]))
+    )
+    torch.testing.assert_close(said, expected)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+def test_a_number_and_a_tensor_weigh_the_same(entropy: float) -> None:
+    made = networks()
+    rows, numbers_ = batch(made), Coefficients(0.2, 0.5, entropy, 0.3)
+    tensors = Coefficients(*(torch.tensor(c) for c in numbers_))  # type: ignore[arg-type]
+    for one, other in zip(gradients(made, rows, numbers_), gradients(made, rows, tensors), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)

@@ -1,0 +1,404 @@
+"""Whole sequences drawn by their advantages: how often, with what weight, and what is revised after an update."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import rein
+from rein.agents.ppo import PPO
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Bandit, Corridor, Memory, Reach
+from rein.learning.policy_loss import Batch
+from rein.learning.segments import Segments, Sequences, Trace, draw_without_replacement, priorities
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.recurrent import GRU
+from rein.ops.random import generator
+from rein.ops.returns import gae
+from rein.schedules import linear
+from rein.testing import AgentContract
+
+T, N = 7, 6
+DISCOUNTS = {"gamma": 0.9, "lambda_": 0.8}
+CORES: dict[str, Any] = {"feed-forward": None, "recurrent": functools.partial(GRU, features=8)}
+each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+SMALL = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
+
+
+def fitted(environment: Any, **options: Any) -> PPO:
+    return PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestContract(AgentContract):
+    options: ClassVar[dict[str, Any]] = {}
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        segments = Segments(beta=linear(0.2, 1.0, updates=100), rho_clip=float("inf"))
+        return fitted(self.environment(1, 0), seed=seed, segments=segments, reward_smoothing=0.5, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+class TestBallContract(TestContract):
+    options: ClassVar[dict[str, Any]] = {"squash": "ball", "state_dependent_std": True}
+
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
+
+
+class Learning:
+    """A rollout of noise in a gridworld's spaces, as the agent would hand it over; with ends and invalid rows."""
+
+    def __init__(self, core: Any = None, segments: Segments | None = None, seed: int = 0) -> None:
+        stream, space = generator(seed, "rollout"), Gridworld(1)
+        networks = ActorCritic(
+            space.single_observation_space,
+            space.single_action_space,
+            generator(seed, "networks"),
+            hidden=(8,),
+            core=core,
+        )
+        for parameter in networks.parameters():
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=stream)
+        self.networks, self.recurrent = networks, core is not None
+        self.features = torch.randn(T, N, networks.encoder.features, generator=stream)
+        self.terminated, self.truncated, invalid = (torch.rand(3, T, N, generator=stream) < 0.15).unbind()
+        self.valid, self.reset = ~invalid, torch.rand(T, N, generator=stream) < 0.2
+        self.carry = torch.randn(N, networks.carry_size, generator=stream)
+        self.action = torch.randint(4, (T, N), generator=stream)
+        self.reward, self.bootstrap = torch.randn(2, T, N, generator=stream).unbind()
+        self.log_prob, self.value = self.look()
+        self.trace = Trace(self.reward, self.terminated, self.truncated, self.next_value(self.value), self.valid)
+        advantage = gae(*self.trace[:3], self.value, self.trace.next_value, self.valid, **DISCOUNTS)
+        shaped = (lambda x: x) if self.recurrent else (lambda x: x.flatten(0, 1))
+        columns = self.features, self.action, self.log_prob, self.value, advantage, advantage + self.value, self.valid
+        own = (self.reset, self.carry) if self.recurrent else ()
+        self.batch = Batch(*(shaped(column) for column in columns), *own)
+        self.sequences = Sequences(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
+
+    def look(self) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            if self.recurrent:
+                distribution, value = self.networks.sequence(self.features, self.carry, self.reset)
+                return distribution.log_prob(self.action), value
+            distribution, value = self.networks(self.features.flatten(0, 1))
+            return distribution.log_prob(self.action.flatten()).view(T, N), value.view(T, N)
+
+    def next_value(self, value: Tensor) -> Tensor:
+        cut = self.truncated.clone()
+        cut[-1] = True
+        return torch.where(cut, self.bootstrap, value.roll(-1, 0))
+
+    def change(self, size: float = 0.2) -> None:
+        for k, parameter in enumerate(self.networks.parameters()):
+            parameter.data += size * torch.randn(parameter.shape, generator=generator(k, "change"))
+
+    def revise(self, *environments: int) -> None:
+        index = torch.tensor(environments)
+        self.sequences.revise(index, self.sequences.rows(index))
+
+
+def corrected(x: Learning, rho_clip: float, c_clip: float) -> tuple[Tensor, Tensor]:
+    """Advantages and targets by the definition of V-trace, one row at a time; the advantage without its own rho."""
+    log_prob, value = (column.double() for column in x.look())
+    ratio, next_value = (log_prob - x.log_prob).exp(), x.next_value(value)
+    advantage, target = torch.zeros(T, N).double(), torch.zeros(T, N).double()
+    gamma, lambda_ = DISCOUNTS["gamma"], DISCOUNTS["lambda_"]
+    for n in range(N):
+        beyond = 0.0  # D of the next row
+        for t in range(T - 1, -1, -1):
+            if not x.valid[t, n]:
+                beyond = 0.0
+                continue
+            ends = x.terminated[t, n] or x.truncated[t, n] or t == T - 1 or not x.valid[t + 1, n]
+            carried = 0.0 if ends else gamma * lambda_ * beyond
+            delta = x.reward[t, n] + gamma * next_value[t, n] * ~x.terminated[t, n] - value[t, n]
+            rho, c = min(rho_clip, float(ratio[t, n])), min(c_clip, float(ratio[t, n]))
+            beyond = float(rho * delta + c * carried)
+            advantage[t, n], target[t, n] = delta + carried, value[t, n] + beyond
+    return advantage, target
+
+
+@each_core
+def test_with_unchanged_parameters_revised_advantages_are_those_of_gae(core: Any) -> None:
+    x = Learning(core)
+    before = x.sequences.advantage_TN.clone(), torch.where(x.valid, x.sequences.target_TN, 0.0)
+    x.revise(*range(N))
+    torch.testing.assert_close(x.sequences.advantage_TN, before[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x.sequences.target_TN, before[1], rtol=1e-4, atol=1e-5)
+    assert x.sequences.advantage_TN.any()
+
+
+@each_core
+@pytest.mark.parametrize("clips", [(1.0, 1.0), (0.7, 0.4), (float("inf"), 1.3)])
+def test_after_a_change_they_are_those_of_the_policy_as_it_is(core: Any, clips: tuple[float, float]) -> None:
+    x = Learning(core, Segments(rho_clip=clips[0], c_clip=clips[1]))
+    x.change()
+    x.revise(4, 1, 3)
+    advantage, target = (result.float() for result in corrected(x, *clips))
+    untouched = Learning(core).sequences
+    for n in range(N):
+        expected = (advantage, target) if n in (4, 1, 3) else (untouched.advantage_TN, untouched.target_TN)
+        torch.testing.assert_close(x.sequences.advantage_TN[:, n], expected[0][:, n], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(x.sequences.target_TN[:, n], expected[1][:, n], rtol=1e-3, atol=1e-4)
+
+
+@each_core
+def test_the_rollout_itself_stays_as_it_was(core: Any) -> None:
+    x = Learning(core)
+    before = [column if column is None else column.clone() for column in (*x.batch, *x.trace)]
+    x.change()
+    x.revise(*range(N))
+    for column, kept in zip((*x.batch, *x.trace), before, strict=True):
+        assert (column is None and kept is None) or torch.equal(column, kept)
+
+
+@each_core
+def test_what_is_drawn_are_the_sequences_of_environments_in_order_of_time(core: Any) -> None:
+    x = Learning(core)
+    x.change()
+    x.revise(*range(N))
+    index = torch.tensor([5, 0, 2])
+    drawn = x.sequences.rows(index)
+    shape = (T, 3, -1)
+    for mine, theirs in (
+        (drawn.features, x.features),
+        (drawn.sample, x.action),
+        (drawn.log_prob, x.log_prob),
+        (drawn.value, x.value),
+        (drawn.advantage, x.sequences.advantage_TN),
+        (drawn.target, x.sequences.target_TN),
+        (drawn.valid, x.valid),
+    ):
+        assert torch.equal(mine.reshape(shape), theirs[:, index].reshape(shape))
+    if x.recurrent:
+        assert torch.equal(drawn.carry, x.carry[index])
+        assert torch.equal(drawn.reset, x.reset[:, index])
+
+
+def test_invalid_rows_give_no_priority_and_no_advantage_whatever_stands_in_them() -> None:
+    x, other = Learning(), Learning()
+    hidden = ~other.valid
+    other.log_prob.masked_fill_(hidden, float("nan"))
+    other.reward.masked_fill_(hidden, float("nan"))
+    other.batch.log_prob.view(T, N).masked_fill_(hidden, float("nan"))
+    for mine in (x, other):
+        mine.change()
+        mine.revise(*range(N))
+    assert torch.equal(x.sequences.advantage_TN, other.sequences.advantage_TN)
+    assert not x.sequences.advantage_TN[hidden].any()
+
+
+def test_priorities_are_powers_of_sums_of_absolute_advantages() -> None:
+    advantage = torch.tensor([[1.0, -3.0, 0.0], [-1.0, 5.0, 0.0]])
+    torch.testing.assert_close(priorities(advantage, 0.5), torch.tensor([0.5, 1.0, 1e-6]))
+    assert priorities(advantage, 0.0).tolist() == [1.0, 1.0, 1.0]
+    assert len(priorities(torch.zeros(2, 3), 0.8).unique()) == 1
+
+
+RATES = torch.tensor([1.0, 0.5, 0.25, 0.125, 0.125])
+
+
+def drawn_often(count: int, times: int = 20_000) -> list[tuple[Tensor, Tensor]]:
+    stream = generator(0, "agent")
+    return [draw_without_replacement(RATES, count, stream) for _ in range(times)]
+
+
+def test_the_first_is_drawn_in_proportion_to_its_rate_and_the_second_to_what_is_left() -> None:
+    times = 20_000
+    first, second = torch.stack([index for index, _ in drawn_often(2, times)]).unbind(1)
+    share = RATES / RATES.sum()
+    assert (first != second).all()
+    assert ((first.bincount(minlength=5) / times - share).abs() < 4.0 * (share * (1 - share) / times).sqrt()).all()
+    after = second[first == 0].bincount(minlength=5)[1:]
+    left = RATES[1:] / RATES[1:].sum()
+    assert ((after / after.sum() - left).abs() < 4.0 * (left * (1 - left) / after.sum()).sqrt()).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_over_their_chances_what_is_drawn_stands_for_all(count: int) -> None:
+    """The mean of 1 / chance over all draws, 0 where one was not drawn, is 1 for each: so are sums of anything."""
+    found = drawn_often(count)
+    counted = torch.stack([torch.zeros(5).scatter(0, index, 1.0 / chance) for index, chance in found])
+    assert ((counted.mean(0) - 1.0).abs() < 4.0 * counted.std(0) / len(found) ** 0.5).all()
+
+
+def test_whoever_draws_all_draws_each_for_certain() -> None:
+    index, chance = draw_without_replacement(RATES, 5, generator(0, "agent"))
+    assert index.sort().values.tolist() == list(range(5))
+    assert chance.tolist() == [1.0] * 5
+
+
+def weights(segments: Segments, count: int = 3) -> list[tuple[Batch, Tensor]]:
+    x = Learning(segments=segments)
+    return list(x.sequences.minibatches(count, generator(1, "agent"), {"env_steps": 0, "updates": 0}))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 1.0), (0.8, 0.0)])
+def test_nothing_is_weighed_where_all_are_alike_or_nothing_is_made_up_for(alpha: float, beta: float) -> None:
+    found = weights(Segments(alpha, beta))
+    assert len(found) == 3
+    for drawn, weight in found:
+        assert drawn.value.shape == weight.shape == (T * 2,)
+        torch.testing.assert_close(weight, torch.ones(T * 2))
+
+
+def test_those_drawn_too_often_weigh_less_the_mean_weight_is_one_and_a_schedule_is_followed() -> None:
+    spreads = []
+    for beta in (0.5, 1.0, linear(1.0, 0.0, updates=100)):
+        found = weights(Segments(2.0, beta))
+        for drawn, weight in found[:1]:
+            priority, weight_S = drawn.advantage.view(T, 2).abs().sum(0), weight.view(T, 2)[0]
+            assert (priority[0] - priority[1]) * (weight_S[0] - weight_S[1]) < 0
+        assert all(weight.mean() == pytest.approx(1.0) for _, weight in found)
+        spreads.append(float(found[0][1].std()))
+    assert 0.0 < spreads[0] < spreads[1] == spreads[2]
+
+
+def test_a_uniform_draw_takes_all_environments_equally_often() -> None:
+    x, taken, times = Learning(segments=Segments(alpha=0.0)), torch.zeros(N), 3_000
+    stream, first = generator(2, "agent"), x.features[0, :, 0]
+    for _ in range(times):
+        drawn, _ = next(x.sequences.minibatches(2, stream, {"env_steps": 0, "updates": 0}))
+        taken += (drawn.features.view(T, 3, -1)[0, :, 0, None] == first).sum(0)
+    assert ((taken / times - 0.5).abs() < 4.0 * 0.5 / times**0.5).all()
+
+
+@each_core
+def test_after_each_update_its_sequences_are_revised_and_the_others_are_not(core: Any) -> None:
+    x, untouched = Learning(core), Learning(core).sequences.advantage_TN
+    steps = x.sequences.minibatches(3, generator(1, "agent"), {"env_steps": 0, "updates": 0})
+    drawn, _ = next(steps)
+    x.change()
+    assert torch.equal(x.sequences.advantage_TN, untouched)
+    next(steps)
+    expected, taken = corrected(x, 1.0, 1.0)[0].float(), []
+    for n in range(N):
+        taken.append(bool((drawn.log_prob.view(T, 2) == x.log_prob[:, n, None]).all(0).any()))
+        column = expected[:, n] if taken[n] else untouched[:, n]
+        torch.testing.assert_close(x.sequences.advantage_TN[:, n], column, rtol=1e-3, atol=1e-4)
+    assert sum(taken) == 2
+
+
+def learned(environment: Any, epochs: int = 1, **options: Any) -> PPO:
+    agent = fitted(environment, seed=0, **options)
+    rein.train(agent, environment, epochs=epochs, iterations=8)
+    return agent
+
+
+@each_core
+@pytest.mark.parametrize("normalize_advantage", [False, True])
+def test_where_one_update_takes_all_sequences_it_is_the_plain_method(core: Any, normalize_advantage: bool) -> None:
+    """For any alpha and beta: what is drawn for certain has nothing to make up for."""
+    agents = [
+        learned(
+            Gridworld(num_envs=8, seed=0, max_episode_steps=5),
+            core=core,
+            epochs=1,
+            minibatches=1,
+            normalize_advantage=normalize_advantage,
+            segments=segments,
+        )
+        for segments in (None, Segments(alpha=1.3, beta=0.9))
+    ]
+    for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+
+
+def test_the_weights_are_learned_by() -> None:
+    """One update draws the same sequences for any beta: only weights can differ, and with alpha = 0 they do not."""
+
+    def parameters(alpha: float, beta: float) -> Tensor:
+        environment, segments = Reach(num_envs=8, seed=0), Segments(alpha, beta)
+        agent = learned(environment, epochs=1, minibatches=2, max_grad_norm=None, guard=only_first(), segments=segments)
+        return torch.cat([parameter.detach().flatten() for parameter in agent.networks.parameters()])
+
+    assert not torch.equal(parameters(1.0, 0.0), parameters(1.0, 1.0))
+    torch.testing.assert_close(parameters(0.0, 0.0), parameters(0.0, 1.0))
+
+
+def only_first() -> Any:
+    """A guard that lets one update pass."""
+    asked: list[None] = []
+    return lambda metrics, gradients: (asked.append(None), len(asked) == 1)[1]
+
+
+def test_an_agent_makes_as_many_updates_as_it_is_told() -> None:
+    agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, epochs=3, minibatches=2, segments=Segments())
+    rein.train(agent, Gridworld(num_envs=7, seed=0, max_episode_steps=9), epochs=1, iterations=16)
+    assert agent.updates == 2 * 3 * 2
+
+
+PROBE = {"rollout_steps": 16, "epochs": 4, "minibatches": 4, "hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("make", "epochs", "options"),
+    [
+        (Bandit, 60, {}),
+        (functools.partial(Corridor, continuous=True), 80, {"squash": "ball", "state_dependent_std": True}),
+        (functools.partial(Memory, delay=1), 40, {"core": functools.partial(GRU, features=16)}),
+    ],
+    ids=["bandit", "corridor", "memory"],
+)
+def test_it_solves_the_probe(make: Any, epochs: int, options: dict[str, Any]) -> None:
+    environment, segments = make(64, seed=0), Segments(beta=linear(0.2, 1.0, updates=1_000))
+    agent = fitted(environment, seed=0, segments=segments, **{**PROBE, **options})
+    rein.train(agent, environment, epochs=epochs, iterations=16)
+    reached = rein.evaluate(agent.policy(), make(64, seed=1), 256).mean_return
+    assert reached >= 0.95 * environment.optimal_return
+
+
+def test_its_configuration_is_json_and_says_all() -> None:
+    segments = Segments(0.5, linear(0.2, 1.0, updates=10), c_clip=float("inf"))
+    config = fitted(Gridworld(1), segments=segments, reward_smoothing=0.3, squash="ball").config
+    assert config["segments"] == segments.config
+    again = Segments(**{**segments.config, "c_clip": float(segments.config["c_clip"])})
+    assert again == segments
+    assert fitted(Gridworld(1)).config["segments"] is None
+    json.dumps(config, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Segments(alpha=-0.1), r"Segments\(alpha=-0.1\): give a number from 0"),
+        (lambda: Segments(alpha=float("nan")), r"Segments\(alpha=nan\)"),
+        (lambda: Segments(beta=1.5), r"Segments\(beta=...\) goes from 1.5 to 1.5"),
+        (lambda: Segments(beta=linear(0.0, 2.0, updates=9)), "goes from 0.0 to 2.0"),
+        (lambda: Segments(rho_clip=0.0), r"Segments\(rho_clip=0.0\): give a positive number"),
+        (lambda: Segments(c_clip=float("nan")), r"Segments\(c_clip=nan\)"),
+        (lambda: fitted(Gridworld(1), reward_smoothing=1.2), r"PPO\(reward_smoothing=1.2\): give a number from 0"),
+        (
+            lambda: learned(Gridworld(num_envs=3, seed=0), minibatches=4, segments=Segments()),
+            "there are 3 environments",
+        ),
+    ],
+)
+def test_nonsense_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def smoothed(decay: float) -> list[Tensor]:
+    environment = Corridor(8, seed=0)
+    return [
+        parameter.detach() for parameter in learned(environment, epochs=4, reward_smoothing=decay).networks.parameters()
+    ]
+
+
+def test_smooth_rewards_are_learned_from_and_raw_ones_are_reported() -> None:
+    raw, smooth = smoothed(0.0), smoothed(0.9)
+    assert any(not torch.equal(one, other) for one, other in zip(raw, smooth, strict=True))
+    agent, environment = fitted(Corridor(8, seed=0), seed=0, reward_smoothing=0.9), Corridor(8, seed=0)
+    state = rein.train(agent, environment, epochs=4, iterations=40)
+    assert 0.0 <= state.metrics["episode_return"] <= 1.0

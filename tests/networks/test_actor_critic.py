@@ -1,0 +1,162 @@
+"""One look at an observation, a value and a distribution, whichever way the networks are asked.
+
+Shapes: T steps, N environments, F features, C numbers of a carry.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.ops.random import generator
+
+T, N, F = 6, 4, 3
+OBSERVATION = spaces.Box(-1.0, 1.0, (F,))
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "continuous": spaces.Box(-1.0, 1.0, (2,)),
+}
+CORES = {kind.__name__: functools.partial(kind, features=5) for kind in (LSTM, GRU, MinimalGRU)}
+
+
+def make(action: spaces.Space[Any] = ACTIONS["discrete"], **options: Any) -> ActorCritic:
+    return ActorCritic(OBSERVATION, action, generator(0, "networks"), hidden=(8, 7), **options)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "numbers"))
+
+
+def parts(distribution: Any) -> list[Tensor]:
+    """What says everything about a distribution."""
+    return [distribution.mode().float(), distribution.entropy(), distribution.log_prob(distribution.mode())]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for a, b in zip(parts(one), parts(other), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_policy_and_value_alone_are_those_of_both_together(action: str, shared: bool) -> None:
+    networks, x = make(ACTIONS[action], shared=shared), numbers(N, F)
+    distribution, value_N = networks(x)
+    assert value_N.shape == (N,)
+    torch.testing.assert_close(networks.value(x), value_N)
+    alone, carry = networks.policy(x)
+    assert_same(alone, distribution)
+    assert carry is None and networks.carry_size == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("core", CORES)
+def test_with_a_core_policy_and_value_alone_are_those_of_both_together(core: str, shared: bool) -> None:
+    networks, x = make(core=CORES[core], shared=shared), numbers(N, F)
+    carry = numbers(N, networks.carry_size, seed=1)
+    distribution, value_N, after = networks.step(x, carry)
+    torch.testing.assert_close(networks.value(x, carry), value_N)
+    alone, after_alone = networks.policy(x, carry)
+    assert_same(alone, distribution)
+    assert after is not None and after_alone is not None
+    torch.testing.assert_close(after_alone, after)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("action", ["discrete", "continuous"])
+def test_a_sequence_is_its_steps(action: str, core: str, shared: bool) -> None:
+    networks, x_TNF = make(ACTIONS[action], core=CORES[core], shared=shared), numbers(T, N, F)
+    carry = first = numbers(N, networks.carry_size, seed=1)
+    reset_TN = numbers(T, N, seed=2) < -0.5
+    said = []
+    for x_NF, reset_N in zip(x_TNF, reset_TN, strict=True):
+        distribution, value_N, carry = networks.step(x_NF, torch.where(reset_N[:, None], 0.0, carry))
+        said.append([*parts(distribution), value_N])
+    distribution, value_TN = networks.sequence(x_TNF, first, reset_TN)
+    for stepped, whole in zip(zip(*said, strict=True), [*parts(distribution), value_TN], strict=True):
+        torch.testing.assert_close(torch.stack(stepped), whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_actor_and_critic_have_memories_of_their_own(core: str) -> None:
+    """What the critic remembers does not change the policy, nor the other way round."""
+    networks, x = make(core=CORES[core]), numbers(N, F)
+    carry = numbers(N, networks.carry_size, seed=1)
+    actor, critic = carry.clone(), carry.clone()
+    half = networks.carry_size // 2
+    actor[:, :half] += 1.0
+    critic[:, half:] += 1.0
+    (before, value_N, _), (moved, same_N, _), (kept, other_N, _) = (networks.step(x, c) for c in (carry, actor, critic))
+    assert torch.equal(same_N, value_N) and not torch.equal(other_N, value_N)
+    assert torch.equal(kept.entropy(), before.entropy()) and not torch.equal(moved.entropy(), before.entropy())
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_no_gradient_and_no_memory_crosses_a_reset(core: str) -> None:
+    networks, reset_TN = make(core=CORES[core]), torch.zeros(T, N, dtype=torch.bool)
+    reset_TN[3] = True
+    x_TNF, carry = numbers(T, N, F).requires_grad_(), numbers(N, networks.carry_size, seed=1).requires_grad_()
+    distribution, value_TN = networks.sequence(x_TNF, carry, reset_TN)
+    said = value_TN[3:].sum() + distribution.entropy()[3:].sum()
+    to_x, to_carry = torch.autograd.grad(said, [x_TNF, carry])
+    assert not to_x[:3].any() and not to_carry.any()
+    assert to_x[3:].abs().amin(2).gt(0.0).all()
+    _, after = networks.sequence(torch.cat([x_TNF[:3] + 1.0, x_TNF[3:]]), carry - 1.0, reset_TN)
+    assert torch.equal(after[3:], value_TN[3:])
+    assert not torch.equal(after[:3], value_TN[:3])
+
+
+@pytest.mark.parametrize(("shape", "first"), [((84, 84, 3), False), ((3, 84, 84), True), ((40, 36, 1), False)])
+def test_images_go_through_the_stem_which_learns_from_both(shape: tuple[int, ...], first: bool) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    networks = ActorCritic(space, ACTIONS["discrete"], generator(0, "networks"), hidden=(8,))
+    image = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "images"))
+    distribution, value_N = networks(networks.encoder(image))
+    torch.testing.assert_close(networks.value(image), value_N)
+    assert networks.stem is not None
+    for what in (value_N.sum(), distribution.entropy().sum()):
+        gradients = torch.autograd.grad(what, [*networks.stem.parameters()], retain_graph=True)
+        assert all(gradient.any() for gradient in gradients)
+
+
+def test_sequences_of_images_are_images() -> None:
+    space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    networks = ActorCritic(space, ACTIONS["discrete"], generator(0, "networks"), hidden=(8,), core=CORES["GRU"])
+    image = torch.randint(0, 256, (3, 2, 36, 36, 1), dtype=torch.uint8, generator=generator(0, "images"))
+    carry = torch.zeros(2, networks.carry_size)
+    _, value_TN = networks.sequence(image, carry, torch.zeros(3, 2, dtype=torch.bool))
+    torch.testing.assert_close(value_TN[0], networks.value(image[0], carry), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("core", [None, *CORES])
+def test_parameters_are_drawn_under_the_generator_alone(core: str | None) -> None:
+    torch.manual_seed(1)
+    position = torch.get_rng_state()
+    one, other = (make(core=CORES[core] if core else None).state_dict() for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), position)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_under_autocast_products_alone_are_in_half_precision(core: str) -> None:
+    """What is remembered stays in single: in half precision a gate near 1 would be 1, and forget nothing or all."""
+    networks, x_TNF = make(core=CORES[core]), numbers(T, N, F)
+    first, reset_TN = torch.zeros(N, networks.carry_size), torch.zeros(T, N, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, rough_TN = networks.sequence(x_TNF, first, reset_TN)
+        _, _, carry = networks.step(x_TNF[0], first)
+        y_TNH, last = networks.cores[0].sequence(numbers(T, N, 7), first.chunk(2, 1)[0], reset_TN)  # type: ignore[operator]
+    _, value_TN = networks.sequence(x_TNF, first, reset_TN)
+    torch.testing.assert_close(rough_TN.float(), value_TN, atol=0.03, rtol=0.03)
+    assert carry is not None
+    assert {carry.dtype, y_TNH.dtype, last.dtype} == {torch.float32}

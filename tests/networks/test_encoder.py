@@ -1,0 +1,95 @@
+"""What networks are given of an observation: numbers, normalized numbers, or the image itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.networks.encoder import Encoder
+from rein.ops.random import generator
+
+CPU = torch.device("cpu")
+VECTOR = spaces.Box(-10.0, 10.0, (3,))
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    return 3.0 + 2.0 * torch.randn(*shape, generator=generator(seed, "rows"))
+
+
+def image(*shape: int) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84, 3), (4, 84, 84), (36, 40, 3), (3, 40, 36)])
+def test_large_images_are_handed_on_as_they_are(shape: tuple[int, ...]) -> None:
+    encoder = Encoder(image(*shape), CPU)
+    x = torch.zeros(2, *shape, dtype=torch.uint8)
+    assert encoder.image and encoder(x) is x
+
+
+@pytest.mark.parametrize("shape", [(35, 84, 3), (3, 84, 35), (10, 10, 4), (40, 5, 50), (50, 5, 40)])
+def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
+    """Also where two dimensions are large and the one between them, a side of the image, is not."""
+    encoder = Encoder(image(*shape), CPU)
+    x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "rows"))
+    assert not encoder.image
+    assert encoder.features == int(np.prod(shape))
+    assert torch.equal(encoder(x), x.flatten(1).float())
+
+
+def test_dictionaries_become_vectors() -> None:
+    space = spaces.Dict({"position": VECTOR, "cell": spaces.Discrete(4)})
+    encoder = Encoder(space, CPU, normalize=True)
+    observation = {"position": rows(5, 3), "cell": torch.tensor([0, 1, 2, 3, 0])}
+    encoder.update(observation)
+    assert encoder(observation).shape == (5, encoder.features) == (5, 7)
+
+
+def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
+    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(500, 3)
+    encoder.update(x)
+    torch.testing.assert_close(encoder(x).mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(encoder(x).std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+
+
+def test_looking_changes_nothing_and_updating_does() -> None:
+    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(20, 3)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    first = encoder(x)
+    assert torch.equal(encoder(x), first)
+    assert all(torch.equal(value, encoder.state_dict()[name]) for name, value in before.items())
+    encoder.update(x)
+    assert not torch.equal(encoder(x), first)
+
+
+def test_rows_that_are_not_valid_are_in_no_statistic() -> None:
+    one, other = (Encoder(VECTOR, CPU, normalize=True) for _ in range(2))
+    x, valid_N = rows(20, 3), torch.arange(20) % 3 > 0
+    one.update(x, valid_N)
+    other.update(torch.where(valid_N[:, None], x, torch.nan), valid_N)
+    third = Encoder(VECTOR, CPU, normalize=True)
+    third.update(x[valid_N])
+    assert torch.equal(one(x), other(x))
+    torch.testing.assert_close(one(x), third(x))
+
+
+def test_observations_are_left_as_they_are() -> None:
+    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(20, 3)
+    kept = x.clone()
+    encoder.update(x)
+    encoder(x)
+    assert torch.equal(x, kept)
+
+
+def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
+    encoder = Encoder(VECTOR, CPU, normalize=True)
+    assert not [*encoder.parameters()]
+    assert not encoder(rows(2, 3).requires_grad_()).requires_grad
+
+
+def test_an_image_is_not_normalized_twice() -> None:
+    with pytest.raises(ValueError, match=r"normalize_observation=True: an image, .* is scaled to \[0, 1\] anyway"):
+        Encoder(image(84, 84, 3), CPU, normalize=True)

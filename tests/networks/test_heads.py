@@ -1,0 +1,76 @@
+"""Heads for continuous actions: how their standard deviation is made, and how their samples are bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.networks.heads import ContinuousHead, action_head
+from rein.ops.distributions import BallNormal, Normal, SquashedNormal
+from rein.ops.random import generator
+
+ACTIONS = spaces.Box(-2.0, 2.0, (3,))
+KINDS: dict[bool | str, type] = {False: Normal, True: SquashedNormal, "ball": BallNormal}
+
+
+def head(space: spaces.Box = ACTIONS, **options: Any) -> ContinuousHead:
+    made = action_head(8, space, generator(0, "networks"), gain=1.0, **options)
+    assert isinstance(made, ContinuousHead)
+    return made
+
+
+def features(rows: int = 5) -> torch.Tensor:
+    return torch.randn(rows, 8, generator=generator(1, "features"))
+
+
+@pytest.mark.parametrize("squash", KINDS)
+def test_an_observation_moves_the_deviation_only_where_it_is_asked_to(squash: bool | str) -> None:
+    free, made = head(squash=squash)(features()), head(squash=squash, state_dependent_std=True)(features())
+    assert type(free) is type(made) is KINDS[squash]
+    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]
+    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]
+    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_the_deviation_begins_where_it_is_told_to(state_dependent_std: bool) -> None:
+    made = head(log_std=-0.7, state_dependent_std=state_dependent_std)(torch.zeros(2, 8))
+    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]
+    assert not made.mean.any()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("squash", KINDS)
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_every_parameter_of_a_head_is_used(squash: bool | str, state_dependent_std: bool) -> None:
+    mine = head(squash=squash, state_dependent_std=state_dependent_std)
+    distribution = mine(features())
+    (distribution.log_prob(torch.ones(5, 3)) + distribution.entropy()).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in mine.parameters())
+
+
+def test_a_ball_bounds_the_length_and_a_box_the_parts() -> None:
+    sample = torch.full((5, 3), 30.0)
+    ball, box = (head(squash=squash) for squash in ("ball", True))
+    action = ball.to_action(ball(features()), sample)
+    torch.testing.assert_close(action.norm(dim=-1), torch.full((5,), 2.0))
+    assert ACTIONS.contains(action[0].numpy())
+    torch.testing.assert_close(box.to_action(box(features()), sample), torch.full((5, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("squash", "low", "high", "text"),
+    [
+        ("disc", [-1.0, -1.0], [1.0, 1.0], "squash='disc': use True, False or \"ball\""),
+        ("ball", [-1.0, -1.0], [1.0, np.inf], "squash='ball' needs an action space with finite bounds"),
+        ("ball", [-1.0, -1.0], [1.0, 2.0], 'squash="ball" needs an action space with bounds -r and r on all sides'),
+        ("ball", [0.0, 0.0], [1.0, 1.0], 'squash="ball" needs an action space with bounds -r and r on all sides'),
+        (True, [-np.inf, -1.0], [1.0, 1.0], "squash=True needs an action space with finite bounds"),
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(squash: bool | str, low: list[float], high: list[float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        head(spaces.Box(np.array(low, np.float32), np.array(high, np.float32)), squash=squash)
