@@ -10,7 +10,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions
+from rein.learning.options import OnPolicyOptions, fraction
 from rein.learning.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -41,7 +41,7 @@ class A2C(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **{**PAPER, **options})  # type: ignore[misc]
-        self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
+        self.gae_lambda, self.normalize_advantage = fraction(self, "gae_lambda", gae_lambda), normalize_advantage
 
     @property
     def config(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, at_least_one
+from rein.learning.options import OnPolicyOptions, as_json, at_least_one, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.ops.indices import minibatches as cut
 from rein.ops.returns import vtrace
@@ -52,7 +52,8 @@ class IMPALA(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.vtrace_lambda, self.rho_clip, self.c_clip = vtrace_lambda, rho_clip, c_clip
+        self.vtrace_lambda = fraction(self, "vtrace_lambda", vtrace_lambda)
+        self.rho_clip, self.c_clip = rho_clip, c_clip
         self.epochs = at_least_one(self, "epochs", epochs)
         self.minibatches = at_least_one(self, "minibatches", minibatches)
 
@@ -60,7 +61,7 @@ class IMPALA(OnPolicyAgent):
     def config(self) -> dict[str, Any]:
         """What it was built with, as JSON."""
         names = ("vtrace_lambda", "rho_clip", "c_clip", "epochs", "minibatches")
-        return {**super().config, **{name: getattr(self, name) for name in names}}
+        return {**super().config, **{name: as_json(getattr(self, name)) for name in names}}
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         reward_TN, valid_TN = self.rewards(), self.valid()

@@ -15,7 +15,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, as_json, at_least_one
+from rein.learning.options import OnPolicyOptions, as_json, at_least_one, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.learning.segments import Segments, Sequences, Trace
 from rein.ops.indices import minibatches as cut
@@ -66,15 +66,13 @@ class PPO(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.gae_lambda, self.clip = gae_lambda, as_schedule(clip)
+        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), as_schedule(clip)
         self.epochs, self.minibatches = (
             at_least_one(self, "epochs", epochs),
             at_least_one(self, "minibatches", minibatches),
         )
         self.value_clip, self.target_kl, self.normalize_advantage = value_clip, target_kl, normalize_advantage
-        if not 0.0 <= reward_smoothing <= 1.0:
-            raise ValueError(f"PPO(reward_smoothing={reward_smoothing}): give a number from 0 (off) to 1")
-        self.reward_smoothing, self.segments = reward_smoothing, segments
+        self.reward_smoothing, self.segments = fraction(self, "reward_smoothing", reward_smoothing), segments
 
     @property
     def config(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 from rein.types import Tree
 
 
@@ -112,6 +112,9 @@ class Rows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         length = int(state["length"])
+        for path, rows in leaves(state["fields"]):
+            if len(rows) != length:
+                raise ValueError(f"the field {path} has {len(rows)} rows, and the state {length}")
         self._capacity = max(self._capacity, length)
 
         def stored(rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.learner import Learner
-from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one
+from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one, fraction
 from rein.learning.policy import NetworkPolicy
 from rein.learning.policy_loss import Batch, policy_loss
 from rein.learning.update import default_optimizer, set_learning_rate
@@ -41,7 +41,7 @@ class OnPolicyAgent(abc.ABC):
         if unknown := self._options.keys() - DEFAULTS.keys():
             raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
         self.device = torch.device(self._options["device"])
-        self.gamma = self._options["gamma"]
+        self.gamma = fraction(self, "gamma", self._options["gamma"])
         self.learning_rate = as_schedule(self._options["learning_rate"])
         self.entropy_coefficient = as_schedule(self._options["entropy_coefficient"])
         self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
@@ -61,7 +61,7 @@ class OnPolicyAgent(abc.ABC):
         how = {name: options[name] for name in HOW}
         how["closed_form"] = closed_form_gradient if has_closed_form(self.networks) else None
         self._learner = Learner(self.networks, policy_loss, options["optimizer"] or default_optimizer, **how)
-        self._looked = False  # whether the networks have seen the observation of the step that is being taken
+        self._said: tuple[Any, Any] = None, None  # the action and extras of the step that is being taken
         self._carry: Tensor | None = None  # (N, C) before that step
         self._next_carry: Tensor | None = None  # after it
         self._first_carry: Tensor | None = None  # before the first step of the rollout
@@ -102,7 +102,8 @@ class OnPolicyAgent(abc.ABC):
             distribution, value_N = self._look(observation)
             sample = distribution.sample(self._generator)
             action = self.networks.policy_head.to_action(distribution, sample)
-            return action, _extras(distribution, value_N, sample, action)
+            self._said = action, _extras(distribution, value_N, sample, action)
+            return self._said
 
     def _look(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """What the networks say now; that they will have seen it is settled in `record_observation`."""
@@ -111,7 +112,6 @@ class OnPolicyAgent(abc.ABC):
             self._carry = torch.zeros(len(x), self.networks.carry_size, device=self.device)
             self._reset_N = torch.ones(len(x), dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = self.networks.step(x, self._carry)
-        self._looked = True
         return distribution, value_N
 
     def record_observation(self, transition: Transition) -> None:
@@ -119,9 +119,12 @@ class OnPolicyAgent(abc.ABC):
 
         Where somebody else has acted, who may say with what `log_prob`, what this agent thinks of it is added.
         """
-        if not self._looked:
-            transition = transition._replace(extras={**self._say(transition), **transition.extras})
-        self._looked = False
+        action, extras = self._said
+        if action is None or action is not transition.action:
+            said = self._say(transition)
+            theirs = {} if extras is transition.extras else transition.extras  # not what was said of another action
+            transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
+        self._said = None, None
         self.env_steps += len(transition.reward)
         if self._next_carry is None or self._reset_N is None:
             self._rollout.append(transition)
@@ -152,7 +155,7 @@ class OnPolicyAgent(abc.ABC):
             self._forget(mask | self._reset_N, self._carry)
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Learn from the rollout when it is full; means over all of its updates."""
+        """Learn from the rollout when it is full; what is worth knowing of it."""
         if not self._rollout.full:
             return {}
         set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
@@ -239,7 +242,7 @@ class OnPolicyAgent(abc.ABC):
         for name in _CARRIES:
             value = state["carry"][name]
             setattr(self, name, None if value is None else value.to(self.device, copy=True))
-        self._looked, self._next_carry = False, None  # at what was here before
+        self._said, self._next_carry = (None, None), None  # of what was here before
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -79,8 +80,17 @@ def at_least_one(agent: object, name: str, count: int) -> int:
     return count
 
 
+def fraction(agent: object, name: str, value: float) -> float:
+    """The value; ValueError for less than 0 or more than 1."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{type(agent).__name__}({name}={value}): give a number from 0 to 1")
+    return value
+
+
 def as_json(option: Any) -> Any:
     """An option as it is written down: schedules by their config, functions by their names."""
+    if isinstance(option, float) and math.isinf(option):
+        return str(option)
     if isinstance(option, Schedule | Segments):
         return option.config
     if isinstance(option, functools.partial):

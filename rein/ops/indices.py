@@ -16,7 +16,7 @@ def minibatches(rows: int, count: int, generator: torch.Generator) -> Tensor:
     so over several calls no row is preferred. Raises ValueError where that would leave a minibatch empty.
     """
     if not 1 <= count <= rows:
-        raise ValueError(f"{rows} rows cannot be cut into {count} minibatches: give 1 to {rows}")
+        raise ValueError(f"{rows} rows, or sequences, cannot be cut into {count} minibatches: give 1 to {rows}")
     size = rows // count
     return torch.randperm(rows, generator=generator, device=generator.device)[: count * size].view(count, size)
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 FUSED = ("tanh", "relu")  # the activations there is a backward pass for
 
@@ -79,14 +78,20 @@ def stack_backward(g_KBH: Tensor, way: Pass, *, of_input: bool = False) -> tuple
 class _FusedStack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        result, ctx.way = stack_forward(x, parameters, activation)
-        ctx.shared = x.ndim == 2
+        result, way = stack_forward(x, parameters, activation)
+        # saved by torch, which knows the result among them: kept by ctx itself, they would never be freed
+        ctx.save_for_backward(*way.below, *way.kept, *way.weights)
+        ctx.activation, ctx.shared = activation, x.ndim == 2
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        gradients, of_x = stack_backward(g, ctx.way, of_input=ctx.needs_input_grad[0])
+        if torch.is_grad_enabled():
+            raise RuntimeError("a stack of layers has no second derivative: use an activation that is not fused")
+        layers = len(ctx.saved_tensors) // 3
+        below, kept, weights = (list(ctx.saved_tensors[k * layers : (k + 1) * layers]) for k in range(3))
+        way = Pass(below, kept, weights, ctx.activation)
+        gradients, of_x = stack_backward(g, way, of_input=ctx.needs_input_grad[0])
         if of_x is not None and ctx.shared:  # of an input that all networks share: the sum of theirs
             of_x = of_x.sum(0)
         return of_x, None, *gradients

@@ -40,9 +40,9 @@ def test_the_same_stream_cuts_the_same_minibatches_and_goes_on_to_others() -> No
 
 @pytest.mark.parametrize("count", [0, -1, 6])
 def test_a_minibatch_without_rows_is_an_error(count: int) -> None:
-    with pytest.raises(ValueError, match="5 rows cannot be cut"):
+    with pytest.raises(ValueError, match="5 rows, or sequences, cannot be cut"):
         minibatches(5, count, generator(0, "agent"))
-    with pytest.raises(ValueError, match="5 rows cannot be cut"):
+    with pytest.raises(ValueError, match="5 rows, or sequences, cannot be cut"):
         sequence_minibatches(3, 5, count, generator(0, "agent"))
 
 

@@ -5,7 +5,6 @@ Shapes: K networks, B rows, I inputs, H features.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from typing import Any
@@ -84,7 +83,7 @@ def test_nothing_that_is_handed_in_is_changed(activation: str) -> None:
 
 @pytest.mark.parametrize("activation", FUSED)
 @pytest.mark.parametrize("learns", [False, True])
-def test_what_is_not_used_any_more_is_freed(activation: str, learns: bool) -> None:
+def test_what_is_not_used_any_more_is_freed_at_once(activation: str, learns: bool) -> None:
     """A graph that holds its own result would keep every batch of a run in memory."""
     x, p = numbers(B, I), parameters(2, 2)
     y = fused_stack(x, p, activation)
@@ -92,7 +91,6 @@ def test_what_is_not_used_any_more_is_freed(activation: str, learns: bool) -> No
     if learns:
         torch.autograd.grad(y.sum(), p)
     del y
-    gc.collect()
     assert alive() is None
 
 
@@ -107,9 +105,8 @@ def test_a_gradient_may_be_asked_for_twice_where_the_graph_is_kept(activation: s
 @pytest.mark.parametrize("activation", FUSED)
 def test_a_gradient_of_a_gradient_is_an_error_that_says_so(activation: str) -> None:
     x, p = numbers(B, I).requires_grad_(), parameters(2, 2)
-    (slope,) = torch.autograd.grad(fused_stack(x, p, activation).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        slope.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(fused_stack(x, p, activation).square().sum(), x, create_graph=True)
 
 
 @pytest.mark.parametrize("activation", FUSED)

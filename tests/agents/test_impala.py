@@ -1,0 +1,268 @@
+"""IMPALA: the contracts, and what it makes of data of another policy.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import rein
+from rein.agents.a2c import A2C
+from rein.agents.impala import IMPALA
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
+from rein.ops.random import generator
+from rein.ops.returns import vtrace
+from rein.rollout.frames import GREEN, WHITE, YELLOW, Frame, board
+from rein.rollout.simulated import SimulatedEnvironment
+from rein.rollout.simulation import Moved, Physics
+from rein.testing import AgentContract
+
+SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
+
+
+def fitted(environment: Any, kind: Any = IMPALA, **options: Any) -> Any:
+    return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestDiscrete(AgentContract):
+    """Saved after 7 steps of a rollout of 8."""
+
+    steps, num_envs = 40, 4
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, epochs=2, minibatches=2)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+class TestContinuous(TestDiscrete):
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
+
+
+class Trap(SimulatedEnvironment):
+    """A prize at once for 0, or a door for 1, behind which 1 pays 1 and 0 pays nothing.
+
+    Who opens the door and then acts at random gets 1/2, which is less than the prize; who knows what to do there gets
+    more. So the best first action of a uniform policy, and of who values states by what that one gets, is wrong.
+    """
+
+    def __init__(self, num_envs: int = 16, seed: int | None = None, prize: float = 0.7) -> None:
+        self.prize = prize
+        physics = Physics(self._move, [(0.0, 0.0)], observe=lambda x: torch.cat([1.0 - x, x]))
+        super().__init__(
+            physics,
+            spaces.Box(0.0, 1.0, (2,)),
+            spaces.Discrete(2),
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=None,
+            device="cpu",
+            options={"prize": prize},
+        )
+
+    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+        behind_N, one_N = state_SN[0] == 1.0, action == 1
+        reward_N = torch.where(behind_N, one_N.float(), torch.where(one_N, 0.0, self.prize))
+        return Moved(torch.ones_like(state_SN), reward_N, behind_N | ~one_N)
+
+    def _draw(self, state: list[float]) -> Frame:
+        return board([[YELLOW, WHITE, GREEN]], (0, 1.0 + state[0]))
+
+
+OFF_POLICY = {"rollout_steps": 16, "learning_rate": 2e-2, "entropy_coefficient": 0.02}
+
+
+def learn_from_uniform(agent: Any, environment: Any, steps: int, log_prob: float | None) -> None:
+    """The environment is acted in uniformly; what is said of it is `log_prob`, or nothing."""
+    stream, observation = generator(0, "behaviour"), environment.reset()
+    for _ in range(steps):
+        action = torch.randint(2, (environment.num_envs,), generator=stream)
+        extras = {} if log_prob is None else {"log_prob": torch.full((environment.num_envs,), log_prob)}
+        now = environment.apply_action(action)
+        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
+        agent.record_observation(rein.Transition(observation, action, *ends, extras))
+        agent.optimize_model()
+        observation = now.observation
+
+
+def reached(agent: Any, environment: Any) -> float:
+    return rein.evaluate(agent.policy(), environment, 64).mean_return
+
+
+def test_from_data_of_a_uniform_policy_it_learns_the_best_one() -> None:
+    environment = Trap(32, seed=0)
+    agent = fitted(environment, seed=0, **OFF_POLICY)
+    learn_from_uniform(agent, environment, 16 * 80, math.log(0.5))
+    assert reached(agent, Trap(64, seed=1)) == 1.0
+    value_N = agent.networks.value(torch.eye(2))
+    torch.testing.assert_close(value_N, torch.tensor([0.9, 1.0]), atol=0.1, rtol=0)  # of the policy learned
+
+
+def test_without_a_log_prob_the_same_data_count_as_its_own_and_mislead_it() -> None:
+    environment = Trap(32, seed=0)
+    agent = fitted(environment, seed=0, **OFF_POLICY)
+    learn_from_uniform(agent, environment, 16 * 80, None)
+    assert reached(agent, Trap(64, seed=1)) == pytest.approx(0.7)
+    value_N = agent.networks.value(torch.eye(2))
+    assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # of the policy that acted
+
+
+def test_from_a_policy_that_lags_several_updates_behind_it_learns_the_best_one() -> None:
+    environment = Trap(32, seed=0)
+    agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
+    observation = environment.reset()
+    for step in range(16 * 60):
+        if step % (16 * 6) == 0:
+            actor.networks.load_state_dict(agent.networks.state_dict())
+        action, extras = actor.select_action(observation)
+        now = environment.apply_action(action)
+        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
+        agent.record_observation(rein.Transition(observation, action, *ends, {"log_prob": extras["log_prob"]}))
+        agent.optimize_model()
+        observation = now.observation
+    assert agent.updates == 60
+    assert reached(agent, Trap(64, seed=1)) == 1.0
+
+
+def test_the_policy_that_acts_may_change_from_step_to_step() -> None:
+    """Itself and another one, within one rollout, for continuous actions too, whose samples are kept."""
+    environment = Reach(8, seed=0)
+    agent, observation = fitted(environment, seed=0), environment.reset()
+    for step in range(8):
+        action, extras = agent.select_action(observation)
+        if step % 2:
+            action, extras = torch.full_like(action, 0.5), {"log_prob": torch.full((8,), math.log(0.5))}
+            agent = reloaded(agent, environment)  # which has not looked
+        now = environment.apply_action(action)
+        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
+        agent.record_observation(rein.Transition(observation, action, *ends, extras))
+        observation = now.observation
+    assert all(torch.isfinite(value) for name, value in agent.optimize_model().items())
+    assert agent.updates == 1
+
+
+def reloaded(agent: Any, environment: Any) -> Any:
+    other = fitted(environment, seed=0)
+    other.select_action(environment.reset())
+    other.load_state_dict(agent.state_dict())
+    return other
+
+
+class Watched(IMPALA):
+    """Keeps what it learns from in each pass, and V-trace of the networks as they are then."""
+
+    found: list[tuple[Tensor, Tensor]]
+
+    def _corrected(self, rollout: Any, reward_TN: Tensor, valid_TN: Tensor | None) -> Any:
+        batch = super()._corrected(rollout, reward_TN, valid_TN)
+        shape = reward_TN.shape
+        with torch.no_grad():
+            distribution, value_B = self.networks(self.networks.encoder(rollout.flat("observation")))
+            next_value_B = self.networks.value(self.networks.encoder(rollout.flat("next_observation")))
+        expected = vtrace(
+            distribution.log_prob(rollout.flat("action")).view(shape) - rollout["log_prob"],
+            reward_TN,
+            rollout["terminated"],
+            rollout["truncated"],
+            value_B.view(shape),
+            next_value_B.view(shape),
+            gamma=self.gamma,
+            lambda_=0.9,
+            rho_clip=1.5,
+            c_clip=1.2,
+        )
+        self.found += [(batch.target, expected.target.flatten()), (batch.advantage, expected.advantage.flatten())]
+        return batch
+
+
+def test_every_pass_looks_at_the_rollout_with_the_networks_as_they_are() -> None:
+    """At values, next values and probabilities alike."""
+    environment = Gridworld(8, seed=0, max_episode_steps=9)
+    bounds = {"vtrace_lambda": 0.9, "rho_clip": 1.5, "c_clip": 1.2}
+    agent = fitted(environment, Watched, seed=0, epochs=3, **bounds)
+    agent.found = []
+    rein.train(agent, environment, epochs=1, iterations=16)
+    assert len(agent.found) == 2 * 3 * 2
+    for mine, expected in agent.found:
+        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(agent.found[0][0], agent.found[2][0])
+
+
+@pytest.mark.parametrize("make", [lambda: Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)])
+def test_on_its_own_data_its_first_update_is_that_of_a2c(make: Any) -> None:
+    agents = []
+    for kind, options in ((IMPALA, {}), (A2C, {"gae_lambda": 1.0})):
+        environment = make()
+        agent = fitted(environment, kind, seed=0, entropy_coefficient=0.01, **options)
+        begun = [p.detach().clone() for p in agent.networks.parameters()]
+        rein.train(agent, environment, epochs=1, iterations=8)
+        assert agent.updates == 1
+        assert any(not torch.equal(p, q) for p, q in zip(agent.networks.parameters(), begun, strict=True))
+        agents.append(agent)
+    for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_a_reward_that_a_handler_shaped_reaches_it() -> None:
+    """It learns the arm that the handler pays for, and not the one that the environment does."""
+    environment = Bandit(32, contextual=False, seed=0)
+    agent = fitted(environment, seed=0)
+    loop = rein.training_loop(agent, environment, epochs=30, iterations=8)
+
+    @loop.action_applied
+    def pay_for_the_first_arm(state: Any) -> None:
+        transition = state.step_state.transition
+        shaped = transition._replace(reward=(transition.action == 0).float())
+        state.step_state = state.step_state._replace(transition=shaped)
+
+    loop.run()
+    assert reached(agent, Bandit(32, contextual=False, seed=1)) == 0.0
+    assert agent.networks.value(torch.zeros(1, 2)).item() == pytest.approx(1.0, abs=0.15)
+
+
+PROBES: dict[str, Any] = {
+    "bandit": (Bandit, 40, {}),
+    "corridor": (Corridor, 60, {}),
+    "reach": (Reach, 80, {"log_std": -0.7}),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_it_solves_the_probe(name: str) -> None:
+    make, rounds, options = PROBES[name]
+    environment = make(32, seed=0)
+    agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
+    rein.train(agent, environment, epochs=rounds, iterations=16)
+    assert reached(agent, make(64, seed=1)) >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
+
+
+def test_it_learns_what_states_are_worth() -> None:
+    environment = DelayedReward(32, seed=0)
+    agent = fitted(environment, seed=0, rollout_steps=4)
+    rein.train(agent, environment, epochs=40, iterations=16)
+    x = torch.tensor([[0.0], [1.0]])
+    torch.testing.assert_close(agent.networks.value(x), environment.optimal_value(x, 0.9), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["epochs", "minibatches", "rollout_steps"])
+def test_counts_of_zero_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"IMPALA\({name}=0\): give 1 or more"):
+        fitted(Bandit(1, seed=0), **{name: 0})
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="IMPALA: there is no option gae_lambda"):
+        fitted(Bandit(1, seed=0), gae_lambda=0.9)
