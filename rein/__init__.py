@@ -20,14 +20,18 @@ from rein.training import train, training_loop
 from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
 
 if TYPE_CHECKING:
+    from rein.stores.checkpoint import load, save
+    from rein.stores.checkpoints import Checkpoints
     from rein.stores.hdf5 import HDF5Store
     from rein.stores.memory import MemoryStore
     from rein.stores.reader import open_run
+    from rein.stores.resume import resume
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "CheckpointError",
+    "Checkpoints",
     "EnvironmentContractError",
     "Episodes",
     "Evaluation",
@@ -46,13 +50,24 @@ __all__ = [
     "WorkerTimeout",
     "batch_step",
     "evaluate",
+    "load",
     "open_run",
+    "resume",
+    "save",
     "train",
     "training_loop",
 ]
 
 # what brings h5py with it is imported when it is first asked for
-_LAZY = {"HDF5Store": "rein.stores.hdf5", "MemoryStore": "rein.stores.memory", "open_run": "rein.stores.reader"}
+_LAZY = {
+    "Checkpoints": "rein.stores.checkpoints",
+    "HDF5Store": "rein.stores.hdf5",
+    "MemoryStore": "rein.stores.memory",
+    "load": "rein.stores.checkpoint",
+    "open_run": "rein.stores.reader",
+    "resume": "rein.stores.resume",
+    "save": "rein.stores.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `rein train | show | list`. Errors are one readable line; `--debug` gives the traceback."""
+"""The command line: `rein train | resume | show | list`. Errors are one readable line; `--debug` gives the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ usage: rein COMMAND ...
 
   rein train RECIPE [options]     run a recipe, or a function that returns a loop: my_module:make_loop
   rein train RECIPE --help        its options
+  rein resume PATH [options]      go on with a run, as its run.json says it was begun
   rein list                       the recipes there are
   rein show PATH                  what is in a run's folder or in one of its files
   rein --version
@@ -53,6 +54,10 @@ def _run(words: list[str]) -> None:
         from rein.cli.train import train
 
         train(rest)
+    elif command == "resume":
+        from rein.cli.train import resume
+
+        resume(rest)
     elif command == "show":
         from rein.cli.show import main as show
 
@@ -64,4 +69,4 @@ def _run(words: list[str]) -> None:
             raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
         show_recipes()
     else:
-        raise ValueError(f"there is no command {command!r}; the commands are train, show and list")
+        raise ValueError(f"there is no command {command!r}; the commands are train, resume, show and list")

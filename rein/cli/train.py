@@ -1,46 +1,33 @@
-"""`rein train`: a recipe's loop, its store and its display; every parameter of the recipe is a flag."""
+"""`rein train` and `rein resume`: a recipe's loop, its store and its display."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
-import tyro
 
 from rein.cli.listing import find, recipe_names
+from rein.cli.options import parse
+from rein.cli.recipe import Recipe, of_run
+from rein.handlers.checkpoint import Saver, checkpoint
+from rein.handlers.describe import describe
+from rein.handlers.interrupts import interrupts
 from rein.handlers.progress import progress
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.stores.hdf5 import HDF5Store
+from rein.stores.resume import resume as go_on
 from rein.types import State
 
-
-def common(
-    run: Path | None = None,
-    epochs: int | None = None,
-    iterations: int | None = None,
-    env_steps: int | None = None,
-    threads: int = 1,
-    quiet: bool = False,
-    debug: bool = False,
-) -> None:
-    """What every recipe takes.
-
-    Args:
-        run: the run's folder; a fresh name under runs/ by default.
-        epochs: epochs at most.
-        iterations: steps of every environment in an epoch.
-        env_steps: end the run when the environments have taken so many steps in all.
-        threads: threads that torch computes with; for small networks one is fastest.
-        quiet: no progress display.
-        debug: give the traceback of an error.
-    """
+_SECONDS = 30.0  # between two checkpoints where nobody says: a run that is killed loses no more
 
 
 def train(words: Sequence[str]) -> None:
@@ -50,65 +37,122 @@ def train(words: Sequence[str]) -> None:
             print("usage: rein train RECIPE [options]; rein train RECIPE --help shows them")
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    name = words[0]
+    run(words[0], list(words[1:]))
+
+
+def resume(words: Sequence[str]) -> None:
+    """Go on with the run in the folder that `words` name, as its `run.json` says it was begun."""
+    usage = "rein resume PATH [options]: the folder of a run; options are those of rein train, and replace what it had"
+    if not words or words[0].startswith("-"):
+        if "--help" in words or "-h" in words:
+            print(f"usage: {usage}")
+            return
+        raise ValueError(usage)
+    recipe = of_run(Path(words[0]))
+    run(recipe.name, [*words[1:], "--run", words[0], "--resume"], recipe)
+
+
+def run(name: str, words: list[str], before: Recipe | None = None) -> None:
+    """Run the recipe `name`; what was given to it `before` stands where `words` do not say otherwise."""
     sys.path.insert(0, os.getcwd())  # my_module may lie where the user stands, as it may for `python -m`
     recipe = find(name)
-    options = parse(recipe, f"rein train {name}", list(words[1:]))
     own = inspect.signature(recipe).parameters
-    if options["threads"] < 1:
-        raise ValueError(f"--threads {options['threads']}: give 1 or more")
-    if options["run"] is not None and "store" not in own:
-        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so it stores nothing")
+    options = parse(recipe, f"rein {'resume' if before else 'train'} {name}", words, before.options if before else {})
+    given = [*(before.given if before else []), *(word for word in words if word.startswith("--"))]
+    _check(name, options, own)
     torch.set_num_threads(options["threads"])
-    store = _open_store(name, options["run"]) if "store" in own else None
+    store = _open_store(name, options) if "store" in own else None
+    made = Recipe(name, {k: v for k, v in options.items() if k not in ("run", "resume", "quiet", "debug")}, given)
     try:
-        given = {key: value for key, value in options.items() if key in own}
-        loop = recipe(**given, **({"store": store} if store else {}))
-        if not isinstance(loop, Loop):
-            raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
-        if options["env_steps"] is not None:
-            stop_at(loop, env_steps=options["env_steps"])
-        if not options["quiet"]:
-            progress(loop, description=name, total=options["env_steps"])
-        limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
-        if options["env_steps"] is not None and "--epochs" not in words:
-            limits["epochs"] = None  # the recipe's own number is for whoever gives no other end
-        final = loop.run(**limits)
+        with _terminable():
+            loop = recipe(**{k: v for k, v in options.items() if k in own}, **({"store": store} if store else {}))
+            if not isinstance(loop, Loop):
+                raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
+            loop.own("recipe", made)
+            final, received = _run(loop, name, options, own, given, store)
     finally:
         if store is not None:
             store.close()
             _remove_if_empty(store.path)
     print(summary(final, store))
+    if received is not None:
+        print(f"go on with: rein resume {store.path}" if store else "nothing was stored, so it cannot be resumed")
+        raise SystemExit(128 + received)
 
 
-def parse(recipe: Callable[..., Any], program: str, words: list[str]) -> dict[str, Any]:
-    """The values of all options: the recipe's own parameters and the common ones that it does not have itself."""
-    own = dict(inspect.signature(recipe).parameters)
-    own.pop("store", None)
-    shared = {k: p for k, p in inspect.signature(common).parameters.items() if k not in own}
-    parameters = {k: p.replace(kind=p.KEYWORD_ONLY) for k, p in (own | shared).items()}
-    hints = {**get_type_hints(common), **get_type_hints(recipe)}
-
-    def options(**values: Any) -> dict[str, Any]:
-        return values
-
-    options.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
-    options.__annotations__ = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
-    options.__doc__ = _document(recipe, shared)
-    return tyro.cli(options, prog=program, args=words)
+def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    if options["threads"] < 1:
+        raise ValueError(f"--threads {options['threads']}: give 1 or more")
+    every = options["checkpoint_every"]
+    if every is not None and every < 0:
+        raise ValueError(f"--checkpoint-every {every}: give a number of epochs, or 0 for at the end only")
+    if options["run"] is not None and "store" not in own:
+        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so it stores nothing")
+    if options["resume"] and options["run"] is None:
+        raise ValueError("--resume: say which run with --run PATH; or use rein resume PATH")
 
 
-def _document(recipe: Callable[..., Any], shared: Mapping[str, Any]) -> str:
-    """The recipe's docstring with the help of the common options added, as the parser of flags reads it."""
-    mine, theirs = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").splitlines()
-    lines = [line for line in theirs if line.strip().partition(":")[0] in shared]
-    return "\n".join([mine if "Args:" in mine else f"{mine}\n\nArgs:", *lines])
+def _run(
+    loop: Loop, name: str, options: Mapping[str, Any], own: Mapping[str, Any], given: Sequence[str], store: Any
+) -> tuple[State, int | None]:
+    """Attach what the command line adds, and run; the final state, and the signal that ended it."""
+    if store is not None and all(part is not store for part in loop.parts.values()):
+        loop.own("store", store)
+        describe(loop, store)
+    if options["env_steps"] is not None:
+        stop_at(loop, env_steps=options["env_steps"])
+    if not options["quiet"]:
+        progress(loop, description=name, total=options["env_steps"])
+    saver = None if store is None else _save(loop, store, options["checkpoint_every"])
+    caught = interrupts(loop, saver, force_after=0.7)
+    if options["resume"] and store is not None:
+        _resume(loop, store)
+    limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
+    if options["env_steps"] is not None and "--epochs" not in given:
+        limits["epochs"] = None  # the recipe's own number is for whoever gives no other end
+    return loop.run(**limits), caught.signal
 
 
-def _open_store(name: str, run: Path | None) -> HDF5Store:
-    if run is not None:
-        return HDF5Store(run)
-    return HDF5Store(Path("runs") / name.replace(":", "-"), exist="new")
+def _save(loop: Loop, store: HDF5Store, every: int | None) -> Saver:
+    if every is None:
+        return checkpoint(loop, store, every=_SECONDS, unit="seconds")
+    return checkpoint(loop, store, every=every)
+
+
+def _resume(loop: Loop, store: HDF5Store) -> None:
+    if any(store.checkpoints.folder.glob("*.h5")):
+        found = go_on(loop, store.path)
+        print(f"going on from {found.path}, after {found.about['clocks']['env_steps']:,} env steps")
+    else:
+        print(f"{store.path} has no checkpoint; it begins anew")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM, outside a run too, end the program as an exit does: what is open is closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
+    run = options["run"]
+    if run is None:
+        return HDF5Store(Path("runs") / name.replace(":", "-"), exist="new")
+    if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(
+            f"{run} exists; `rein resume {run}` or --resume goes on with it, another --run begins a new one"
+        )
+    return HDF5Store(run, exist="resume" if options["resume"] else "error")
 
 
 def _remove_if_empty(folder: Path) -> None:

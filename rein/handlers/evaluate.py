@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Literal
 
 from rein.loop import Loop
 from rein.protocols import Environment, Policy, Stateful
 from rein.rollout import evaluate as play
 from rein.types import State
+
+logger = logging.getLogger("rein")
 
 
 def evaluate(
@@ -19,6 +22,7 @@ def evaluate(
     max_episode_steps: int | None = 10_000,
     name: str = "evaluation",
     event: str = "epoch_ended",
+    on_failure: Literal["raise", "drop"] = "raise",
     **filters: Any,
 ) -> None:
     """Run whole episodes when `event` fires; their means are the metrics `<name>_return` and `<name>_length`.
@@ -28,11 +32,14 @@ def evaluate(
     Training goes on as if nothing had been evaluated: the policy has its own generator, and `environment` must be one
     that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
     `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
-    raises ends the run. See `rein.rollout.evaluate`.
+    raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
+    See `rein.rollout.evaluate`.
 
     Raises ValueError where the environment is part of the loop already, for a name that is taken, and for fewer than
     one episode.
     """
+    if on_failure not in ("raise", "drop"):
+        raise ValueError(f'evaluate(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     for taken, part in loop.parts.items():
@@ -47,6 +54,12 @@ def evaluate(
 
     @attach
     def evaluate_policy(state: State) -> None:
-        result = play(policy, environment, episodes, max_episode_steps=max_episode_steps)
+        try:
+            result = play(policy, environment, episodes, max_episode_steps=max_episode_steps)
+        except Exception:
+            if on_failure == "raise":
+                raise
+            logger.exception("%s failed in epoch %d and is dropped", name, state.epoch)
+            return
         state.metrics[f"{name}_return"] = result.mean_return
         state.metrics[f"{name}_length"] = result.mean_length

@@ -96,7 +96,7 @@ class Learner:
 
     def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """One step of the optimizer; `grad_norm` and, to `report`, the loss's metrics."""
-        report = report or self._compiled or self.guard is not None  # one program; and a guard is told of everything
+        report = report or self._compiled  # so that there is one program
         if self._compiled:  # tensors, so that a schedule does not compile anew
             coefficients = map_tree(self._tensor, coefficients)
         parts = self._parts(batch)

@@ -39,6 +39,8 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     finally:
         loop.running = False
         state.clocks.stop()
+        while loop.cleanups:
+            loop.cleanups.pop()()
 
 
 def _epochs(loop: Loop, source: Batches | None) -> Iterator[State]:

@@ -52,6 +52,7 @@ class Loop:
         self.events: dict[str, Event] = {}
         self.running = False
         self.resumed = False  # whether the state was loaded and no run has gone on from it yet
+        self.cleanups: list[Callable[[], None]] = []  # what is called once when the run is over, however it ended
         self.epoch_began = 0.0  # when the epoch began, by clocks.seconds
         self._device = device
         self._source: Batches | None = None
@@ -211,14 +212,17 @@ class Loop:
         """
         return resume.save(self)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> list[str]:
         """Stand where `state_dict` was taken, in a loop composed of the same parts.
 
-        Raises ValueError for another format or other parts, and RuntimeError while running.
+        Without `strict`, parts that are missing on one side or do not fit are left as they are; the open epoch, which
+        may have stood on them, is begun anew then. Returns what was left, a line each. Raises ValueError for another
+        format or, if `strict`, other parts, and RuntimeError while running.
         """
         self.check_idle("load_state_dict")
-        resume.load(self, state)
+        left = resume.load(self, state, strict)
         self._source, self.resumed = None, True
+        return left
 
     def check_idle(self, what: str) -> None:
         """Raise RuntimeError while the loop runs."""

@@ -44,20 +44,22 @@ def save(loop: Loop) -> dict[str, Any]:
     }
 
 
-def load(loop: Loop, saved: Mapping[str, Any]) -> None:
+def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]:
     """Make `loop` stand where `saved` was taken; see `Loop.load_state_dict`."""
     if saved.get("format") != FORMAT:
         raise ValueError(f"this state has format {saved.get('format')!r}; this version of rein reads format {FORMAT}")
     mine, theirs = dict(_stateful(loop)), saved["parts"]
-    if set(mine) != set(theirs):
+    if strict and set(mine) != set(theirs):
         missing, extra = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
         raise ValueError(f"the loop's parts are not those of the state: missing {missing}, not in the state {extra}")
-    for name, part in mine.items():
-        try:
-            part.load_state_dict(theirs[name])
-        except Exception as error:
-            error.add_note(f"in the loop's part {name!r}")
-            raise
+    missing = [f"{name}: the loop has no such part" for name in theirs if name not in mine]
+    missing += [f"{name}: the state has no such part" for name in mine if name not in theirs]
+    left: list[str] = []
+    for name in sorted(mine, key=lambda name: not hasattr(mine[name], "config")):  # last, what keeps the books of them
+        if name in theirs and left and not hasattr(mine[name], "config"):
+            left.append(f"{name}: it goes with what did not fit")
+        elif name in theirs:
+            left += _load_part(name, mine[name], theirs[name], strict)
     state = loop.state
     _load_counters(state, saved)
     state.step_state = unpack(_copied(saved["step_state"]), NAMED_TUPLES | namedtuples(state.step_state))
@@ -68,8 +70,26 @@ def load(loop: Loop, saved: Mapping[str, Any]) -> None:
     state.memory.update(unpack(_copied(saved["memory"])))
     state.times = dict(saved["times"])
     loop.epoch_began = float(saved["epoch_began"])
+    if left:  # what the open epoch stood on may be among it: the run goes on with an epoch of its own
+        state._epoch, state._iteration, state._epoch_open, state._halts = state._epochs_ended, 0, False, {}
+        state.step_state = None
     for event in loop.events.values():
         event.recount()
+    return missing + left
+
+
+def _load_part(name: str, part: Any, saved: Any, strict: bool) -> list[str]:
+    """Load one part; where it does not fit and need not, it stays as it was, and why is returned."""
+    before = None if strict else map_tree(lambda x: x.clone() if isinstance(x, Tensor) else x, part.state_dict())
+    try:
+        part.load_state_dict(saved)
+    except Exception as error:
+        if strict:
+            error.add_note(f"in the loop's part {name!r}")
+            raise
+        part.load_state_dict(before)
+        return [f"{name}: {error}"]
+    return []
 
 
 def _copied(tree: Any) -> Any:

@@ -7,6 +7,7 @@ from rein.envs.cartpole import CartPole
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.protocols import Store
+from rein.schedules import linear
 from rein.training import training_loop
 
 
@@ -14,11 +15,11 @@ def cartpole(
     store: Store | None = None,
     *,
     num_envs: int = 128,
-    learning_rate: float = 5e-3,
+    learning_rate: float = 6e-3,
     gamma: float = 0.98,
     gae_lambda: float = 0.9,
     update_epochs: int = 2,
-    minibatches: int = 12,
+    minibatches: int = 16,
     clip: float = 0.2,
     hidden: tuple[int, ...] = (32, 32),
     seed: int = 0,
@@ -32,7 +33,7 @@ def cartpole(
     Args:
         store: where trajectories go.
         num_envs: environments stepped together.
-        learning_rate: of Adam.
+        learning_rate: of Adam at first; it falls to a twelfth in a straight line over 150,000 env steps.
         gamma: discount factor.
         gae_lambda: how far advantages look.
         update_epochs: passes over a rollout.
@@ -49,7 +50,7 @@ def cartpole(
     agent = PPO(
         environment.single_observation_space,
         environment.single_action_space,
-        learning_rate=learning_rate,
+        learning_rate=linear(learning_rate, learning_rate / 12.0, env_steps=150_000),
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,

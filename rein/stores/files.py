@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -61,6 +63,25 @@ def user_block(length: int, sha256: str) -> bytes:
 
 def verify(path: Path) -> None:
     """Check a sealed file against its user block, without HDF5. Raises StoreError naming the file and the reason."""
+    with _open_checked(path) as (file, sha256):
+        _compare(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+
+
+def read_sealed(path: Path) -> bytearray:
+    """All of a sealed file, read once and checked as `verify` does. Raises StoreError."""
+    with _open_checked(path) as (file, sha256):
+        size = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        content = bytearray(size)
+        if file.readinto(content) != size:
+            raise StoreError(f"{path}: was cut while it was read")
+        _compare(path, hashlib.sha256(memoryview(content)[USER_BLOCK:]).hexdigest(), sha256)
+    return content
+
+
+@contextlib.contextmanager
+def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str]]:
+    """The file, of the right length and standing behind its user block, and the hash that the rest must have."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block for ever
             raise StoreError(f"{path}: is not a regular file")
@@ -69,10 +90,14 @@ def verify(path: Path) -> None:
             size = os.fstat(file.fileno()).st_size - USER_BLOCK
             if size != length:
                 raise StoreError(f"{path}: was cut or added to: {size} bytes where its user block says {length}")
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
+            yield file, sha256
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _compare(path: Path, found: str, promised: str) -> None:
+    if found != promised:
+        raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
 
 
 def open_sealed(path: Path, verified: bool = False) -> h5py.File:

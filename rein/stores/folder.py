@@ -3,7 +3,7 @@
 runs/<name>/
   trajectories/000001-000128.h5       epochs 1 to 128
   trajectories/000129-part-02.h5      the second part of epoch 129, too large for one file
-  aside/after-epoch-000100/           files newer than the state that a resumed run went on from
+  aside/epoch-000100/                 files newer than the checkpoint that a resumed run went on from
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rein.errors import StoreError
@@ -60,22 +61,28 @@ def claim(path: Path, exist: str) -> Path:
     return folder
 
 
-def set_aside(run: Path, after: int) -> None:
-    """Move the files with epochs newer than `after` to a folder in `aside/`; nothing is deleted. Raises StoreError."""
+def newer_files(run: Path, after: int) -> list[Path]:
+    """The trajectory files with epochs newer than `after`. Raises StoreError where one has older ones as well."""
     newer = [path for path in list_files(run / TRAJECTORIES) if _order(path)[1] > after]
     if any(_order(path)[0] <= after for path in newer):
         raise StoreError(f"{newer[0]}: does not end at epoch {after}, where this run goes on; move it away by hand")
-    if not newer:
+    return newer
+
+
+def move_aside(run: Path, files: Sequence[Path], name: str) -> None:
+    """Move files of a run to a fresh folder `aside/<name>/`; nothing is deleted. Raises StoreError."""
+    if not files:
         return
     try:
-        aside = _make_fresh(run / "aside" / f"after-epoch-{after:06d}")
-        for path in newer:
-            path.rename(aside / path.name)
-        for changed in (aside, aside.parent, run, run / TRAJECTORIES):
+        aside = _make_fresh(run / "aside" / name)
+        for path in files:
+            same = (aside / path.name).exists()  # the best checkpoint may be among the others, too
+            path.rename(aside / (f"{path.parent.name}-{path.name}" if same else path.name))
+        for changed in {aside, aside.parent, run, *(path.parent for path in files)}:
             sync_folder(changed)
     except OSError as error:
-        raise StoreError(f"{run}: files newer than epoch {after} cannot be moved aside: {_reason(error)}") from error
-    logger.warning("%s: %d file(s) newer than epoch %d were moved to %s", run, len(newer), after, aside)
+        raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {_reason(error)}") from error
+    logger.warning("%s: %d file(s) newer than %s were moved to %s", run, len(files), name, aside)
 
 
 def _order(path: Path) -> tuple[int, int, int]:

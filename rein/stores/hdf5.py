@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rein.errors import StoreError
+from rein.stores.checkpoints import FOLDER as CHECKPOINTS
+from rein.stores.checkpoints import Checkpoints
 from rein.stores.files import write_whole
-from rein.stores.folder import TRAJECTORIES, claim, file_name, set_aside
+from rein.stores.folder import TRAJECTORIES, claim, file_name, move_aside, newer_files
 from rein.stores.host import to_host
 from rein.stores.image import Memory, compose
 from rein.stores.layout import WHOLE, Part, size_of, split, structure, write_trajectories
@@ -81,6 +83,11 @@ class HDF5Store:
         """What it was built with, as JSON."""
         return dict(self._config)
 
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints in the run's folder, for `rein.handlers.checkpoint`."""
+        return Checkpoints(self.path / CHECKPOINTS)
+
     def append(self, trajectory: Trajectory) -> None:
         """Take in one epoch; the caller may reuse its memory at once."""
         self._check_open()
@@ -90,7 +97,7 @@ class HDF5Store:
             )
         copy = to_host(trajectory, self._config["fields"])
         if self._resumes:  # nobody loaded a state: the run begins anew, over files of the one before
-            set_aside(self.path, after=trajectory.epoch - 1)
+            self._set_aside(after=trajectory.epoch - 1)
             self._resumes = False
         self._files.append(copy)
         self._last_epoch = trajectory.epoch
@@ -103,7 +110,10 @@ class HDF5Store:
     def close(self) -> None:
         """Flush and end the writer's thread; may be called twice. Raises StoreError if something was not written."""
         if self._finalizer.detach():
-            self._files.close()
+            try:
+                self._files.close()
+            finally:
+                self.checkpoints.close()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Write `run.json` in the run's folder; trajectory files from now on carry the same, for it may get lost."""
@@ -120,8 +130,11 @@ class HDF5Store:
         """Go on after the epoch of `state`; files with newer ones are moved to `aside/`, never deleted."""
         self.flush()
         epoch = int(state["epoch"])
-        set_aside(self.path, after=epoch)
+        self._set_aside(after=epoch)
         self._last_epoch, self._resumes = epoch, False
+
+    def _set_aside(self, after: int) -> None:
+        move_aside(self.path, newer_files(self.path, after), f"epoch-{after:06d}")
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

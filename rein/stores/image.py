@@ -90,10 +90,16 @@ class Memory:
         self._end = max(self._end, end)
 
 
-def compose(build: Callable[[h5py.File], None], memory: Memory | None = None, capacity: int = 0) -> memoryview:
+def compose(
+    build: Callable[[h5py.File], Any],
+    memory: Memory | None = None,
+    capacity: int = 0,
+    trailer: Callable[[], bytes] | None = None,
+) -> memoryview:
     """The sealed file whose HDF5 part `build(file)` fills, as bytes; nothing touches the disk.
 
-    It lies in `memory`, where given; `capacity` is about how many bytes of data there will be. Default `libver`, which
+    It lies in `memory`, where given; `capacity` is about how many bytes of data there will be. What `trailer()` returns
+    stands behind the HDF5 part, where HDF5 readers do not look, and the hash covers it too. Default `libver`, which
     every reader understands; contiguous datasets are aligned for memory maps.
     """
     memory = Memory() if memory is None else memory
@@ -101,6 +107,9 @@ def compose(build: Callable[[h5py.File], None], memory: Memory | None = None, ca
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
     with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]
         build(file)
+    if trailer is not None:
+        memory.seek(0, os.SEEK_END)
+        memory.write(trailer())
     content = memory.view()
     sha256 = hashlib.sha256(content[USER_BLOCK:]).hexdigest()
     content[:USER_BLOCK] = user_block(len(content) - USER_BLOCK, sha256)

@@ -45,28 +45,29 @@ def write_views(entry: Any, title: str) -> str | None:
     names = list(_write_field_views(views, entry["trajectory"], axes, title, ()))
     default = "reward" if "reward" in names else next(iter(names), None)
     episodes = entry["episodes"]
-    if _makes_a_line(episodes["last_step"]):
+    if makes_a_line(episodes["last_step"]):
         default = "episode_return" if "episode_return" not in views else "return_of_episodes"
         axis = {"last_step": episodes["last_step"]}
-        _write_view(views, default, "return", episodes["return"], axis, f"episode return, {title}")
+        write_view(views, default, "return", episodes["return"], axis, f"episode return, {title}")
     _write_metric_views(views, entry["epochs"])
     if default is not None:
         views.attrs["default"] = default  # or clicking on the group shows the first by the alphabet
     return default
 
 
-def _makes_a_line(axis: h5py.Dataset) -> bool:
+def makes_a_line(axis: h5py.Dataset) -> bool:
+    """Whether there are two points with something between them."""
     values = axis[()]
     return len(values) > 1 and bool((values != values[0]).any())
 
 
 def _write_metric_views(views: Any, epochs: Any) -> None:
-    if not _makes_a_line(epochs["number"]):
+    if not makes_a_line(epochs["number"]):
         return
     group = add_group(views, _free(views, "metrics"), "NXcollection")
     for key, column in epochs["metrics"].items():
         name = column.attrs["long_name"]
-        _write_view(group, key, f"{key}_metric" if key in _OWN else key, column, {"epoch": epochs["number"]}, name)
+        write_view(group, key, f"{key}_metric" if key in _OWN else key, column, {"epoch": epochs["number"]}, name)
 
 
 def _free(group: h5py.Group, name: str) -> str:
@@ -82,13 +83,14 @@ def _write_field_views(views: Any, fields: Any, axes: Any, title: str, path: tup
         elif node.size:  # an empty plot shows as an error
             signal = f"{key}_field" if key in _OWN else key
             axis = {"step": axes["step"], "env": axes["env"]}
-            view = _write_view(views, key, signal, node, axis, f"{'.'.join(where)}, {title}")
+            view = write_view(views, key, signal, node, axis, f"{'.'.join(where)}, {title}")
             if node.attrs.get("interpretation") == "spectrum":  # a line over time, with a slider for the others
                 view.attrs["default_slice"] = [".", *"0" * (node.ndim - 1)]
             yield "/".join(where)
 
 
-def _write_view(views: Any, name: str, signal: str, shown: Any, axes: Mapping[str, Any], title: str) -> h5py.Group:
+def write_view(views: Any, name: str, signal: str, shown: Any, axes: Mapping[str, Any], title: str) -> h5py.Group:
+    """A view of `shown` over `axes`, one for each of its first dimensions."""
     view = add_group(views, name, "NXdata")
     view.attrs["signal"] = signal
     view.attrs["axes"] = [*axes, *"." * (shown.ndim - len(axes))]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import os
 import subprocess
@@ -35,6 +36,9 @@ class Row(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012  # never changed
 
 
+BANDIT = {"probe": "SignBandit", "num_envs": 128, "iterations": 2, "rounds": 100, "minibatches": 1}
+BANDIT |= {"learning_rate": 1e-2, "hidden": (16,), "log_std": -0.5}
+CORRIDOR = {"probe": "OpenCorridor", "num_envs": 256, "iterations": 8, "rounds": 300, "learning_rate": 3e-3}
 ROWS = {
     "cartpole": Row("CartPole-v1, PPO", "500", "recipe"),
     "acrobot": Row("Acrobot-v1, PPO", ">= -85", "recipe"),
@@ -43,9 +47,11 @@ ROWS = {
     "lunarlander": Row("LunarLander-v3, PPO", ">= 200", "recipe"),
     "memory-lstm": Row("Memory, PPO with an LSTM", ">= 0.95", "recipe", {"recipe": "memory-ppo", "core": "lstm"}),
     "memory-mingru": Row("Memory, PPO with a minGRU", ">= 0.95", "recipe", {"recipe": "memory-ppo", "core": "mingru"}),
-    "memory-mlp": Row("Memory, PPO without a core", "chance: 0.5", "recipe", {"recipe": "memory-ppo", "core": "none"}),
-    "sign-bandit": Row("JaxDEM's bandit, PPO", "mean action > 0.5", "probe", {"probe": "SignBandit"}),
-    "open-corridor": Row("JaxDEM's corridor, PPO", "mean action > 0.55", "probe", {"probe": "OpenCorridor"}),
+    "memory-mlp": Row(
+        "Memory, PPO without a core", "0.25 is chance", "recipe", {"recipe": "memory-ppo", "core": "none"}
+    ),
+    "sign-bandit": Row("JaxDEM's bandit, PPO", "mean action > 0.5", "probe", BANDIT),
+    "open-corridor": Row("JaxDEM's corridor, PPO", "mean action > 0.55", "probe", CORRIDOR),
     "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
     "halfcheetah-sb3": Row("HalfCheetah-v5, Stable-Baselines3", "", "sb3"),
 }
@@ -82,24 +88,31 @@ def fresh(environment: Any, seed: int) -> Any:
     """Environments of the same kind, of a seed that training has not seen."""
     from rein.integrations.gymnasium import GymnasiumEnvironment
 
+    config = environment.config
     if isinstance(environment, GymnasiumEnvironment):
-        return GymnasiumEnvironment(environment.id, num_envs=10, seed=10_000 + seed, **environment.options)
-    return type(environment)(EPISODES, seed=10_000 + seed)
+        return GymnasiumEnvironment(config["id"], 10, 10_000 + seed, **config["make_kwargs"])
+    own = {name: config[name] for name in inspect.signature(type(environment)).parameters if name in config}
+    return type(environment)(**{**own, "num_envs": EPISODES, "seed": 10_000 + seed})
 
 
-def of_probe(name: str, seed: int, folder: Path, probe: str) -> dict[str, Any]:
-    """A task of JaxDEM's tests, at its budget: the mean action of the policy as it explores, as there."""
+def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any]:
+    """A task of JaxDEM's tests: the mean of the policy's Gaussian where an episode begins, as is asked for there."""
+    import torch
+
     import rein
     from rein.agents.ppo import PPO
     from rein.envs.probes import jaxdem
 
-    environment = getattr(jaxdem, probe)(256, seed=seed)
+    kind, num_envs, iterations, epochs = (budget.pop(key) for key in ("probe", "num_envs", "iterations", "rounds"))
+    environment = getattr(jaxdem, kind)(num_envs, seed=seed)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, rollout_steps=8, learning_rate=3e-3, seed=seed)
-    with rein.HDF5Store(folder) as store:
-        final = rein.train(agent, environment, store, epochs=300, iterations=8)
-        actions = np.concatenate([rein.open_run(folder).epoch(final.epoch).fields["action"]])
-    return {"score": float(actions.mean()), "env_steps": final.clocks.env_steps, "solved": None}
+    agent = PPO(*spaces, rollout_steps=iterations, epochs=1, seed=seed, **budget)
+    store = rein.HDF5Store(folder)
+    final = rein.train(agent, environment, store, epochs=epochs, iterations=iterations)
+    store.close()
+    with torch.no_grad():
+        mean = agent.networks(agent.networks.encoder(torch.zeros(1, 1)))[0].mode()
+    return {"score": float(mean), "env_steps": final.clocks.env_steps, "solved": None}
 
 
 def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -162,11 +175,11 @@ INTRODUCTION = """# What is learned
 
 Each run begins with its own seed, in a process of its own, on one core with one thread, under the defaults of the
 recipe of that name (`rein train NAME --seed k`). The score is the mean return of 100 episodes that the greedy policy
-plays, when training has ended, in environments of another seed; for JaxDEM's two tasks it is the mean action of the
-last rollout, as its tests ask for. The interquartile mean leaves out a quarter of the runs at each end, and the
-interval is that of 10,000 resamples of the runs (Agarwal et al. 2021): of so few runs, it says little more than their
-spread. Env steps and CPU seconds (imports left out) are medians, to the end of the run: where a recipe stops when it is
-solved, that is when.
+plays, when training has ended, in environments of another seed; for JaxDEM's two tasks, at its budget, it is the mean
+of the policy's Gaussian where an episode begins, as its tests ask for. The interquartile mean leaves out a quarter of
+the runs at each end, and the interval is that of 10,000 resamples of the runs (Agarwal et al. 2021): of so few runs, it
+says little more than their spread. Env steps and CPU seconds (imports left out) are medians, to the end of the run:
+where a recipe stops when it is solved, that is when.
 
 The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind.
 """

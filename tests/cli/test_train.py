@@ -13,7 +13,7 @@ import torch
 import rein
 from rein.cli import main
 from rein.cli.listing import find, recipe_names
-from rein.cli.train import parse
+from rein.cli.options import parse
 
 MODULE = """
 import rein
@@ -97,10 +97,10 @@ def test_its_help_shows_its_options_and_the_common_ones(here, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["fly"], "there is no command 'fly'; the commands are train, show and list"),
+        (["fly"], "there is no command 'fly'; the commands are train, resume, show and list"),
         (["train"], "name a recipe"),
         (["train", "gridwrld"], "there is no recipe 'gridwrld'; did you mean 'gridworld'?"),
-        (["train", "zzz"], "the recipes are cartpole, gridworld, taxi."),
+        (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),
         (["train", "no_such_module:f"], "there is no module 'no_such_module'"),
         (["train", "my_module:no_such"], "my_module has no function 'no_such'"),
         (["train", "my_module:broken"], "RuntimeError('the module is broken')"),

@@ -165,6 +165,22 @@ def test_what_the_environment_raises_ends_the_run_and_says_where() -> None:
     assert loop.state.status == "failed"
 
 
+def test_what_it_raises_may_be_dropped_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Countdown):
+        def apply_action(self, action: Tensor) -> TimeStep:
+            if int(self._episode_N.max()) == 2:
+                raise RuntimeError("out of order")
+            return super().apply_action(action)
+
+    loop = Loop(lambda state: None, epochs=4, iterations=1)
+    evaluate(loop, Always(1), Broken(), episodes=2, on_failure="drop")
+    assert loop.run().status == "completed"
+    failed = [not metrics for metrics in found(loop)]
+    assert any(failed) and not all(failed)
+    assert caplog.text.count("evaluation failed in epoch") == sum(failed)
+    assert "out of order" in caplog.text
+
+
 def test_the_environment_of_the_training_is_refused() -> None:
     loop = Loop(lambda state: None)
     training = loop.own("environment", Countdown())
@@ -180,10 +196,10 @@ def test_two_evaluations_need_two_names() -> None:
     assert set(loop.parts) == {"evaluation_environment", "hard_environment"}
 
 
-@pytest.mark.parametrize("options", [{"episodes": 0}, {"event": "epoch_end"}, {"every": -1}])
+@pytest.mark.parametrize("options", [{"episodes": 0}, {"on_failure": "ignore"}, {"event": "epoch_end"}, {"every": -1}])
 def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(options: dict[str, Any]) -> None:
     loop = Loop(lambda state: None)
-    with pytest.raises(ValueError, match=r"give 1 or more|no event|cannot be -1"):
+    with pytest.raises(ValueError, match=r"give 1 or more|give \"raise\"|no event|cannot be -1"):
         evaluate(loop, Always(0), Countdown(), **{"episodes": 5, **options})
     assert not loop.parts
     assert not any(event.handlers for event in loop.events.values())

@@ -162,11 +162,12 @@ def test_the_loss_may_be_reported_or_not_and_the_step_is_the_same() -> None:
     assert first_difference(*found) is None
 
 
-def test_a_guard_is_told_everything_whether_it_is_reported_or_not() -> None:
+def test_a_guard_is_told_the_norm_and_what_is_reported() -> None:
     told = []
     guarded = learner(networks(), guard=lambda metrics, gradients: told.append(set(metrics)) is None)
-    guarded.step(batch(), COEFFICIENTS, report=False)
-    assert told == [{*METRICS, "grad_norm"}]
+    for report in (False, True):
+        guarded.step(batch(), COEFFICIENTS, report=report)
+    assert told == [{"grad_norm"}, {*METRICS, "grad_norm"}]
 
 
 def test_its_rows_are_chosen_by_index_and_by_slice_alike() -> None:

@@ -1,8 +1,13 @@
-"""A resumed loop: seconds and requests."""
+"""A resumed loop: seconds, requests, and parts that do not fit."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
 
 import rein
 
@@ -40,3 +45,52 @@ def test_what_was_asked_for_before_loading_is_forgotten():
             loop.load_state_dict(saved.state_dict())
         loop.run(epochs=2, iterations=1)
         assert taken == ([] if loads else [1])
+
+
+class Picky:
+    """A part that takes over one half of a state before it finds the other half wrong."""
+
+    def __init__(self, size: int) -> None:
+        self.config = {"size": size}
+        self.first_S, self.second_S = torch.zeros(3), torch.zeros(size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first_S, "second": self.second_S}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first_S.copy_(state["first"])
+        self.second_S.copy_(state["second"])
+
+
+def test_without_strict_a_part_that_does_not_fit_stays_as_it_was() -> None:
+    def make(size: int) -> rein.Loop:
+        loop = rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=3, iterations=4)
+        loop.own("picky", Picky(size))
+        return loop
+
+    saved, loop = make(5), make(7)
+    saved.iteration_completed(once=6)(lambda state: saved.interrupt())
+    saved.run()
+    saved.parts["picky"].first_S += 1.0
+    left = loop.load_state_dict(saved.state_dict(), strict=False)
+    assert len(left) == 1 and left[0].startswith("picky: ")
+    assert loop.parts["picky"].first_S.tolist() == [0.0] * 3
+    assert loop.state.total_iterations == 6
+    assert (loop.state.epoch, loop.state.epoch_open, loop.state.step_state) == (1, False, None)  # epoch 2 begins anew
+    assert loop.run().total_iterations == 6 + 2 * 4
+
+
+def test_without_strict_parts_on_one_side_are_told_and_the_open_epoch_goes_on() -> None:
+    saved, loop = (rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=3, iterations=4) for _ in range(2))
+    saved.own("old", Picky(1))
+    loop.own("new", Picky(1))
+    saved.iteration_completed(once=6)(lambda state: saved.interrupt())
+    saved.run()
+    assert loop.load_state_dict(saved.state_dict(), strict=False) == [
+        "old: the loop has no such part",
+        "new: the state has no such part",
+    ]
+    assert (loop.state.epoch, loop.state.iteration, loop.state.epoch_open) == (2, 2, True)
+    assert loop.run().step_state == 12
+    with pytest.raises(ValueError, match="missing"):
+        loop.load_state_dict(saved.state_dict())

@@ -68,7 +68,7 @@ def test_files_newer_than_the_loaded_state_are_moved_aside_and_kept(tmp_path):
         first.append(make_trajectory(epoch))
     first.close()
     newer = {name: (first.path / "trajectories" / name).read_bytes() for name in names(first.path)[2:]}
-    for again in ("after-epoch-000003", "after-epoch-000003-2"):
+    for again in ("epoch-000003", "epoch-000003-2"):
         store = HDF5Store(tmp_path / "run", exist="resume")
         store.load_state_dict(state)
         assert names(store.path) == ["000001-000002.h5", "000003-000003.h5"]
@@ -87,7 +87,7 @@ def test_a_run_that_begins_anew_in_an_old_folder_moves_the_old_files_aside(tmp_p
         store.append(make_trajectory(2, seed=seed))
         store.close()
     assert_equal(read(store.path), [make_trajectory(1, seed=1), make_trajectory(2, seed=1)])
-    assert_equal(read(store.path / "aside" / "after-epoch-000000"), [make_trajectory(1), make_trajectory(2)])
+    assert_equal(read(store.path / "aside" / "epoch-000000"), [make_trajectory(1), make_trajectory(2)])
 
 
 def test_the_same_store_can_go_back_to_a_state(tmp_path):

@@ -1,0 +1,57 @@
+"""Which recipe a run is, and with which options: a part of its loop, so that it stands in `run.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rein.errors import StoreError
+
+
+@attrs.frozen
+class Recipe:
+    """The name of a recipe, the values of all its options, and the flags that were given."""
+
+    name: str
+    options: Mapping[str, Any]
+    given: list[str] = attrs.field(factory=list)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All of it as JSON; what JSON has no word for is left to the recipe's default."""
+        options = {key: _plain(value) for key, value in self.options.items()}
+        kept = {key: value for key, value in options.items() if value is not _plain}
+        return {"name": self.name, "options": kept, "given": list(dict.fromkeys(self.given))}
+
+
+def of_run(path: Path) -> Recipe:
+    """The recipe of the run in a folder. Raises StoreError where its `run.json` does not say."""
+    file = path / "run.json"
+    try:
+        config = json.loads(file.read_bytes())["parts"]["recipe"]["config"]
+        name, options, given = config["name"], config["options"], config["given"]
+        if not (isinstance(name, str) and isinstance(options, dict) and isinstance(given, list)):
+            raise TypeError("a name, options and flags were expected")
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be read, so there is no run to resume: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{file}: does not say by which recipe it was begun, so resume it in Python: {error}"
+        ) from error
+    return Recipe(name, options, [word for word in given if isinstance(word, str)])
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON; this function itself where there is none."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return _plain if _plain in items else items
+    return _plain

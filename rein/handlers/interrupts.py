@@ -1,0 +1,104 @@
+"""What signals do to a run: end it where it can go on, or save it and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any, Protocol
+
+from rein.loop import Loop
+from rein.types import State
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SAVING = getattr(signal, "SIGUSR1", None)  # Windows has none
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Asked(Protocol):
+    """Whatever takes a checkpoint at the next edge when it is asked to, as `checkpoint` returns it."""
+
+    def ask(self) -> None:
+        """Take one at the next edge."""
+        ...
+
+
+def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | None = None) -> Interrupts:
+    """Have SIGINT (Ctrl-C) and SIGTERM end a run at the iteration's edge, and SIGUSR1 save it and go on.
+
+        interrupts(loop, checkpoint(loop, store, every=10))
+
+    The epoch stays open, so that a run that is saved there is resumed in its middle as if nothing had happened; attach
+    it after `checkpoint`, which saves at the end of every run. A second signal raises KeyboardInterrupt, or for SIGTERM
+    SystemExit(143), wherever the run is; with `force_after` the process is ended after so many seconds if that did not
+    help. Nothing that is on the disk is damaged by it.
+
+    Handlers of signals are installed while the loop runs on the main thread, and put back afterwards. What is returned
+    says in `signal` which one ended the last run; None where none did.
+    """
+    caught = Interrupts(loop, saver, force_after)
+    loop.started.attach(caught.install)
+    return caught
+
+
+class Interrupts:
+    """Receives the signals of one loop."""
+
+    def __init__(self, loop: Loop, saver: Asked | None, force_after: float | None) -> None:
+        self.signal: int | None = None
+        self._loop, self._saver, self._force_after = loop, saver, force_after
+        self._previous: dict[int, Any] = {}
+
+    def install(self, state: State) -> None:
+        """Take over the signals, on the main thread; a handler."""
+        self.signal = None
+        if threading.current_thread() is not threading.main_thread():
+            return
+        saving = () if self._saver is None or _SAVING is None else (_SAVING,)
+        for number in (*_ENDING, *saving):
+            self._previous[number] = signal.signal(number, self._receive)
+        self._loop.cleanups.append(self.restore)
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        """Only ask here: a signal comes in the middle of anything."""
+        if number == _SAVING:
+            assert self._saver is not None
+            self._saver.ask()
+        elif self.signal is not None:
+            self._end(number)
+        else:
+            self.signal = number
+            name = signal.Signals(number).name
+            self._loop.interrupt(f"interrupted by {name}")
+            text = f"\nrein: {name}: the run ends after this iteration and is saved; a second one ends it at once\n"
+            _say(text.encode())
+
+    def _end(self, number: int) -> None:
+        self.signal = number
+        self.restore()
+        if self._force_after is not None:
+            forced = threading.Timer(self._force_after, _exit, (128 + number,))
+            forced.daemon = True
+            forced.start()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _exit(status: int) -> None:
+    if sys.stdout.isatty():
+        _say(_SHOW_CURSOR)  # a bar may have hidden it
+    os._exit(status)
+
+
+def _say(text: bytes) -> None:
+    """Past Python's buffers, which may be in use where the signal came; a closed stderr is no reason to fail."""
+    try:
+        os.write(2, text)
+    except OSError:
+        return

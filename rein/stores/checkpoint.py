@@ -1,0 +1,151 @@
+"""One checkpoint: a file that holds the state of a run or of one part, written whole and read without running code."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rein.errors import CheckpointError, StoreError
+from rein.ops.trees import leaves
+from rein.protocols import Store
+from rein.stores.files import read_sealed, write_whole
+from rein.stores.image import Memory
+from rein.stores.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
+
+FORMAT = 1  # of what is said about a state; counted up when an older rein could not load it
+
+_PACKAGES = ("rein", "torch", "numpy", "gymnasium")
+
+
+class Checkpoint(NamedTuple):
+    """What a file held: the state, and what is said about it."""
+
+    path: Path
+    state: dict[str, Any]
+    about: dict[str, Any]
+
+
+def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> None:
+    """Write a state whole or not at all; on return it is safe. Raises CheckpointError with the path and the reason."""
+    try:
+        content = encode_state(state, {"format": FORMAT, **about}, memory)
+        write_whole(path, content)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{path}: the state cannot be stored: {error}") from error
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a file back, once its hash was checked. Raises CheckpointError with the path and the reason."""
+    path = Path(path)
+    try:
+        state, about = decode_state(read_sealed(path))
+        if about.get("format") != FORMAT:
+            raise ValueError(f"it is of format {about.get('format')!r}, and this version of rein reads format {FORMAT}")
+        if not isinstance(state, dict):
+            raise ValueError("its state is no dictionary")
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    except (ValueError, MemoryError) as error:
+        raise CheckpointError(f"{path}: cannot be loaded: {error}") from error
+    return Checkpoint(path, state, about)
+
+
+def look(path: Path) -> dict[str, Any] | None:
+    """What is said about a state, read without checking the hash: to put files in order. None where it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - TRAILER_LENGTH)
+            file.seek(start)
+            (offset, length), _ = find_texts(file.read())
+            file.seek(offset)
+            about = parse_json(file.read(min(length, start)), (offset, length), first=offset)
+        return about if isinstance(about, dict) else None
+    except (OSError, ValueError, MemoryError, OverflowError):
+        return None
+
+
+def save(part: Any, path: str | Path) -> None:
+    """Write one part, an agent say, to a file of its own. Raises CheckpointError where that cannot be done."""
+    write_checkpoint(Path(path), part.state_dict(), {"kind": "part", "versions": versions(), **describe_part(part)})
+
+
+def load(
+    part: Any, path: str | Path, *, name: str = "agent", only: Collection[str] | None = None, strict: bool = True
+) -> None:
+    """Load what `save` wrote, or the part called `name` of a run's checkpoint, into `part`.
+
+    `only` takes these entries of the state and leaves the rest as it is, for a warm start: `only=["networks"]` loads
+    the weights; counts, optimizer and generator begin anew. With `strict` another configuration is refused.
+
+    Raises CheckpointError where the file is missing or damaged, is of another configuration, or does not fit.
+    """
+    path = Path(path)
+    _, state, about = read_checkpoint(path)
+    if about.get("kind") != "part":
+        state, about = _entry(state, "parts", path), _entry(about, "parts", path)
+        state, about = _entry(state, name, path), _entry(about, name, path)
+    found = differences({"config": about.get("config")}, {"config": describe_part(part)["config"]})
+    if strict and only is None and found:
+        raise CheckpointError(f"{path}: is of another configuration: {'; '.join(found)}; strict=False loads what fits")
+    if only is not None:
+        state = {**part.state_dict(), **{entry: _entry(state, entry, path) for entry in only}}
+    try:
+        part.load_state_dict(state)
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{path}: does not fit {type(part).__name__}: {error}") from error
+
+
+def describe_part(part: Any) -> dict[str, Any]:
+    """Type and configuration."""
+    return {"type": type(part).__qualname__, "config": getattr(part, "config", {})}
+
+
+def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose configuration decides how a run goes on: the ones with a state, but for where things are stored."""
+    stateful = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+    return {name: describe_part(part) for name, part in stateful.items() if not isinstance(part, Store)}
+
+
+def differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
+    """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`."""
+    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+        names = dict.fromkeys((*theirs, *mine))
+        pairs = ((f"{path}.{name}" if path else name, theirs.get(name), mine.get(name)) for name in names)
+        return [line for where, a, b in pairs for line in differences(a, b, where)]
+    if isinstance(theirs, list | tuple) and isinstance(mine, list | tuple) and len(theirs) == len(mine):
+        pairs = ((f"{path}.{index}", a, b) for index, (a, b) in enumerate(zip(theirs, mine, strict=True)))
+        return [line for where, a, b in pairs for line in differences(a, b, where)]
+    same = theirs == mine or (theirs != theirs and mine != mine)
+    return [] if same else [f"{path} was {_short(theirs)} and is {_short(mine)}"]
+
+
+def is_finite(state: Any) -> bool:
+    """Whether no number of any tensor in a tree, on the host, is NaN or infinite."""
+    tensors = [leaf for _, leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
+    return all(bool(torch.isfinite(x).all()) for x in tensors if x.is_floating_point() and x.element_size() > 1)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What a result depends on, to the bit."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _entry(mapping: Any, name: str, path: Path) -> Any:
+    if not isinstance(mapping, Mapping) or name not in mapping:
+        there = ", ".join(mapping) if isinstance(mapping, Mapping) else "none"
+        raise CheckpointError(f"{path}: has no {name!r}; there are: {there or 'none'}")
+    return mapping[name]
+
+
+def _short(value: Any) -> str:
+    return "absent" if value is None else f"{value!r:.80}"

@@ -1,0 +1,286 @@
+"""The checkpoints of a run: written by a thread, kept by rules, and read from the newest good one backwards.
+
+checkpoints/epoch-000100.h5                     after epoch 100
+checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
+checkpoints/best/epoch-000040.h5                the best one by a metric
+checkpoints/latest                              the name of the newest one, and nothing else
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from rein.errors import CheckpointError, StoreError
+from rein.loop import Loop
+from rein.ops.trees import leaves
+from rein.stores.checkpoint import (
+    Checkpoint,
+    describe_parts,
+    is_finite,
+    look,
+    read_checkpoint,
+    versions,
+    write_checkpoint,
+)
+from rein.stores.files import remove_leftovers, sync_folder, write_whole
+from rein.stores.folder import move_aside
+from rein.stores.image import Memory
+from rein.stores.state import snapshot
+from rein.stores.writer import Writer
+
+FOLDER = "checkpoints"
+
+logger = logging.getLogger(__name__)
+
+_WAITING = 256 << 20  # bytes that may wait for the disk before training waits too
+
+Order = tuple[int, int]  # finished iterations and epochs: how far a run was
+
+
+class Rules(NamedTuple):
+    """Which checkpoints are kept: a file goes when no rule keeps it. The newest without NaN or infinity stays."""
+
+    last: int | None = None  # the newest so many; None keeps all
+    every: int | None = None  # those after each so many epochs
+    best: tuple[str, Literal["min", "max"]] | None = None  # the best one by that metric, kept apart
+
+
+class _Kept(NamedTuple):
+    order: Order
+    path: Path
+    about: dict[str, Any]
+
+
+class Checkpoints:
+    """A folder of checkpoints. `take` copies a loop's state and returns; a thread writes it, whole or not at all.
+
+    What `flush` returned from is safe. The folder is made by the first checkpoint.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._kept: list[_Kept] = []
+        self._memory = Memory()
+        self._writers: list[Writer] = []  # none or one; a list, so that the finalizer need not hold this object
+        self._finalizer = weakref.finalize(self, _end, self._writers)
+
+    def begin(self, loop: Loop) -> None:
+        """A run goes on from where `loop` stands: newer checkpoints of another one are moved to `aside/`.
+
+        Removes what dead processes left. Raises CheckpointError where the folder cannot be read or changed.
+        """
+        self.flush()
+        try:
+            for folder in (self.folder, self.folder / "best"):
+                remove_leftovers(folder)
+            run = self.folder.parent if self.folder.name == FOLDER else self.folder
+            move_aside(run, self.newer(order_of(loop)), stem_of(loop))
+            self._kept = [_Kept(order(about), path, about) for path in _files(self.folder) if (about := look(path))]
+        except (OSError, StoreError) as error:
+            raise CheckpointError(f"{self.folder}: cannot be prepared: {error}") from error
+
+    def take(
+        self,
+        loop: Loop,
+        rules: Mapping[str, Any],
+        stem: str | None = None,
+        on_failure: Literal["raise", "warn"] = "raise",
+    ) -> Path:
+        """Copy the state of `loop` and have it written to `<stem>.h5`; returns that path. `rules` are those of `Rules`.
+
+        Waits for the copy, and where too much waits for the disk. Raises CheckpointError if an earlier write failed.
+        """
+        stem = stem_of(loop) if stem is None else stem
+        if not stem or "/" in stem or stem[0] == ".":
+            raise ValueError(f"the name of a checkpoint is {stem!r}: give text without '/', and not '.' first")
+        state = loop.state_dict()
+        about = describe(loop)
+        held = snapshot(state)
+        about["finite"] = is_finite(held["parts"].get("agent"))
+        path = self.folder / f"{stem}.h5"
+        write = functools.partial(self._write, path, held, about, Rules(**rules))
+        job = write if on_failure == "raise" else functools.partial(_warn_of, write)
+        with self._surface():
+            self._writer().submit(job, _size(held))
+        return path
+
+    def flush(self) -> None:
+        """Return when everything taken is safe. Raises CheckpointError if something could not be written."""
+        for writer in self._writers:
+            with self._surface():
+                writer.wait()
+
+    def check(self) -> None:
+        """Raise CheckpointError if a write failed; does not wait."""
+        for writer in self._writers:
+            with self._surface():
+                writer.check()
+
+    def close(self) -> None:
+        """Flush and end the thread; another `take` begins a new one. Raises CheckpointError as `flush` does."""
+        self._memory = Memory()
+        while self._writers:
+            with self._surface():
+                self._writers.pop().close()
+
+    def newer(self, than: Order) -> list[Path]:
+        """The files of runs that were further than that, and those too damaged to say."""
+        every = [path for folder in (self.folder, self.folder / "best") for path in _files(folder)]
+        return [path for path in every if order(look(path)) > than]
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; damaged ones before it are reported. None where there is none."""
+        return next(self.good(), None)
+
+    def good(self) -> Iterator[Checkpoint]:
+        """All checkpoints that are whole, the newest first; damaged ones are reported and passed over."""
+        self.flush()
+        for _, path in sorted(((order(look(path)), path) for path in _files(self.folder)), reverse=True):
+            try:
+                yield read_checkpoint(path)
+            except CheckpointError as error:
+                logger.warning("%s; the checkpoint before it is used", error)
+
+    def _writer(self) -> Writer:
+        if not self._writers:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for folder in (self.folder.parent, self.folder):
+                    sync_folder(folder)
+            except OSError as error:
+                raise CheckpointError(f"{self.folder}: cannot be made: {error.strerror} ({error.errno})") from error
+            self._writers.append(Writer(_WAITING, _nothing, interval=3600.0))
+        return self._writers[0]
+
+    def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Rules) -> None:
+        """Write one checkpoint and whatever follows from it; on the writer's thread."""
+        write_checkpoint(path, held, about, self._memory)
+        self._kept = [kept for kept in self._kept if kept.path != path]
+        self._kept.append(_Kept(order(about), path, about))
+        if rules.best is not None:
+            self._keep_if_best(path, about, *rules.best)
+        write_whole(self.folder / "latest", f"{path.name}\n".encode())
+        for kept in self._superfluous(rules):
+            with contextlib.suppress(FileNotFoundError):
+                kept.path.unlink()
+            self._kept.remove(kept)
+
+    def _superfluous(self, rules: Rules) -> list[_Kept]:
+        if rules.last is None:
+            return []
+        newest_first = sorted(self._kept, reverse=True, key=lambda kept: kept.order)
+        stay = {kept.path for kept in newest_first[: rules.last]}
+        stay |= {kept.path for kept in [kept for kept in newest_first if kept.about.get("finite")][:1]}
+        if rules.every:
+            stay |= {kept.path for kept in newest_first if _ends_multiple(kept.about, rules.every)}
+        return [kept for kept in newest_first if kept.path not in stay]
+
+    def _keep_if_best(self, path: Path, about: dict[str, Any], metric: str, mode: str) -> None:
+        folder = self.folder / "best"
+        value = _value(about, metric)
+        if about["epoch_open"] or not about["finite"] or math.isnan(value):
+            return
+        others = [other for other in _files(folder) if other.name != path.name]
+        values = [_value(look(other) or {}, metric) for other in others]
+        if any(other >= value if mode == "max" else other <= value for other in values):
+            return
+        if not folder.is_dir():
+            folder.mkdir()
+            sync_folder(self.folder)
+        write_whole(folder / path.name, path.read_bytes())
+        for other in others:
+            other.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _surface(self) -> Iterator[None]:
+        """Tell a failure of the writer once, as what it was; the next checkpoint has a writer of its own again."""
+        try:
+            yield
+        except CheckpointError:
+            self._writers.clear()
+            raise
+        except StoreError as error:
+            self._writers.clear()
+            raise CheckpointError(str(error)) from error
+
+
+def describe(loop: Loop) -> dict[str, Any]:
+    """What is said about the state of a run: where it stands, what it was composed of, what it depends on."""
+    state = loop.state
+    return {
+        "kind": "run",
+        "total_iterations": state.total_iterations,
+        "epochs_ended": state.clocks.epochs,
+        "epoch": state.epoch,
+        "iteration": state.iteration,
+        "epoch_open": state.epoch_open,
+        "clocks": state.clocks.as_dict(),
+        "metrics": dict(state.metrics),
+        "parts": describe_parts(loop.parts),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def order_of(loop: Loop) -> Order:
+    """How far the run of a loop is."""
+    return loop.state.total_iterations, loop.state.clocks.epochs
+
+
+def stem_of(loop: Loop) -> str:
+    """The name of a checkpoint of the loop as it stands now: `epoch-000100`, `epoch-000101-iteration-000017`."""
+    state = loop.state
+    if not state.epoch_open:
+        return f"epoch-{state.clocks.epochs:06d}"
+    return f"epoch-{state.epoch:06d}-iteration-{state.iteration:06d}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
+
+
+def order(about: dict[str, Any] | None) -> Order:
+    """That of a file; one that is too damaged to say is looked at first, so as to be reported."""
+    try:
+        return int((about or {})["total_iterations"]), int((about or {})["epochs_ended"])
+    except (KeyError, TypeError, ValueError):
+        return sys.maxsize, sys.maxsize
+
+
+def _ends_multiple(about: dict[str, Any], every: int) -> bool:
+    return not about.get("epoch_open") and about.get("epochs_ended", 1) % every == 0
+
+
+def _value(about: dict[str, Any], metric: str) -> float:
+    value = about.get("metrics", {}).get(metric)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _warn_of(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except (StoreError, OSError) as error:
+        logger.warning("no checkpoint was written: %s", error)
+
+
+def _nothing() -> None:
+    """What the writer's thread does when there is no work."""
+
+
+def _end(writers: list[Writer]) -> None:
+    for writer in writers:
+        writer.end()

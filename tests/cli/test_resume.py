@@ -1,0 +1,134 @@
+"""`rein resume` and `--resume`: a run of the command line goes on where it was, and says how."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rein
+from rein.cli import main
+from rein.cli.recipe import Recipe
+from rein.stores.checkpoint import read_checkpoint
+
+TRAIN = ["train", "gridworld", "--quiet", "--no-stop-when-solved"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def newest(run: str) -> rein.stores.checkpoint.Checkpoint:
+    return read_checkpoint(Path(run, "checkpoints", Path(run, "checkpoints/latest").read_text().strip()))
+
+
+def same_agent(one: str, other: str) -> bool:
+    a, b = (newest(run).state["parts"]["agent"]["table"] for run in (one, other))
+    return bool((a == b).all())
+
+
+def test_a_run_that_has_ended_is_extended_with_all_the_options_it_had(here, capsys):
+    main([*TRAIN, "--run", "whole", "--epochs", "9", "--num-envs", "8", "--learning-rate", "0.3"])
+    main([*TRAIN, "--run", "mine", "--epochs", "4", "--num-envs", "8", "--learning-rate", "0.3", "--threads", "1"])
+    capsys.readouterr()
+    main(["resume", "mine", "--epochs", "9", "--quiet"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("going on from mine/checkpoints/epoch-000004.h5, after 520 env steps\n")
+    assert same_agent("whole", "mine")
+    assert rein.open_run("mine").epochs["number"].tolist() == list(range(1, 10))
+    options = json.loads(Path("mine/run.json").read_text())["parts"]["recipe"]["config"]["options"]
+    assert (options["learning_rate"], options["num_envs"], options["epochs"]) == (0.3, 8, 9)
+
+
+def test_options_that_json_cannot_say_are_left_to_the_recipes_defaults():
+    options = {"a": 1, "sizes": (1, 2), "path": Path("x"), "odd": object(), "several": [1, object()], "none": None}
+    config = Recipe("name", options, ["--a", "--a"]).config
+    assert config == {
+        "name": "name",
+        "options": {"a": 1, "sizes": [1, 2], "path": "x", "none": None},
+        "given": ["--a"],
+    }
+    json.dumps(config)
+
+
+def test_train_with_resume_begins_and_goes_on(here, capsys):
+    for epochs in ("3", "6"):
+        main([*TRAIN, "--run", "mine", "--resume", "--epochs", epochs])
+    assert "mine has no checkpoint; it begins anew\n" in (shown := capsys.readouterr().out)
+    assert "going on from mine/checkpoints/epoch-000003.h5" in shown
+    main([*TRAIN, "--run", "whole", "--epochs", "6"])
+    assert same_agent("whole", "mine")
+
+
+def test_another_configuration_is_refused_with_the_differences(here, capsys):
+    main([*TRAIN, "--run", "mine", "--epochs", "3"])
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "mine", "--gamma", "0.5"])
+    assert ended.value.code == 1
+    assert "agent.config.gamma was 0.99 and is 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["resume"], "rein resume PATH"),
+        (["resume", "nowhere"], "nowhere/run.json: cannot be read, so there is no run to resume"),
+        (["resume", "odd"], "odd/run.json: does not say by which recipe it was begun"),
+        (["train", "gridworld", "--resume"], "--resume: say which run with --run PATH"),
+        (["train", "gridworld", "--checkpoint-every", "-1"], "--checkpoint-every -1"),
+    ],
+)
+def test_what_cannot_be_resumed_says_why(here, capsys, words, text):
+    Path("odd").mkdir()
+    Path("odd/run.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_run_folder_that_exists_names_both_ways_to_go_on(here, capsys):
+    main([*TRAIN, "--run", "mine", "--epochs", "1"])
+    with pytest.raises(SystemExit):
+        main([*TRAIN, "--run", "mine"])
+    error = capsys.readouterr().err
+    assert "`rein resume mine`" in error and "--resume" in error
+
+
+def test_checkpoints_come_every_so_many_epochs_and_at_the_end(here):
+    main([*TRAIN, "--run", "mine", "--epochs", "7", "--checkpoint-every", "3"])
+    assert [path.stem for path in sorted(Path("mine/checkpoints").glob("*.h5"))] == [
+        "epoch-000003",
+        "epoch-000006",
+        "epoch-000007",
+    ]
+    main([*TRAIN, "--run", "none", "--epochs", "3", "--checkpoint-every", "0"])
+    assert [path.stem for path in Path("none/checkpoints").glob("*.h5")] == ["epoch-000003"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_its_exit_code_and_the_command_that_goes_on(here, number):
+    command = [sys.executable, "-m", "rein", *TRAIN, "--run", "mine", "--epochs", "100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    while not Path("mine/run.json").exists():  # it runs
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, error = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert out.splitlines()[-1] == "go on with: rein resume mine"
+    assert f"rein: {number.name}: the run ends after this iteration and is saved" in error
+    at = newest("mine").about["epoch"]
+    main(["resume", "mine", "--quiet", "--epochs", str(at + 2)])
+    main([*TRAIN, "--run", "whole", "--epochs", str(at + 2)])
+    assert same_agent("whole", "mine")

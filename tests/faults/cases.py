@@ -1,0 +1,130 @@
+"""The runs that the fault tests break: every agent of the project in every kind of environment, small.
+
+Run as a program, in a process of its own: `python cases.py FOLDER` finishes every FOLDER/CASE/AT that was interrupted,
+each in a fork that has seen nothing of it, and writes the state at its end beside it as end.h5.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rein
+import rein.agents
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.evaluate import evaluate
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.stores.checkpoint import write_checkpoint
+from rein.types import State
+
+EPOCHS, ITERATIONS = 5, 12
+
+ENVIRONMENTS: dict[str, Callable[[int], Any]] = {
+    "gridworld": lambda seed: Gridworld(5, [(2, 4), (0, 1)], seed=seed, max_episode_steps=7),
+    "cartpole": lambda seed: CartPole(num_envs=4, seed=seed),
+    "taxi": lambda seed: GymnasiumEnvironment("Taxi-v4", num_envs=3, seed=seed, max_episode_steps=9),
+    "gymnasium_cartpole": lambda seed: GymnasiumEnvironment("CartPole-v1", num_envs=3, seed=seed, max_episode_steps=9),
+    "half_cheetah": lambda seed: GymnasiumEnvironment("HalfCheetah-v5", num_envs=2, seed=seed, max_episode_steps=15),
+}
+
+
+def agents() -> dict[str, Any]:
+    """The class of every agent that there is, by its module."""
+    found = {}
+    for module in pkgutil.iter_modules(rein.agents.__path__):
+        members = vars(importlib.import_module(f"rein.agents.{module.name}")).values()
+        own = [m for m in members if inspect.isclass(m) and m.__module__ == f"rein.agents.{module.name}"]
+        found.update((module.name, member) for member in own if hasattr(member, "optimize_model"))
+    return found
+
+
+def make_agent(kind: Any, environment: Any) -> Any:
+    """A small one, which learns several times an epoch. Raises ValueError where it cannot act there."""
+    spaces = environment.single_observation_space, environment.single_action_space
+    small = {"rollout_steps": 5, "minibatches": 3, "learning_rate": 0.01, "hidden": (16,)}
+    options = {name: value for name, value in small.items() if name in inspect.signature(kind).parameters}
+    return kind(*spaces, seed=3, **options)
+
+
+def cases() -> list[str]:
+    """Every agent in every environment that it can act in, continuing and episodic: `ppo-cartpole-episodic`."""
+    found = []
+    for agent, kind in agents().items():
+        for name, make in ENVIRONMENTS.items():
+            environment = make(3)
+            try:
+                make_agent(kind, environment)
+            except (ValueError, TypeError):
+                continue
+            finally:
+                environment.close()
+            found += [f"{agent}-{name}-{mode}" for mode in ("continuing", "episodic")]
+    return found
+
+
+def build(case: str, folder: Path, evaluated: bool = False) -> rein.Loop:
+    """The loop of a case, which stores and saves in `folder`; the same on every call."""
+    name, place, mode = case.split("-")
+    environment = ENVIRONMENTS[place](3)
+    agent = make_agent(agents()[name], environment)
+    store = rein.HDF5Store(folder, exist="resume")
+    loop = rein.training_loop(
+        agent, environment, store, episodic=mode == "episodic", epochs=EPOCHS, iterations=ITERATIONS
+    )
+    loop.metric("vector_steps_seen", lambda state: state.clocks.vector_steps, reduce="sum")
+
+    @loop.iteration_completed(every=7, unit="env_steps")
+    def count(state: State) -> None:
+        state.memory["crossings"] = [*state.memory.get("crossings", []), state.clocks.env_steps]
+
+    if evaluated:
+        evaluate(loop, agent.policy(deterministic=False), ENVIRONMENTS[place](4), episodes=4, every=2)
+    checkpoint(loop, store, every=2, keep_last=2)
+    return loop
+
+
+def end(loop: rein.Loop) -> dict[str, Any]:
+    """Run to the end; the state there, without what a clock on the wall says and without how runs have ended."""
+    loop.run()
+    loop.parts["store"].close()
+    del loop.parts["store"]
+    return _timeless(loop.state_dict())
+
+
+def _timeless(state: Any) -> Any:
+    odd = ("seconds", "epoch_began", "times", "completed", "halted", "failed")
+    if isinstance(state, dict):
+        return {key: _timeless(value) for key, value in state.items() if key not in odd}
+    return [_timeless(value) for value in state] if isinstance(state, list) else state
+
+
+def finish(folder: Path) -> None:
+    """Resume what lies in `folder` and write its end."""
+    loop = build(folder.parent.name, folder)
+    rein.resume(loop, folder)
+    write_checkpoint(folder / "end.h5", end(loop), {"kind": "run"})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for run in sorted(Path(sys.argv[1]).glob("*/*")):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                finish(run)
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit(f"{run} could not be finished")

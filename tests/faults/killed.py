@@ -1,0 +1,130 @@
+"""Trains a run again and again, killing it at random moments, and says what it had acknowledged each time.
+
+usage: python killed.py FOLDER CASE KILLS SEED: a process that has imported everything forks each attempt into a process
+group of its own, which resumes the run in FOLDER where there is one. Every third kill hits inside a system call of a
+write, the others at any moment. One line of JSON an attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rein
+from rein.stores import files
+from rein.stores.checkpoint import write_checkpoint
+from rein.stores.checkpoints import Checkpoints
+from rein.stores.folder import list_files
+
+TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
+
+
+class Deadly:
+    """The module `os`, in which the whole process group is killed inside the `left`th call that changes the disk."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in ("write", "fsync", "replace", "open", "close"):
+            return real
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                if name == "write":  # half of it
+                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.killpg(0, signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+
+def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
+    """Train to the end, or until it is killed."""
+    os.setpgid(0, 0)
+    if die_at:
+        files.os = Deadly(die_at)  # type: ignore[assignment]
+    loop = TOOLS["build"](case, folder)
+    loop.iterations = 40  # longer than the cases of the other tests, so that kills meet it at work
+    if any((folder / "checkpoints").glob("*.h5")):
+        rein.resume(loop, folder)
+    checkpoints = loop.parts["store"].checkpoints
+
+    def acknowledge(state: rein.State) -> None:
+        if (folder / "checkpoints/latest").exists():
+            os.write(acknowledged, state.clocks.epochs.to_bytes(4, "little"))
+
+    @loop.epoch_ended(every=2)
+    def ask(state: rein.State) -> None:
+        state.request(flush)
+
+    def flush(state: rein.State) -> None:
+        checkpoints.flush()
+        acknowledge(state)
+
+    loop.epochs = 12
+    loop.started.attach(lambda state: os.write(acknowledged, b"\xff\xff\xff\xff") and None)
+    write_checkpoint(folder / "end.h5", TOOLS["end"](loop), {"kind": "run"})
+
+
+def fork(folder: Path, case: str, die_at: int) -> tuple[int, int]:
+    """Process and the reading end of what it acknowledges."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            attempt(folder, case, writing, die_at)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    return child, reading
+
+
+def main() -> None:
+    """Attempts until the run is done, of which the first KILLS are killed."""
+    torch.set_num_threads(1)
+    folder, case, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    moments, last = random.Random(seed), 0
+    for number in range(10 * kills + 2):
+        inside = number < kills and number % 3 == 0
+        child, reading = fork(folder, case, moments.randrange(1, 40) if inside else 0)
+        if number < kills and not inside:
+            os.read(reading, 4)  # it is under way
+            time.sleep(moments.random() * 0.15)
+            with contextlib.suppress(ProcessLookupError):  # it was done already
+                os.killpg(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        heard = b""
+        while more := os.read(reading, 4096):
+            heard += more
+        os.close(reading)
+        numbers = [int.from_bytes(heard[k : k + 4], "little") for k in range(0, len(heard), 4)]
+        last = max([last, *(n for n in numbers if n != 0xFFFFFFFF)])
+        killed = os.WIFSIGNALED(status)
+        temporary = [path.name for path in folder.rglob(".*.tmp-*")]
+        newest = Checkpoints(folder / "checkpoints").newest()
+        stored = [int(path.stem[7:13]) for path in list_files(folder / "trajectories")]
+        said = {"killed": killed, "status": status, "acknowledged": last, "torn": len(temporary)}
+        said |= {"saved": newest.about["epochs_ended"] if newest else 0, "stored": max(stored, default=0)}
+        print(json.dumps(said), flush=True)
+        if not killed:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Sends signals to runs of the command line at random moments, and resumes them; one line of JSON for each.
+
+usage: python signalled.py FOLDER KIND COUNT SEED, where KIND is SIGINT, SIGTERM, SIGUSR1 or TWICE (two SIGINT). A
+process that has imported everything forks each run; every fifth one has a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rein.cli.train
+from rein.cli import main
+
+# evaluations and saves often enough that signals come in the middle of them, too
+TRAIN = ["train", "gridworld", "--epochs", "24", "--num-envs", "32", "--no-stop-when-solved"]
+TRAIN += ["--evaluate-every", "2", "--checkpoint-every", "3"]
+
+
+def fork(words: list[str], output: Path, terminal: bool) -> int:
+    """A process that runs the command line with its output in a file, or on a terminal whose text goes there."""
+    if terminal:
+        child, leader = pty.fork()
+        if child:
+            if os.fork() == 0:  # somebody must read what comes
+                _copy(leader, output)
+            os.close(leader)
+            return child
+    else:
+        child = os.fork()
+        if child:
+            return child
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT, 0o666)
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+    status = 1
+    try:
+        main(words)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _copy(leader: int, output: Path) -> None:
+    with open(output, "wb") as file:
+        try:
+            while data := os.read(leader, 4096):
+                file.write(data)
+        except OSError:  # the other end is closed
+            file.flush()
+    os._exit(0)
+
+
+def once(folder: Path, kind: str, draw: random.Random, terminal: bool) -> dict[str, Any]:
+    """One run with its signals; what became of it."""
+    run, output = folder / "run", folder / "output"
+    child = fork([*TRAIN, "--run", str(run)], output, terminal)
+    while not (run / "run.json").exists():
+        time.sleep(0.002)
+    time.sleep(draw.random() * 0.6)
+    number = signal.SIGINT if kind == "TWICE" else getattr(signal, kind)
+    os.kill(child, number)
+    if kind == "TWICE":
+        time.sleep(draw.random() * 0.02)
+        os.kill(child, number)  # the child is not waited for yet, so it is there
+    began = time.monotonic()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seconds = time.monotonic() - began
+    time.sleep(0.1 if terminal else 0.0)
+    text = output.read_text(errors="replace")
+    resumed = 0
+    if status:
+        again = fork(["resume", str(run), "--quiet"], folder / "again", False)
+        resumed = os.waitstatus_to_exitcode(os.waitpid(again, 0)[1])
+    return {"status": status, "seconds": seconds, "text": text, "resumed": resumed, "terminal": terminal}
+
+
+def everything() -> None:
+    """All runs of a kind; COUNT 0 runs one without any signal."""
+    torch.set_num_threads(1)
+    folder, kind, count, draw = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), random.Random(int(sys.argv[4]))
+    assert rein.cli.train is not None  # imported before the first fork
+    if count == 0:
+        folder.mkdir(parents=True)
+        child = fork([*TRAIN, "--run", str(folder / "run"), "--quiet"], folder / "output", False)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for number in range(count):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        print(json.dumps(once(place, kind, draw, number % 5 == 0)), flush=True)
+
+
+if __name__ == "__main__":
+    everything()

@@ -1,0 +1,75 @@
+"""Every agent in every kind of environment: interrupted anywhere, resumed in a new process, equal to the bit."""
+
+from __future__ import annotations
+
+import random
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rein
+from rein.stores.checkpoint import read_checkpoint
+from rein.testing.stateful import first_difference
+
+CASES = Path(__file__).with_name("cases.py")
+TOOLS = runpy.run_path(str(CASES))
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What is stored of a run, joined over its files; times of the wall left out."""
+    run = rein.open_run(path)
+    fields = {name: (run.field(name).dtype.str, run.field(name).tobytes()) for name in run.fields}
+    episodes = {name: column.tobytes() for name, column in run.episodes.items() if name != "final_observation"}
+    epochs = {name: run.epochs[name].tobytes() for name in ("number", "first_row", "length", "first_step")}
+    metrics = {name: column.tobytes() for name, column in run.epochs["metrics"].items()}
+    clocks = {name: column.tobytes() for name, column in run.epochs["clocks"].items() if name != "seconds"}
+    return {"fields": fields, "episodes": episodes, "epochs": epochs, "metrics": metrics, "clocks": clocks}
+
+
+def interrupt(case: str, folder: Path, at: int) -> None:
+    loop = TOOLS["build"](case, folder)
+    loop.iteration_completed(once=at)(lambda state: loop.interrupt("here"))
+    loop.run()
+    loop.parts["store"].close()
+
+
+def test_a_run_that_is_resumed_anywhere_ends_equal_to_the_bit(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
+    ends: dict[str, Any] = {}
+    cases, total = TOOLS["cases"]()[:: scale(1, 9)], TOOLS["EPOCHS"] * TOOLS["ITERATIONS"]
+    points = scale(-(-300 // len(cases)), 1)
+    for case in cases:
+        ends[case] = TOOLS["end"](TOOLS["build"](case, tmp_path / "whole" / case))
+        last = ends[case]["total_iterations"] - 1
+        for at in sorted(random.Random(case).sample(range(1, min(last, total)), points)):
+            interrupt(case, tmp_path / "broken" / case / f"{at:03d}", at)
+    subprocess.run([sys.executable, str(CASES), str(tmp_path / "broken")], check=True, timeout=1800)
+    compared = 0
+    for case, expected in ends.items():
+        whole = contents(tmp_path / "whole" / case)
+        for run in sorted((tmp_path / "broken" / case).iterdir()):
+            difference = first_difference(expected, read_checkpoint(run / "end.h5").state)
+            assert difference is None, f"{case} resumed at {run.name}: {difference}"
+            differing = [kind for kind, found in contents(run).items() if found != whole[kind]]
+            assert not differing, f"{case} resumed at {run.name}: its {differing} on the disk differ"
+            compared += 1
+    assert compared == points * len(cases)
+    print(f"exact resume: {compared} of {compared}, over {len(cases)} cases")
+
+
+@pytest.mark.parametrize("mode", ["continuing", "episodic"])
+def test_one_that_is_evaluated_meanwhile_is_too(tmp_path: Path, mode: str) -> None:
+    case = f"q_learning-gridworld-{mode}"
+    expected = TOOLS["end"](TOOLS["build"](case, tmp_path / "whole", evaluated=True))
+    loop = TOOLS["build"](case, tmp_path / "broken", evaluated=True)
+    loop.iteration_completed(once=17)(lambda state: loop.interrupt("here"))
+    loop.run()
+    loop.parts["store"].close()
+    resumed = TOOLS["build"](case, tmp_path / "broken", evaluated=True)
+    rein.resume(resumed, tmp_path / "broken")
+    assert first_difference(expected, TOOLS["end"](resumed)) is None
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")

@@ -1,0 +1,63 @@
+"""kill -9 at random moments: a run resumes, has lost nothing that it acknowledged, and ends equal to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rein
+from rein.stores.checkpoint import read_checkpoint
+from rein.testing.stateful import first_difference
+
+KILLED = Path(__file__).with_name("killed.py")
+CASES = ("q_learning-gridworld-continuing", "q_learning-taxi-episodic", "ppo-cartpole-continuing")
+AT_ONCE = 10  # kills of one run
+
+
+def attempts(folder: Path, case: str, kills: int, seed: int) -> list[dict[str, Any]]:
+    command = [sys.executable, str(KILLED), str(folder), case, str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert said[-1]["status"] == 0, f"{case}: an attempt failed:\n{done.stderr}"
+    return said
+
+
+def trajectories(folder: Path) -> dict[str, bytes]:
+    run = rein.open_run(folder)
+    found = {name: run.field(name).tobytes() for name in run.fields}
+    return found | {name: run.epochs[name].tobytes() for name in ("number", "length", "first_step")}
+
+
+def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, scale: Callable[[int, int], int]
+) -> None:
+    wanted, kills, inside, resumed, runs = scale(200, 12), 0, 0, 0, 0
+    wholes: dict[str, tuple[Any, Any]] = {}
+    while kills < wanted:
+        case = CASES[runs % len(CASES)]
+        if case not in wholes:
+            attempts(tmp_path / f"whole-{case}", case, 0, 0)
+            wholes[case] = (
+                read_checkpoint(tmp_path / f"whole-{case}/end.h5").state,
+                trajectories(tmp_path / f"whole-{case}"),
+            )
+        folder = tmp_path / str(runs)
+        said = attempts(folder, case, min(AT_ONCE, wanted - kills), runs)
+        for one in said:  # nothing that was acknowledged is lost
+            assert min(one["saved"], one["stored"]) >= one["acknowledged"], f"{case}, run {runs}: {one}"
+        kills += sum(one["killed"] for one in said)
+        inside += sum(one["killed"] and one["torn"] > 0 for one in said)
+        resumed += sum(one["killed"] for one in said)
+        state, stored = wholes[case]
+        difference = first_difference(state, read_checkpoint(folder / "end.h5").state)
+        assert difference is None, f"{case}, run {runs}: {difference}"
+        assert trajectories(folder) == stored, f"{case}, run {runs}: its trajectories differ"
+        assert not list(folder.rglob(".*.tmp-*")), "the next start removes what a killed process left"
+        runs += 1
+    print(f"kill -9: {kills} kills, {inside} of them inside a write; {resumed} of {kills} resumed, {runs} runs equal")
+    assert inside >= wanted // 10

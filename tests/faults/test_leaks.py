@@ -1,0 +1,58 @@
+"""Long runs and many loops leave nothing behind: no descriptor, thread, process, shared memory, and no memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.evaluate import evaluate
+from rein.handlers.guards import guard_data, watchdog
+from rein.handlers.interrupts import interrupts
+
+LEAKS = Path(__file__).with_name("leaks.py")
+
+
+def test_a_long_run_grows_by_nothing(tmp_path, scale):
+    epochs = scale(10_000, 600)
+    command = [sys.executable, str(LEAKS), str(tmp_path / "run"), str(epochs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+    found = json.loads(done.stdout)
+    grown = (found["end"]["bytes"] - found["warm"]["bytes"]) / 1e6
+    for kind in ("descriptors", "threads", "processes", "shared"):
+        assert found["end"][kind] == found["warm"][kind], kind
+        assert found["after"][kind] <= found["before"][kind], kind
+    print(f"leaks: {epochs} epochs, {epochs // 20} evaluations, {epochs // 20} checkpoints: {grown:+.1f} MB")
+    assert scale(1, 0) == 0 or grown < 5.0  # a short run is still filling its history of 1,000 epochs
+    assert grown < 25.0
+
+
+def run_one(folder: Path) -> list[weakref.ref[Any]]:
+    """A loop with everything attached, run for an epoch; what must not outlive it."""
+    environment = Gridworld(4, [(2, 4)], seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = rein.HDF5Store(folder, exist="new")
+    loop = rein.training_loop(agent, environment, store, epochs=1, iterations=3)
+    evaluate(loop, agent.policy(), Gridworld(4, [(2, 4)], seed=1), episodes=4, max_episode_steps=3)
+    guard_data(loop)
+    watchdog(loop, seconds=60)
+    interrupts(loop, checkpoint(loop, store))
+    loop.run()
+    store.close()
+    return [weakref.ref(thing) for thing in (loop, agent, agent.table, environment, store, store.checkpoints)]
+
+
+def test_loops_that_are_dropped_leave_nothing_alive(tmp_path, scale):
+    kept = [reference for number in range(scale(200, 10)) for reference in run_one(tmp_path / str(number))]
+    gc.collect()
+    alive = [reference() for reference in kept if reference() is not None]
+    assert alive == []
+    print(f"leaks: {len(kept) // 6} loops dropped, nothing alive")

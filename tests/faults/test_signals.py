@@ -1,0 +1,62 @@
+"""Signals at random moments of `rein train`: exit codes, messages and files as promised, and an exact resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.stores.checkpoint import read_checkpoint
+
+SIGNALLED = Path(__file__).with_name("signalled.py")
+
+
+def ran(folder: Path, kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    command = [sys.executable, str(SIGNALLED), str(folder), kind, str(count), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def table(run: Path) -> torch.Tensor:
+    latest = (run / "checkpoints/latest").read_text().strip()
+    return read_checkpoint(run / "checkpoints" / latest).state["parts"]["agent"]["table"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    ran(folder, "NONE", 0)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 0), ("TWICE", 130)])
+def test_a_signal_at_any_moment_is_obeyed_and_loses_nothing(tmp_path, scale, whole, kind, status):
+    count = scale(25, 2)
+    said = ran(tmp_path, kind, count)
+    assert len(said) == count
+    obeyed = 0
+    for number, one in enumerate(said):
+        run = tmp_path / str(number) / "run"
+        where = f"{kind} {number}: {one}"
+        assert one["status"] in (status, 0), where  # 0 where the run had ended first
+        obeyed += one["status"] == status
+        assert one["resumed"] == 0, where
+        if one["status"] and kind != "TWICE":
+            assert one["text"].rstrip().splitlines()[-1].endswith(f"go on with: rein resume {run}"), where
+            assert f"rein: {kind}: the run ends after this iteration and is saved" in one["text"], where
+        if kind == "TWICE":
+            assert one["seconds"] < 1, where
+        if one["terminal"]:
+            assert one["text"].rfind("\x1b[?25h") >= one["text"].rfind("\x1b[?25l"), f"the cursor stays hidden: {where}"
+        assert torch.equal(table(run), table(whole)), where
+        assert rein.open_run(run).epochs["number"].tolist() == list(range(1, 25)), where
+        assert not list(run.rglob(".*.tmp-*")), where
+    assert obeyed >= count * 2 // 3
+    print(f"{kind}: {obeyed} of {count} ended with {status}, {count} of {count} as without it in the end")

@@ -1,0 +1,206 @@
+"""An error at every system call of a save in turn: the previous or the new checkpoint loads, and the error says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.errors import CheckpointError
+from rein.stores import checkpoints, files
+from rein.stores.checkpoints import Checkpoints
+
+RULES = {"last": 1, "best": ("score", "max")}  # so that a save writes, keeps the best, names the latest and deletes
+CALLS = ("open", "write", "fsync", "close", "replace")
+
+
+class Faulty:
+    """The module `os`, in which the `failing`th call that changes the disk goes wrong."""
+
+    def __init__(self, failing: int, fail: Callable[[str, Any, tuple[Any, ...]], Any]) -> None:
+        self.calls, self.failing, self.fail = 0, failing, fail
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in CALLS:
+            return real
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.failing:
+                return self.fail(name, real, arguments)
+            return real(*arguments, **options)
+
+        return call
+
+
+def raising(code: int) -> Callable[[str, Any, tuple[Any, ...]], Any]:
+    def fail(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
+        if name == "close":  # Linux closes, then reports
+            real(*arguments)
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def shortened(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
+    """A write that takes a part of the bytes only; other calls are as they are."""
+    return real(arguments[0], arguments[1][:7]) if name == "write" else real(*arguments)
+
+
+def make(score: float) -> rein.Loop:
+    weight = torch.full((200,), score)
+
+    class Part:
+        def state_dict(self) -> dict[str, Any]:
+            return {"weight": weight}
+
+        def load_state_dict(self, state: Any) -> None:
+            weight.copy_(state["weight"])
+
+    loop = rein.Loop(lambda state: None, iterations=1)
+    loop.own("agent", Part())
+    loop.epoch_ended(lambda state: state.metrics.update(score=score))
+    return loop
+
+
+def saved(folder: Path, number: int) -> Checkpoints:
+    """A folder with the checkpoint of epoch `number`, ready to take the next one."""
+    store = Checkpoints(folder / "checkpoints")
+    loop = make(float(number))
+    loop.run(epochs=number)
+    store.begin(loop)
+    store.take(loop, RULES)
+    store.close()
+    return store
+
+
+def take_next(store: Checkpoints) -> None:
+    loop = make(9.0)
+    loop.run(epochs=2)
+    store.take(loop, RULES)
+    store.close()
+
+
+def check(folder: Path, at: int) -> str:
+    """The newest that loads is the one before or the new one; the next start leaves nothing behind."""
+    store = Checkpoints(folder / "checkpoints")
+    newest = store.newest()
+    assert newest is not None and newest.path.stem in ("epoch-000001", "epoch-000002"), at
+    resumed = make(0.0)
+    rein.resume(resumed, folder)
+    weight = resumed.parts["agent"].state_dict()["weight"]
+    assert weight.tolist() == [1.0 if newest.path.stem == "epoch-000001" else 9.0] * 200
+    store.begin(resumed)
+    assert not list(folder.rglob(".*")), f"call {at} left something behind"
+    best = [path for path in (folder / "checkpoints/best").glob("*.h5")]
+    assert len(best) >= 1
+    assert all(rein.stores.checkpoint.read_checkpoint(path) for path in best)
+    return newest.path.stem
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_an_error_at_every_call_leaves_the_previous_or_the_new_one(tmp_path, monkeypatch, code):
+    loaded = set()
+    for at in range(1, 1000):
+        folder = tmp_path / str(at)
+        store = saved(folder, 1)
+        faulty = Faulty(at, raising(code))
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "os", faulty)
+            try:
+                take_next(store)
+            except CheckpointError as error:
+                assert str(folder) in str(error), at
+                assert os.strerror(code) in str(error), at
+            else:
+                assert faulty.calls < at, f"the error at call {at} was swallowed"
+                break
+        loaded.add(check(folder, at))
+    assert at > 25  # a checkpoint, the best and the latest: eight calls or more each
+    assert loaded == {"epoch-000001", "epoch-000002"}
+
+
+@pytest.mark.parametrize("fail", [raising(errno.EINTR), shortened], ids=["EINTR", "short"])
+def test_an_interrupted_or_short_write_is_finished(tmp_path, monkeypatch, fail):
+    for at in range(1, 1000):
+        folder = tmp_path / str(at)
+        store = saved(folder, 1)
+        faulty = Faulty(at, lambda name, real, a: fail(name, real, a) if name == "write" else real(*a))
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "os", faulty)
+            take_next(store)
+        assert check(folder, at) == "epoch-000002"
+        if faulty.calls < at:
+            break
+    assert at > 25
+
+
+def test_a_sudden_exit_at_every_call_leaves_the_previous_or_the_new_one(tmp_path):
+    loaded = []
+    for at in range(1, 1000):
+        folder = tmp_path / str(at)
+        saved(folder, 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                files.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
+                fresh = Checkpoints(folder / "checkpoints")
+                fresh.begin(store_loop())
+                take_next(fresh)
+            finally:
+                os._exit(0)
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        loaded.append(check(folder, at))
+        if not killed:
+            break
+    assert at > 25 and loaded[0] == "epoch-000001" and loaded[-1] == "epoch-000002"
+
+
+def store_loop() -> rein.Loop:
+    loop = make(1.0)
+    loop.run(epochs=1)
+    return loop
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_folder_that_is_gone_or_is_none_any_more_is_an_error_with_the_path(tmp_path, as_file):
+    store = Checkpoints(tmp_path / "checkpoints")
+    loop = store_loop()
+    store.begin(loop)
+    store.take(loop, RULES)
+    store.flush()
+    shutil.rmtree(tmp_path / "checkpoints")
+    if as_file:
+        (tmp_path / "checkpoints").write_text("")
+    store.take(loop, RULES)
+    why = "Not a directory" if as_file else "No such file or directory"
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'checkpoints'}/epoch-000001\.h5: .*{why}"):
+        store.flush()
+
+
+def test_the_data_is_safe_before_the_name_and_the_name_before_anybody_is_told(tmp_path, monkeypatch):
+    trace: list[str] = []
+    store = saved(tmp_path, 1)
+
+    class Traced(Faulty):
+        def __getattr__(self, name: str) -> Any:
+            real = super().__getattr__(name)
+            if name not in ("write", "fsync", "replace"):
+                return real
+            return lambda *a, **k: (trace.append(name), real(*a, **k))[1]
+
+    monkeypatch.setattr(files, "os", Traced(0, raising(0)))
+    monkeypatch.setattr(checkpoints.Path, "unlink", lambda *a, **k: trace.append("unlink"))
+    take_next(store)
+    text = " ".join(trace)
+    one = "write fsync replace fsync"
+    assert text == f"fsync fsync {one} {one} unlink {one} unlink"  # the folders; it, the best, its name

@@ -1,0 +1,347 @@
+"""Checkpoints on any event, kept by rules, and nothing forgotten."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.errors import CheckpointError
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.early_stop import early_stop
+from rein.stores import files
+from rein.stores.checkpoint import read_checkpoint
+from rein.testing.stateful import copy_state, first_difference
+
+
+class Counter:
+    """A part with a state."""
+
+    def __init__(self) -> None:
+        self.value_S = torch.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value_S}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value_S = state["value"].clone()
+
+
+def make(scores: Mapping[int, float] | None = None) -> tuple[rein.Loop, Counter]:
+    """Five iterations an epoch; the metric `score` is as given by epoch."""
+    counter = Counter()
+
+    def step(state: rein.State) -> None:
+        counter.value_S += 1.0
+
+    loop = rein.Loop(step, epochs=8, iterations=5)
+    loop.own("counter", counter)
+    if scores is not None:
+
+        @loop.epoch_ended
+        def score(state: rein.State) -> None:
+            if state.epoch in scores:
+                state.metrics["score"] = scores[state.epoch]
+
+    return loop, counter
+
+
+def stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.h5"))
+
+
+@pytest.mark.parametrize(
+    ("event", "filters", "expected"),
+    [
+        ("epoch_ended", {"every": 3}, ["epoch-000003", "epoch-000006", "epoch-000008"]),
+        ("epoch_completed", {"once": 2}, ["epoch-000002", "epoch-000008"]),
+        ("iteration_completed", {"once": 7}, ["epoch-000002-iteration-000002", "epoch-000008"]),
+        ("iteration_started", {"once": 7}, ["epoch-000002-iteration-000002", "epoch-000008"]),
+        ("epoch_started", {"once": 2}, ["epoch-000002-iteration-000001", "epoch-000008"]),
+        ("completed", {}, ["epoch-000008"]),
+        ("epoch_ended", {"every": 0}, ["epoch-000008"]),
+    ],
+)
+def test_it_is_taken_on_any_event_by_any_filter_and_at_the_end(tmp_path, event, filters, expected):
+    loop, _ = make()
+    checkpoint(loop, rein.Checkpoints(tmp_path / "checkpoints"), event=event, keep_last=None, **filters)
+    loop.run()
+    assert stems(tmp_path / "checkpoints") == expected
+    assert (tmp_path / "checkpoints" / "latest").read_text() == f"{expected[-1]}.h5\n"
+
+
+def test_what_is_saved_is_the_state_at_the_edge_and_not_what_training_did_meanwhile(tmp_path):
+    loop, _ = make()
+    checkpoint(loop, rein.Checkpoints(tmp_path), event="iteration_completed", keep_last=None)
+    seen = {}
+    loop.iteration_completed(lambda state: state.request(look))
+
+    def look(state: rein.State) -> None:
+        seen[state.total_iterations] = copy_state(loop.state_dict())
+
+    loop.run(epochs=2)
+    for path in tmp_path.glob("*-iteration-*.h5"):
+        found = read_checkpoint(path)
+        expected = seen[found.about["total_iterations"]]
+        assert first_difference(expected["parts"], found.state["parts"]) is None
+        assert found.state["iteration"] == expected["iteration"]
+    assert len(seen) == 10
+
+
+def test_a_checkpoint_at_an_epochs_end_comes_after_its_trajectory(tmp_path):
+    """Also where it is asked for before: what it stands on is on the disk first."""
+    environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    loop = rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / "run"), epochs=3, iterations=5)
+    checkpoint(loop, loop.parts["store"], event="epoch_completed", keep_last=None)
+    loop.run()
+    assert stems(tmp_path / "run/checkpoints") == ["epoch-000001", "epoch-000002", "epoch-000003"]
+    for number, path in enumerate(sorted((tmp_path / "run/checkpoints").glob("*.h5")), start=1):
+        assert read_checkpoint(path).state["parts"]["store"] == {"epoch": number}
+    assert stems(tmp_path / "run/trajectories") == [f"{n:06d}-{n:06d}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"keep_last": 2}, [7, 8]),
+        ({"keep_last": 1, "keep_every": 3}, [3, 6, 8]),
+        ({"keep_last": None}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"keep_last": None, "keep_every": 3}, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_a_file_goes_when_no_rule_keeps_it(tmp_path, rules, expected):
+    loop, _ = make()
+    checkpoint(loop, rein.Checkpoints(tmp_path), **rules)
+    loop.run()
+    assert stems(tmp_path) == [f"epoch-{n:06d}" for n in expected]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 5), ("min", 2)])
+def test_the_best_is_kept_apart_and_neither_nan_nor_nothing_is_ever_best(tmp_path, mode, best):
+    scores = {1: float("nan"), 2: 1.0, 4: 3.0, 5: 9.0, 6: 9.0, 7: float("nan")}
+    loop, _ = make(scores)
+    checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1, keep_best=("score", mode))
+    loop.run()
+    assert stems(tmp_path) == ["epoch-000008"]
+    assert stems(tmp_path / "best") == [f"epoch-{best:06d}"]
+    assert read_checkpoint(tmp_path / f"best/epoch-{best:06d}.h5").about["metrics"]["score"] == scores[best]
+
+
+def test_half_an_epoch_and_an_agent_with_nan_are_never_best(tmp_path):
+    loop, counter = make()
+    loop.parts["agent"] = loop.parts.pop("counter")
+    loop.metric("score", lambda state: float(state.total_iterations))  # the later, the better
+
+    @loop.epoch_started(once=4)
+    def spoil(state: rein.State) -> None:
+        counter.value_S.fill_(float("nan"))
+
+    checkpoint(loop, rein.Checkpoints(tmp_path), keep_best=("score", "max"))
+    loop.run(epochs=2)
+    loop.iteration_completed(once=13)(lambda state: loop.interrupt("in the middle"))
+    loop.run(epochs=3)
+    assert stems(tmp_path)[-1] == "epoch-000003-iteration-000003"
+    assert stems(tmp_path / "best") == ["epoch-000002"]
+    loop.run(epochs=5)
+    assert stems(tmp_path / "best") == ["epoch-000003"]
+
+
+def test_a_resumed_run_knows_the_best_of_before(tmp_path):
+    for epochs, score in ((3, 5.0), (6, 1.0)):
+        loop, _ = make(dict.fromkeys(range(1, 9), score))
+        checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1, keep_best=("score", "max"))
+        if epochs == 6:
+            rein.resume(loop, tmp_path)
+        loop.run(epochs=epochs)
+    assert stems(tmp_path / "best") == ["epoch-000001"]
+
+
+def test_the_best_is_moved_aside_beside_the_one_of_the_same_name(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for epochs in (2, 1):
+        loop, _ = make(dict.fromkeys(range(1, 9), 1.0) | {2: 5.0})
+        checkpoint(loop, rein.Checkpoints(folder), keep_best=("score", "max"))
+        loop.run(epochs=epochs)  # the second time from the beginning
+    assert stems(tmp_path / "aside/epoch-000000") == ["best-epoch-000002", "epoch-000001", "epoch-000002"]
+    assert stems(folder) == stems(folder / "best") == ["epoch-000001"]
+
+
+def test_the_newest_without_nan_stays_whatever_the_rules_say(tmp_path):
+    loop, counter = make()
+    loop.parts["agent"] = loop.parts.pop("counter")
+
+    @loop.epoch_started(once=4)
+    def spoil(state: rein.State) -> None:
+        counter.value_S.fill_(float("nan"))
+
+    checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1)
+    loop.run()
+    assert stems(tmp_path) == ["epoch-000003", "epoch-000008"]
+
+
+def test_names_may_be_the_users(tmp_path):
+    loop, _ = make()
+    checkpoint(loop, rein.Checkpoints(tmp_path), every=4, keep_last=None, name=lambda state: f"after-{state.epoch}")
+    loop.run()
+    assert stems(tmp_path) == ["after-4", "after-8"]
+    other, _ = make()
+    assert rein.resume(other, tmp_path).path.stem == "after-8"
+    bad, _ = make()
+    checkpoint(bad, rein.Checkpoints(tmp_path / "bad"), name=lambda state: "../out")
+    with pytest.raises(ValueError, match="give text without '/'"):
+        bad.run()
+
+
+def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path):
+    def held_in_closure(loop: rein.Loop, forgotten: Counter) -> None:
+        loop.iteration_completed(lambda state: forgotten.state_dict() and None)
+
+    def held_in_list(loop: rein.Loop, forgotten: Counter) -> None:
+        several = [forgotten]
+        loop.epoch_ended(lambda state: several.copy() and None)
+
+    def bound(loop: rein.Loop, forgotten: Counter) -> None:
+
+        class Handles(Counter):
+            def handle(self, state: rein.State) -> None: ...
+
+        loop.epoch_started.attach(Handles().handle)
+
+    for attach in (held_in_closure, held_in_list, bound):
+        loop, _ = make()
+        attach(loop, Counter())
+        checkpoint(loop, rein.Checkpoints(tmp_path / attach.__name__), every=2)
+        with pytest.raises(CheckpointError, match=r"would forget .* have the loop own each"):
+            loop.run()
+        assert loop.state.epoch == 2
+
+
+def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):
+    environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    loop = rein.training_loop(agent, environment, epochs=2, iterations=5)
+    early_stop(loop, "episode_length", patience=9)
+    greedy, inside = agent.policy(), agent._generator
+
+    @loop.epoch_ended
+    def use(state: rein.State) -> None:
+        assert greedy and inside and loop and environment
+
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    assert loop.run().status == "completed"
+
+
+class FullDisk:
+    """The module `os`, with a disk that is full."""
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def write(self, descriptor, data):
+        raise OSError(28, os.strerror(28))
+
+
+def test_a_failed_write_ends_the_run_with_the_reason(tmp_path, monkeypatch):
+    loop, _ = make()
+    saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1)
+
+    @loop.epoch_ended(once=3)
+    def fill(state: rein.State) -> None:
+        saver.checkpoints.flush()
+        monkeypatch.setattr(files, "os", FullDisk())
+
+    with pytest.raises(CheckpointError, match=r"epoch-00000\d\.h5: .*No space left on device"):
+        loop.run()
+    assert loop.state.status in ("failed", "completed")  # the write of the last one may be the first to be waited for
+    monkeypatch.undo()
+    again, _ = make()
+    assert rein.resume(again, tmp_path).path.stem == "epoch-000002"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_failed_write_may_be_a_warning(tmp_path, monkeypatch, caplog):
+    loop, _ = make()
+    saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1, on_failure="warn")
+    loop.epoch_ended(once=2)(lambda state: monkeypatch.setattr(files, "os", FullDisk()))
+
+    @loop.epoch_ended(once=5)
+    def make_room(state: rein.State) -> None:
+        saver.checkpoints.flush()
+        monkeypatch.undo()
+
+    with caplog.at_level(logging.WARNING):
+        assert loop.run().status == "completed"
+    assert "no checkpoint was written: " in caplog.text and "No space left on device" in caplog.text
+    assert stems(tmp_path)[-1] == "epoch-000008"
+
+
+def test_one_place_is_saved_once(tmp_path, monkeypatch):
+    loop, _ = make()
+    saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1)
+    loop.epoch_ended(lambda state: saver.ask())
+    taken = []
+    take = saver.checkpoints.take
+    monkeypatch.setattr(saver.checkpoints, "take", lambda *a: taken.append(loop.state.epoch) or take(*a))
+    loop.run()
+    assert taken == list(range(1, 9))
+
+
+def test_a_checkpoint_may_be_asked_for_from_anywhere(tmp_path):
+    loop, _ = make()
+    saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=0, keep_last=None)
+    saver.ask()  # nothing runs yet
+    loop.iteration_started(once=8)(lambda state: saver.ask())
+    loop.run()
+    assert stems(tmp_path) == ["epoch-000002-iteration-000003", "epoch-000008"]
+
+
+def test_a_failed_run_leaves_its_last_checkpoint_and_takes_none(tmp_path):
+    loop, _ = make()
+    checkpoint(loop, rein.Checkpoints(tmp_path), every=2)
+
+    @loop.iteration_completed(once=23)
+    def fail(state: rein.State) -> None:
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        loop.run()
+    assert stems(tmp_path) == ["epoch-000002", "epoch-000004"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"keep_last": 0}, ValueError, "keep_last=0"),
+        ({"keep_every": -1}, ValueError, "keep_every=-1"),
+        ({"keep_best": ("x", "best")}, ValueError, "keep_best"),
+        ({"on_failure": "ignore"}, ValueError, "on_failure"),
+        ({"event": "epoch_end"}, ValueError, "no event"),
+        ({"evry": 3}, TypeError, "evry"),
+    ],
+)
+def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(tmp_path, options, error, words):
+    loop, _ = make()
+    with pytest.raises(error, match=words):
+        checkpoint(loop, rein.Checkpoints(tmp_path), **options)
+    with pytest.raises(TypeError, match=r"give an HDF5Store or a rein\.Checkpoints"):
+        checkpoint(loop, rein.MemoryStore())
+    assert not any(event.handlers for event in loop.events.values())
+
+
+def test_many_loops_leave_no_thread_behind(tmp_path):
+    before = set(threading.enumerate())
+    for number in range(20):
+        loop, _ = make()
+        checkpoint(loop, rein.Checkpoints(tmp_path / str(number)), every=4)
+        loop.run()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,222 @@
+"""NaN and infinity are caught before they are learned; dead loops, full disks and full memory end a run in time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
+from rein.errors import NonFiniteError
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.guards import (
+    UpdateGuard,
+    guard_data,
+    guard_resources,
+    guard_updates,
+    resident_bytes,
+    watchdog,
+)
+from rein.stores.checkpoint import is_finite
+from rein.types import State
+
+BAD = [float("nan"), float("inf"), -float("inf")]
+
+
+def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan")) -> tuple[rein.Loop, PPO]:
+    """PPO whose rewards are `bad` in these vector steps, 8 a rollout."""
+    environment = CartPole(num_envs=4, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = PPO(*spaces, rollout_steps=8, epochs=2, minibatches=2, seed=0, guard=guard)
+    loop = rein.training_loop(agent, environment, epochs=6, iterations=8)
+
+    @loop.action_applied
+    def poison(state: State) -> None:
+        if state.total_iterations in at:
+            transition = state.step_state.transition
+            reward = torch.full_like(transition.reward, bad)
+            state.step_state = state.step_state._replace(transition=transition._replace(reward=reward))
+
+    return loop, agent
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_without_a_guard_one_bad_reward_spoils_the_agent(bad):
+    """What the tests below rest on."""
+    loop, agent = poisoned(None, {11}, bad)
+    with contextlib.suppress(ValueError, RuntimeError):  # a spoiled agent may fail at its next action
+        loop.run()
+    assert not is_finite({"networks": dict(agent.networks.state_dict())})
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("at", [0, 11, 23, 40])
+def test_stop_raises_before_the_optimizer_steps(bad, at):
+    loop, agent = poisoned(UpdateGuard("stop"), {at}, bad)
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in .*grad_norm.*the update was not taken"):
+        loop.run()
+    assert loop.state.total_iterations < at + 8
+    assert all(bool(torch.isfinite(p).all()) for p in agent.networks.parameters())
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_skip_leaves_the_updates_out_and_goes_on(bad):
+    guard = UpdateGuard("skip")
+    loop, agent = poisoned(guard, {11, 30}, bad)
+    guard_updates(loop, guard)
+    final = loop.run()
+    assert final.status == "completed"
+    skipped = [record.metrics["skipped_updates"] for record in final.history]
+    assert [n > 0 for n in skipped] == [False, True, False, True, False, False]
+    assert sum(skipped) == guard.failures
+    assert is_finite({"networks": dict(agent.networks.state_dict())})
+
+
+def test_too_many_skips_in_a_row_are_an_error():
+    guard = UpdateGuard("skip", limit=5)
+    loop, _ = poisoned(guard, set(range(8, 48)))
+    guard_updates(loop, guard)
+    with pytest.raises(NonFiniteError, match="6 times in a row"):
+        loop.run()
+
+
+def test_a_good_update_ends_the_row():
+    guard, good, bad = UpdateGuard("skip", limit=1), torch.tensor(1.0), torch.tensor(float("nan"))
+    assert [guard({"loss": loss}, []) for loss in (bad, good, bad, good, bad)] == [False, True, False, True, False]
+    assert guard.failures == 3
+    with pytest.raises(NonFiniteError, match="2 times in a row"):
+        guard({"loss": bad}, [])
+
+
+def test_return_goes_back_to_the_last_good_checkpoint_and_training_goes_on(tmp_path, caplog):
+    guard = UpdateGuard("return")
+    loop, agent = poisoned(guard, {19})  # in epoch 3
+    saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1, keep_last=None)
+    guard_updates(loop, guard, saver)
+    parameters = []
+
+    @loop.epoch_ended
+    def remember(state: State) -> None:
+        parameters.append(torch.cat([p.detach().flatten() for p in agent.networks.parameters()]))
+
+    with caplog.at_level(logging.WARNING):
+        final = loop.run()
+    assert "has returned to" in caplog.text and "epoch-000002.h5" in caplog.text
+    assert final.status == "completed" and final.clocks.env_steps == 6 * 8 * 4
+    assert not torch.equal(parameters[-1], parameters[2])  # it went on learning
+    assert all(bool(torch.isfinite(p).all()) for p in parameters)
+
+
+def test_return_needs_a_saver_and_a_checkpoint(tmp_path):
+    guard = UpdateGuard("return")
+    loop, _ = poisoned(guard, {3})
+    with pytest.raises(ValueError, match="needs the saver"):
+        guard_updates(loop, guard)
+    guard_updates(loop, guard, checkpoint(loop, rein.Checkpoints(tmp_path), every=1))
+    with pytest.raises(NonFiniteError, match="no checkpoint without"):
+        loop.run()
+
+
+def test_finite_numbers_are_no_failure_however_large():
+    guard = UpdateGuard("stop")
+    large = torch.tensor(3e38)
+    assert guard({"policy_loss": large, "value_loss": large}, [torch.ones(2)])
+    assert guard({"loss": torch.tensor(1.0), "approx_kl": torch.tensor(float("inf"))}, [torch.ones(2)])
+    assert guard({}, [])
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_gradient_alone_is_enough(bad):
+    guard = UpdateGuard("stop")
+    with pytest.raises(NonFiniteError, match="gradient 1"):
+        guard({"loss": torch.tensor(1.0)}, [torch.ones(2), torch.tensor([1.0, bad])])
+    with pytest.raises(NonFiniteError, match="grad_norm"):
+        guard({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(bad)}, [torch.ones(2)])
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("field", ["observation", "reward", "final_observation"])
+def test_data_of_the_environment_is_looked_at_before_the_agent_sees_it(scripted, listening, field, bad):
+    class Broken(scripted):
+        def apply_action(self, action: torch.Tensor) -> Any:
+            step = super().apply_action(action)
+            if len(self.actions) == 3:
+                spoiled = getattr(step, field).clone()
+                spoiled[1] = bad
+                step = step._replace(**{field: spoiled})
+            return step
+
+    environment = Broken([9, 9, 9])
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment, epochs=1, iterations=8)
+    guard_data(loop)
+    with pytest.raises(NonFiniteError, match=f"in {field} of environment 1, vector step 2"):
+        loop.run()
+    assert len(agent.transitions) == 2
+
+
+def test_actions_are_looked_at_before_the_environment_gets_them(scripted, listening):
+    environment = scripted([9, 9])
+    agent = listening(environment)
+    agent.select_action = lambda observation: (torch.tensor([0.0, float("nan")]), {})
+    loop = rein.training_loop(agent, environment, epochs=1, iterations=8)
+    guard_data(loop)
+    with pytest.raises(NonFiniteError, match="in action of environment 1, vector step 0"):
+        loop.run()
+    assert environment.actions == []
+
+
+def test_a_dead_loop_is_interrupted_with_what_its_threads_did(tmp_path):
+    before = set(threading.enumerate())
+    loop = rein.Loop(lambda state: time.sleep(0.5 if state.total_iterations == 3 else 0.001), iterations=2000)
+    with open(tmp_path / "stacks", "w") as file:
+        watchdog(loop, seconds=0.1, file=file)
+        final = loop.run()
+    text = (tmp_path / "stacks").read_text()
+    assert (final.status, final.total_iterations) == ("halted", 4)
+    assert final.reason == "watchdog: no iteration ended for 0.1 s"
+    assert "test_guards.py" in text and "Thread" in text
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_living_loop_is_left_alone(tmp_path):
+    before = set(threading.enumerate())
+    loop = rein.Loop(lambda state: time.sleep(0.01), iterations=60)
+    watchdog(loop, seconds=0.3)
+    assert loop.run().status == "completed"
+    assert set(threading.enumerate()) <= before
+
+
+def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
+    for options, reason in (({"disk": 1e18}, "GB are free"), ({"disk": 1.0, "memory": 1e6}, "GB of memory")):
+        loop = rein.Loop(lambda state: None, epochs=9, iterations=2)
+        guard_resources(loop, tmp_path / "not" / "there", **options, every=2)
+        final = loop.run()
+        assert (final.status, final.epoch) == ("halted", 2)
+        assert reason in str(final.reason) and reason in caplog.text
+    roomy = rein.Loop(lambda state: None, epochs=9, iterations=2)
+    guard_resources(roomy, tmp_path, disk=1.0, memory=1e15)
+    assert roomy.run().status == "completed"
+    assert 1e6 < resident_bytes() < 1e12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loop: UpdateGuard("ignore"),
+        lambda loop: UpdateGuard(limit=0),
+        lambda loop: guard_updates(loop, UpdateGuard()),
+        lambda loop: watchdog(loop, seconds=0),
+        lambda loop: guard_resources(loop, disk=0),
+    ],
+)
+def test_nonsense_fails_where_it_is_written(make):
+    with pytest.raises(ValueError, match=r"give|owns nothing"):
+        make(rein.Loop(lambda state: None))

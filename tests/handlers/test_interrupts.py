@@ -1,0 +1,159 @@
+"""Signals end a run where it can go on, or save it; handlers of signals are there while it runs and only then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rein
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.interrupts import interrupts
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def make(folder: Path | None = None) -> tuple[rein.Loop, Any]:
+    loop = rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=6, iterations=10)
+    saver = checkpoint(loop, rein.Checkpoints(folder), every=0, keep_last=None) if folder is not None else None
+    return loop, interrupts(loop, saver)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed", "epoch_ended"])
+def test_a_signal_ends_the_run_at_the_edge_saved_and_exactly_resumable(tmp_path, capfd, number, event):
+    before = handlers()
+    loop, caught = make(tmp_path)
+    getattr(loop, event)(once=3)(lambda state: send(number))
+    final = loop.run()
+    name = signal.Signals(number).name
+    assert (final.status, final.reason, caught.signal) == ("halted", f"interrupted by {name}", number)
+    assert f"rein: {name}: the run ends after this iteration" in capfd.readouterr().err
+    assert handlers() == before
+    resumed, caught = make(tmp_path)
+    rein.resume(resumed, tmp_path)
+    assert resumed.state.total_iterations == final.total_iterations
+    assert (resumed.run().step_state, caught.signal) == (60, None)
+
+
+def test_an_interrupted_epoch_stays_open(tmp_path):
+    loop, _ = make(tmp_path)
+    ends = []
+    loop.epoch_ended(lambda state: ends.append(state.epoch))
+    loop.iteration_completed(once=17)(lambda state: send(signal.SIGINT))
+    loop.run()
+    assert ends == [1]
+    assert [path.stem for path in tmp_path.glob("*.h5")] == ["epoch-000002-iteration-000007"]
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_second_signal_ends_the_run_at_once(tmp_path, number, raised):
+    before = handlers()
+    loop, _ = make(tmp_path)
+
+    @loop.iteration_started(once=13)
+    def hang(state: rein.State) -> None:
+        send(number)
+        send(number)
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(raised) as error:
+        loop.run()
+    assert time.monotonic() - began < 1
+    assert number == signal.SIGINT or error.value.code == 143
+    assert handlers() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path):
+    loop, caught = make(tmp_path)
+    loop.iteration_started(once=13)(lambda state: send(signal.SIGUSR1))
+    final = loop.run()
+    assert (final.status, final.step_state, caught.signal) == ("completed", 60, None)
+    assert sorted(path.stem for path in tmp_path.glob("*.h5")) == ["epoch-000002-iteration-000003", "epoch-000006"]
+
+
+def test_signals_are_given_back_however_a_run_ends(tmp_path):
+    before = handlers()
+
+    def broken(state: rein.State) -> None:
+        raise RuntimeError("out of order")
+
+    for event in ("iteration_completed", "completed"):
+        loop, _ = make(tmp_path)
+        seen: list[Any] = []
+        loop.epoch_started(lambda state, seen=seen: seen.append(handlers()))
+        loop.event(event).attach(lambda state: state.request(broken))
+        with pytest.raises(RuntimeError, match="out of order"):
+            loop.run()
+        assert all(now != then for now, then in zip(seen[0], before, strict=True))
+        assert handlers() == before
+
+
+def test_without_a_saver_sigusr1_is_left_alone():
+    before = signal.getsignal(signal.SIGUSR1)
+    loop, _ = make()
+    seen = []
+    loop.epoch_started(lambda state: seen.append(signal.getsignal(signal.SIGUSR1)))
+    loop.run(epochs=1)
+    assert seen == [before]
+
+
+def test_another_thread_runs_without_touching_signals(tmp_path):
+    before, seen = handlers(), []
+    loop, _ = make(tmp_path)
+    loop.epoch_started(lambda state: seen.append(handlers()))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    thread.join()
+    assert seen == [before] * 6
+    assert loop.state.status == "completed"
+
+
+def test_importing_changes_no_handler():
+    code = """
+import signal, sys
+numbers = [n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)]
+before = [signal.getsignal(n) for n in numbers]
+import rein, rein.cli, rein.cli.train, rein.handlers.interrupts
+sys.exit([signal.getsignal(n) for n in numbers] != before)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+
+
+def test_a_process_that_cannot_be_reached_is_ended(tmp_path):
+    """Python sees no signal's exception while a C function runs: the timer ends the process."""
+    code = """
+import os, signal, threading, time, rein
+from rein.handlers.interrupts import interrupts
+
+def stuck(state):
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        time.sleep(60)
+
+loop = rein.Loop(stuck, iterations=1)
+interrupts(loop, force_after=0.2)
+loop.run()
+"""
+    began = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=50).returncode == 130
+    assert time.monotonic() - began < 40
