@@ -43,10 +43,11 @@ def train(words: Sequence[str]) -> None:
 def resume(words: Sequence[str]) -> None:
     """Go on with the run in the folder that `words` name, as its `run.json` says it was begun."""
     usage = "rein resume PATH [options]: the folder of a run; options are those of rein train, and replace what it had"
+    asks = "--help" in words or "-h" in words
+    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # of a run, its recipe's options are shown
+        print(f"usage: {usage}")
+        return
     if not words or words[0].startswith("-"):
-        if "--help" in words or "-h" in words:
-            print(f"usage: {usage}")
-            return
         raise ValueError(usage)
     recipe = of_run(Path(words[0]))
     run(recipe.name, [*words[1:], "--run", words[0], "--resume"], recipe)
