@@ -69,6 +69,8 @@ def training_loop(
         loop.own(name, part)
     reset_environments(loop, agent, environment, statistics, episodic=episodic)
     report_episodes(loop, rows, statistics)
+    for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
+        loop.metric(name, name)
     if episodic:
         halt_when_all_ended(loop)
     if store is not None:

@@ -73,6 +73,8 @@ class PQN:
     Raises ValueError for actions that are not Discrete, and for numbers out of their range.
     """
 
+    reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")  # of `optimize_model`
+
     def __init__(
         self,
         observation_space: spaces.Space[Any],

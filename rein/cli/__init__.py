@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-        told = isinstance(error, ReinError | ValueError | TypeError)  # by a text that was written to be read
+        told = isinstance(
+            error, ReinError | ValueError | TypeError | ImportError
+        )  # by a text that was written to be read
         raise SystemExit(_say(f"{error if told else repr(error)}{notes}", 1)) from None
 
 

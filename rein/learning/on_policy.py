@@ -19,7 +19,7 @@ from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.learner import Learner
 from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one, fraction
 from rein.learning.policy import NetworkPolicy
-from rein.learning.policy_loss import Batch, policy_loss
+from rein.learning.policy_loss import METRICS, Batch, policy_loss
 from rein.learning.update import default_optimizer, set_learning_rate
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
@@ -32,6 +32,8 @@ from rein.types import Transition, Tree
 
 class OnPolicyAgent(abc.ABC):
     """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
+
+    reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
 
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **options: Unpack[OnPolicyOptions]

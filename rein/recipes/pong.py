@@ -1,0 +1,81 @@
+"""PPO on Atari's Pong, from its screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.wrappers import AtariPreprocessing
+
+from rein.agents.ppo import PPO
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.handlers.solved import solved
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.integrations.gymnasium.making import make
+from rein.loop import Loop
+from rein.protocols import Store
+from rein.schedules import linear
+from rein.training import training_loop
+
+
+def pong(
+    store: Store | None = None,
+    *,
+    num_envs: int = 8,
+    learning_rate: float = 2.5e-4,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    update_epochs: int = 4,
+    minibatches: int = 4,
+    clip: float = 0.1,
+    entropy_coefficient: float = 0.01,
+    seed: int = 0,
+    epochs: int = 9766,
+    iterations: int = 128,
+    device: str = "cpu",
+    stop_when_solved: bool = True,
+) -> Loop:
+    """PPO on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 20 of 21 in 100 training episodes.
+
+    That is half a day on one core, at some 200 env steps a second; give device="cuda" where there is one.
+
+    Args:
+        store: where trajectories go.
+        num_envs: environments stepped together.
+        learning_rate: of Adam at first; it falls in a straight line to 0 at the end of all epochs.
+        gamma: discount factor.
+        gae_lambda: how far advantages look.
+        update_epochs: passes over a rollout.
+        minibatches: updates in a pass.
+        clip: how far from 1 a ratio of probabilities still counts.
+        entropy_coefficient: weight of the bonus for entropy.
+        seed: of everything random.
+        epochs: epochs at most.
+        iterations: steps of every environment in an epoch, which is one rollout.
+        device: where the network is; the environments are on the host.
+        stop_when_solved: end the run when it is solved.
+    """
+    environment = FrameStack(GymnasiumEnvironment(screen, num_envs, seed), 4)
+    agent = PPO(
+        environment.single_observation_space,
+        environment.single_action_space,
+        learning_rate=linear(learning_rate, 0.0, env_steps=epochs * iterations * num_envs),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        rollout_steps=iterations,
+        epochs=update_epochs,
+        minibatches=minibatches,
+        clip=clip,
+        entropy_coefficient=entropy_coefficient,
+        hidden=(),
+        shared=True,
+        seed=seed,
+        device=device,
+    )
+    loop = training_loop(agent, environment, store, seed=seed, epochs=epochs, iterations=iterations)
+    solved(loop, "episode_return_100", at_least=20.0, stop=stop_when_solved)
+    return loop
+
+
+def screen() -> Any:
+    """Pong as DQN saw it: every fourth frame, the larger of two pixels, 84 by 84 in grey (Mnih et al. 2015)."""
+    return AtariPreprocessing(make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0}))

@@ -1,0 +1,140 @@
+"""The on-policy recipes: they build, run, take their options from the command line, and keep what they promise."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from rein.cli import main
+from rein.cli.listing import find
+from rein.ops.random import stream_seed
+from rein.recipes.acrobot import acrobot
+from rein.recipes.halfcheetah_ppo import halfcheetah_ppo
+from rein.recipes.lunarlander import lunarlander
+from rein.recipes.memory_ppo import CORES, memory_ppo
+from rein.recipes.mountaincar import mountaincar
+from rein.recipes.pendulum_ppo import pendulum_ppo
+from rein.recipes.pong import pong
+from rein.rollout import evaluate
+from rein.testing.stateful import first_difference
+
+NATIVE: list[Any] = [acrobot, pendulum_ppo, mountaincar, memory_ppo]
+RECIPES: list[Any] = [*NATIVE, lunarlander, halfcheetah_ppo, pong]
+SMALL = {"num_envs": 4, "iterations": 8, "minibatches": 2, "update_epochs": 3, "epochs": 3}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_epoch_is_a_rollout_that_is_learned_from(recipe):
+    state = recipe(**SMALL).run()
+    assert (state.clocks.env_steps, state.clocks.updates) == (3 * 4 * 8, 3 * 2 * 3)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_agent_is_built_with_the_options_of_the_recipe(recipe):
+    config = recipe(**SMALL, gamma=0.5, gae_lambda=0.25, learning_rate=0.125, seed=7).parts["agent"].config
+    names = ("gamma", "gae_lambda", "minibatches", "epochs", "rollout_steps", "seed")
+    assert [config[name] for name in names] == [0.5, 0.25, 2, 3, 8, 7]
+    assert "0.125" in str(config["learning_rate"])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = recipe.__name__.replace("_", "-")
+    assert find(name) is recipe
+    flags = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    main(["train", name, "--quiet", *flags])
+    assert "96 env steps" in capsys.readouterr().out
+    assert list(tmp_path.glob(f"runs/{name}/trajectories/*.h5"))
+
+
+@pytest.mark.parametrize("recipe", NATIVE)
+def test_the_same_seed_gives_the_same_agent_and_another_seed_another(recipe):
+    def trained(seed: int) -> object:
+        loop = recipe(seed=seed, **SMALL)
+        loop.run()
+        return loop.parts["agent"].state_dict()
+
+    assert first_difference(trained(1), trained(1)) is None
+    assert first_difference(trained(1), trained(2)) is not None
+
+
+@pytest.mark.parametrize("recipe", [halfcheetah_ppo, pong])
+def test_the_learning_rate_reaches_0_with_the_last_epoch(recipe):
+    agent = recipe(**SMALL).parts["agent"]
+    steps = SMALL["epochs"] * SMALL["iterations"] * SMALL["num_envs"]
+    assert agent.learning_rate(env_steps=0, updates=0) > 0.0
+    assert agent.learning_rate(env_steps=steps - 1, updates=0) > 0.0
+    assert agent.learning_rate(env_steps=steps, updates=0) == 0.0
+
+
+def test_mountaincar_is_evaluated_on_starts_of_another_stream():
+    parts = mountaincar(seed=5, num_envs=2).parts
+    assert parts["environment"].seed == 5
+    assert parts["evaluation_environment"].seed == stream_seed(5, "evaluation")
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru"])
+def test_with_a_memory_the_cue_is_remembered(core):
+    loop = memory_ppo(core=core, cues=2, delay=2)
+    assert loop.run().reason == "solved"
+    environment = type(loop.parts["environment"])(100, 2, 2, seed=1)
+    assert evaluate(loop.parts["agent"].policy(), environment, 100).mean_return >= 0.95
+
+
+def test_without_a_memory_answers_stay_at_chance():
+    state = memory_ppo(core="none", epochs=30).run()
+    assert state.status == "completed"
+    assert 0.1 < state.metrics["episode_return_100"] < 0.45  # one of four cues
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_core_is_chosen_by_its_name(core):
+    agent = memory_ppo(core=core).parts["agent"]
+    kinds = {type(part) for part in agent.networks.cores}
+    assert kinds == (set() if CORES[core] is None else {CORES[core]})
+
+
+def test_an_unknown_core_is_refused_with_the_names_of_those_there_are():
+    with pytest.raises(ValueError, match=r"core='rnn': use one of lstm, gru, mingru, none"):
+        memory_ppo(core="rnn")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "module", "line"),
+    [
+        (lunarlander, "Box2D", 'LunarLander-v3 needs Box2D: pip install "rein[box2d]"'),
+        (halfcheetah_ppo, "mujoco", 'HalfCheetah-v5 needs MuJoCo: pip install "rein[mujoco]"'),
+        (pong, "ale_py", 'ALE/Pong-v5 needs ale-py: pip install "rein[atari]"'),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_names_it(recipe, module, line, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    extra = line.partition("rein[")[2].partition("]")[0]
+    for loaded in [key for key in sys.modules if key.startswith(f"gymnasium.envs.{extra}")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    with pytest.raises(ImportError, match=f"^{re.escape(line)}$"):
+        recipe()
+
+
+def test_pong_is_seen_as_four_frames_in_grey():
+    environment = pong(num_envs=2).parts["environment"]
+    assert environment.reset().shape == (2, 4, 84, 84)
+    assert environment.single_action_space.n == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("recipe", [acrobot, pendulum_ppo, mountaincar, lunarlander])
+def test_it_is_solved(recipe, seed):
+    assert recipe(seed=seed).run().reason == "solved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru"])
+def test_memory_is_solved(core, seed):
+    assert memory_ppo(core=core, seed=seed).run().reason == "solved"
