@@ -176,8 +176,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _keep_freed_memory() -> None:
     """Have glibc keep what threads free for what they allocate next.
 
-    By itself it gives the memory of every activation back to the system and faults it in anew, which was a fourth of the
-    time of two threads. Elsewhere than under glibc nothing is changed.
+    By itself it gives the memory of every activation back to the system and faults it in anew, which was a fourth of
+    the time of two threads. Elsewhere than under glibc nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
