@@ -15,6 +15,7 @@ from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
+from rein.networks.recurrent import MinimalGRU
 from rein.ops.random import generator
 from rein.rollout.frames import WHITE, board
 from rein.rollout.simulated import SimulatedEnvironment
@@ -462,3 +463,14 @@ def test_the_sample_is_kept_only_where_the_action_is_another(make, kept):
     environment = make()
     _, extras = fitted(environment, seed=0).select_action(environment.reset())
     assert set(extras) == {"value", "log_prob"} | ({"sample"} if kept else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{}, {"core": functools.partial(MinimalGRU, features=8)}], ids=["rows", "sequences"]
+)
+def test_compiled_for_real_it_learns_the_same_to_rounding(options):
+    """The fast tests trace; this one has the compiler write its programs."""
+    eager, compiled = (learned(steps=16, compile=compile, **options) for compile in (False, True))
+    for one, other in zip(eager.networks.parameters(), compiled.networks.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
