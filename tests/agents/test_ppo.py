@@ -469,6 +469,7 @@ def test_the_sample_is_kept_only_where_the_action_is_another(make, kept):
 @pytest.mark.parametrize(
     "options", [{}, {"core": functools.partial(MinimalGRU, features=8)}], ids=["rows", "sequences"]
 )
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 def test_compiled_for_real_it_learns_the_same_to_rounding(options):
     """The fast tests trace; this one has the compiler write its programs."""
     eager, compiled = (learned(steps=16, compile=compile, **options) for compile in (False, True))
