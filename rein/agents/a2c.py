@@ -10,7 +10,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, fraction
+from rein.learning.options import OnPolicyOptions, check_enough, fraction
 from rein.learning.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -55,6 +55,7 @@ class A2C(OnPolicyAgent):
         advantage_TN = gae(self.rewards(), *ends, value_TN, self.next_values(value_TN), valid_TN, **settings)
         target_TN = advantage_TN + value_TN
         if self.normalize_advantage:
+            check_enough(self, advantage_TN)
             advantage_TN = standardize(advantage_TN, valid_TN)
         batch = self.batch(advantage_TN, target_TN, valid_TN)
         weights = self._options["value_coefficient"], self.entropy_coefficient(**self.counts)

@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, as_json, at_least_one, fraction
+from rein.learning.options import OnPolicyOptions, above_zero, as_json, at_least_one, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.ops.indices import minibatches as cut
 from rein.ops.returns import vtrace
@@ -53,7 +53,7 @@ class IMPALA(OnPolicyAgent):
     ) -> None:
         super().__init__(observation_space, action_space, **options)
         self.vtrace_lambda = fraction(self, "vtrace_lambda", vtrace_lambda)
-        self.rho_clip, self.c_clip = rho_clip, c_clip
+        self.rho_clip, self.c_clip = above_zero(self, "rho_clip", rho_clip), above_zero(self, "c_clip", c_clip)
         self.epochs = at_least_one(self, "epochs", epochs)
         self.minibatches = at_least_one(self, "minibatches", minibatches)
 

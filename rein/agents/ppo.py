@@ -15,13 +15,21 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, as_json, at_least_one, fraction
+from rein.learning.options import (
+    OnPolicyOptions,
+    above_zero,
+    as_json,
+    at_least_one,
+    check_enough,
+    fraction,
+    not_negative,
+)
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.learning.segments import Segments, Sequences, Trace
 from rein.ops.indices import minibatches as cut
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import standardize
-from rein.schedules import Schedule, as_schedule
+from rein.schedules import Schedule
 
 
 class PPO(OnPolicyAgent):
@@ -66,12 +74,13 @@ class PPO(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), as_schedule(clip)
+        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), not_negative(self, "clip", clip)
         self.epochs, self.minibatches = (
             at_least_one(self, "epochs", epochs),
             at_least_one(self, "minibatches", minibatches),
         )
-        self.value_clip, self.target_kl, self.normalize_advantage = value_clip, target_kl, normalize_advantage
+        self.value_clip = above_zero(self, "value_clip", value_clip)
+        self.target_kl, self.normalize_advantage = target_kl, normalize_advantage
         self.reward_smoothing, self.segments = fraction(self, "reward_smoothing", reward_smoothing), segments
 
     @property
@@ -114,6 +123,7 @@ class PPO(OnPolicyAgent):
             parts = sequences.minibatches(self.minibatches, self._generator, self.counts)
         for part, weight in parts:
             if self.normalize_advantage:
+                check_enough(self, part.advantage)
                 part = part._replace(advantage=standardize(part.advantage, part.valid))
             if weight is not None:
                 part = part._replace(advantage=part.advantage * weight)

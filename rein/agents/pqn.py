@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import Learner, mean_metrics
-from rein.learning.options import as_json, at_least_one
-from rein.learning.update import Guard, OptimizerFactory, default_optimizer, set_learning_rate
+from rein.learning.options import above_zero, as_json, at_least_one, not_negative
+from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
 from rein.learning.value_policy import ValuePolicy
 from rein.networks.normalizers import RewardNormalizer
@@ -25,6 +25,7 @@ from rein.ops.exploration import epsilon_greedy
 from rein.ops.indices import minibatches as cut
 from rein.ops.random import generator, restore
 from rein.ops.returns import lambda_returns
+from rein.ops.trees import to_device
 from rein.schedules import Schedule, as_schedule, linear
 from rein.types import Transition, Tree
 
@@ -104,7 +105,8 @@ class PQN:
     ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self.device = torch.device(device)
-        self.learning_rate, self.epsilon = as_schedule(learning_rate), as_schedule(epsilon)
+        self.learning_rate = not_negative(self, "learning_rate", learning_rate)
+        self.epsilon = as_schedule(epsilon)
         self.gamma, self.q_lambda = gamma, q_lambda
         self.epochs, self.minibatches = epochs, minibatches
         for name, count in (("rollout_steps", rollout_steps), ("epochs", epochs), ("minibatches", minibatches)):
@@ -121,7 +123,7 @@ class PQN:
             "normalize_observation": normalize_observation,
         }
         self._how = {
-            "max_grad_norm": max_grad_norm,
+            "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
             "guard": guard,
             "micro_batch": micro_batch,
             "threads": threads,
@@ -139,7 +141,7 @@ class PQN:
         self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
         self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
-        self._looked = False  # whether the networks have seen the observation of the step that is being taken
+        self._value_N: Tensor | None = None  # of the observation of the step that is being taken
 
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
@@ -169,7 +171,7 @@ class PQN:
             **{name: as_json(value) for name, value in options.items()},
             "rollout_steps": self._rollout.steps,
             "normalize_reward": self._reward_normalizer is not None,
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),
             "seed": self.seed,
         }
@@ -177,9 +179,9 @@ class PQN:
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """An epsilon-greedy action (N,), and with it `value` (N,): that of the best action."""
         value_NA = self._look(observation)
-        self._looked = True  # which is settled in `record_observation`
         action_N = epsilon_greedy(value_NA, self._exploration(), self._generator)
-        return action_N + self._first_action, {"value": value_NA.amax(1)}
+        self._value_N = value_NA.amax(1)
+        return action_N + self._first_action, {"value": self._value_N}
 
     @torch.no_grad()
     def _look(self, observation: Tree) -> Tensor:
@@ -191,10 +193,10 @@ class PQN:
 
     def record_observation(self, transition: Transition) -> None:
         """Keep it until the rollout is full. Where somebody else has acted, its `value` is looked up here."""
-        value_N = transition.extras["value"] if self._looked else self._look(transition.observation).amax(1)
-        self._looked = False
-        self.env_steps += len(transition.reward)
+        value_N = self._value_N if self._value_N is not None else self._look(transition.observation).amax(1)
+        self._value_N = None
         self._rollout.append(transition._replace(extras={"value": value_N}))
+        self.env_steps += len(transition.reward)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """No target reaches over a reset."""
@@ -276,12 +278,15 @@ class PQN:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
+        rewards = state["rewards"]
+        if (rewards is None) != (self._reward_normalizer is None):
+            raise ValueError(f"normalize_reward is {rewards is not None} in the state, and the opposite here")
         self.networks.load_state_dict(state["networks"])
         self._learner.load_state_dict(state["optimizer"])
         restore(self._generator, state["generator"])
-        self._rollout.load_state_dict(state["rollout"])
-        rewards = state["rewards"]
+        self._rollout.load_state_dict(to_device(state["rollout"], self.device))
+        self._value_N = None
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])

@@ -39,7 +39,7 @@ class UpdateGuard:
     the updates that were left out.
     """
 
-    def __init__(self, on_failure: Literal["stop", "skip", "return"] = "stop", *, limit: int = 10) -> None:
+    def __init__(self, on_failure: Literal["stop", "skip", "return"] = "stop", *, limit: int = 1000) -> None:
         if on_failure not in _KINDS:
             raise ValueError(f"UpdateGuard({on_failure!r}): give one of {', '.join(_KINDS)}")
         if limit < 1:

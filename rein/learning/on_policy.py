@@ -17,16 +17,25 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.learner import Learner
-from rein.learning.options import DEFAULTS, HOW, SHAPE, OnPolicyOptions, as_json, at_least_one, fraction
+from rein.learning.options import (
+    DEFAULTS,
+    HOW,
+    SHAPE,
+    OnPolicyOptions,
+    above_zero,
+    as_json,
+    at_least_one,
+    fraction,
+    not_negative,
+)
 from rein.learning.policy import NetworkPolicy
 from rein.learning.policy_loss import METRICS, Batch, policy_loss
-from rein.learning.update import default_optimizer, set_learning_rate
+from rein.learning.update import default_optimizer, describe_optimizer, set_learning_rate
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
 from rein.ops.random import generator, restore
 from rein.ops.trees import to_device
-from rein.schedules import as_schedule
 from rein.types import Transition, Tree
 
 
@@ -44,8 +53,10 @@ class OnPolicyAgent(abc.ABC):
             raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
         self.device = torch.device(self._options["device"])
         self.gamma = fraction(self, "gamma", self._options["gamma"])
-        self.learning_rate = as_schedule(self._options["learning_rate"])
-        self.entropy_coefficient = as_schedule(self._options["entropy_coefficient"])
+        self.learning_rate = not_negative(self, "learning_rate", self._options["learning_rate"])
+        self.entropy_coefficient = not_negative(self, "entropy_coefficient", self._options["entropy_coefficient"])
+        not_negative(self, "value_coefficient", self._options["value_coefficient"])
+        above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
         self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
         self._reward_normalizer = RewardNormalizer(self.gamma) if self._options["normalize_reward"] else None
         self.seed: int | None = None
@@ -93,7 +104,7 @@ class OnPolicyAgent(abc.ABC):
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
             **{name: as_json(value) for name, value in self._options.items()},
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),
             "seed": self.seed,
         }
@@ -127,14 +138,14 @@ class OnPolicyAgent(abc.ABC):
             theirs = {} if extras is transition.extras else transition.extras  # not what was said of another action
             transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
         self._said = None, None
-        self.env_steps += len(transition.reward)
         if self._next_carry is None or self._reset_N is None:
             self._rollout.append(transition)
-            return
-        if not len(self._rollout):
-            self._first_carry = self._carry
-        self._rollout.append(transition, reset=self._reset_N, next_carry=self._next_carry)
-        self._forget(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
+        else:
+            if not len(self._rollout):
+                self._first_carry = self._carry
+            self._rollout.append(transition, reset=self._reset_N, next_carry=self._next_carry)
+            self._forget(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
+        self.env_steps += len(transition.reward)
 
     def _say(self, transition: Transition) -> dict[str, Tensor]:
         """What `select_action` would have said of an action that it did not select."""

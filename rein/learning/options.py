@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from rein.learning.segments import Segments
 from rein.learning.update import Guard, OptimizerFactory
 from rein.networks.actor_critic import CoreFactory
-from rein.schedules import Schedule
+from rein.schedules import Schedule, as_schedule
 
 
 class OnPolicyOptions(TypedDict, total=False):
@@ -87,6 +88,28 @@ def fraction(agent: object, name: str, value: float) -> float:
     return value
 
 
+def above_zero(agent: object, name: str, value: Any) -> Any:
+    """The value, or None; ValueError for 0 or less, and for NaN."""
+    if value is not None and not value > 0.0:
+        raise ValueError(f"{type(agent).__name__}({name}={value}): give a number above 0")
+    return value
+
+
+def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
+    """The value as a schedule; ValueError where it is ever below 0, or NaN."""
+    schedule = as_schedule(value)
+    if not schedule.bounds[0] >= 0.0:
+        raise ValueError(f"{type(agent).__name__}({name}={value}): give 0 or more")
+    return schedule
+
+
+def check_enough(agent: object, advantage: Tensor) -> None:
+    """ValueError for one row alone, whose standardized advantage is 0: nothing would be learned from it."""
+    if advantage.numel() < 2:
+        name = type(agent).__name__
+        raise ValueError(f"{name}(normalize_advantage=True): an update of one row; give it more, or turn that off")
+
+
 def as_json(option: Any) -> Any:
     """An option as it is written down: schedules by their config, functions by their names."""
     if isinstance(option, float) and math.isinf(option):
@@ -97,4 +120,4 @@ def as_json(option: Any) -> Any:
         return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}
     if isinstance(option, tuple):
         return [as_json(part) for part in option]
-    return getattr(option, "__name__", str(option)) if callable(option) else option
+    return getattr(option, "__name__", type(option).__name__) if callable(option) else option

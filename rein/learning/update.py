@@ -68,6 +68,14 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Which one it is and what it was built with, but for the learning rate, as JSON."""
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
+    settings = {name: value for name, value in plain.items() if isinstance(value, list | float | int | str)}
+    return {"type": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", **settings}
+
+
 def plain_state(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state with string keys and lists, so that a checkpoint can hold it without pickle."""
     state = optimizer.state_dict()

@@ -29,10 +29,17 @@ class Flatten:
         self._parts = list(_parts(space, torch.device(device)))
 
     def __call__(self, observation: Tree) -> Tensor:
-        """(N, F) float32; the observation itself where it is that already."""
+        """(N, F) float32; the observation itself where it is that already. ValueError for what is of another shape."""
         if isinstance(observation, Tensor) and observation.ndim == 2 and self._parts[0].places is None:
-            return observation.to(torch.float32)
-        return torch.cat([part.flat(observation) for part in self._parts], 1)
+            flat_NF = observation.to(torch.float32)
+        else:
+            flat_NF = torch.cat([part.flat(observation) for part in self._parts], 1)
+        if flat_NF.shape[1] != self.features:
+            raise ValueError(
+                f"observations of N environments are expected, {self.features} numbers each, not {flat_NF.shape[1]}; "
+                "for one environment, its observation with a first dimension of 1"
+            )
+        return flat_NF
 
 
 class _Part(NamedTuple):
@@ -46,7 +53,7 @@ class _Part(NamedTuple):
         """(N, width) float32."""
         for key in self.path:
             observation = observation[key]
-        rows = len(observation)
+        rows = len(observation) if observation.ndim else 1
         if self.places is None:
             return observation.reshape(rows, -1).to(torch.float32)
         row_NF = torch.zeros(rows, self.width, device=observation.device)

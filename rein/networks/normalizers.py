@@ -50,7 +50,12 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, x_BF: Tensor, valid_B: Tensor | None = None) -> None:
-        """Take in rows. Raises ValueError where they are not F features each."""
+        """Take in rows, but for those with a NaN or an infinity, which would stay for ever.
+
+        Raises ValueError where they are not F features each.
+        """
+        finite_B = x_BF.isfinite().all(-1)
+        valid_B = finite_B if valid_B is None else valid_B & finite_B
         for mine, value in zip(self.moments, update_moments(self.moments, x_BF, valid_B), strict=True):
             mine.copy_(value)  # in place: whoever shares the buffers sees it
         _prepare(self)
@@ -83,14 +88,16 @@ class RewardNormalizer:
         """Take in the rewards that came next, and divide them by the deviation that they lead to; (T, N).
 
         `ended_TN` is where an episode was over after its reward, terminated or truncated. Rows that are not valid
-        change nothing, and their results are 0. Raises ValueError for another number of environments than before.
+        change nothing, and their results are 0; a NaN or an infinity is not taken in either, and stays what it is.
+        Raises ValueError for another number of environments than before.
         """
         return_N = self._running(reward_TN)
         if valid_TN is None:
             valid_TN = torch.ones_like(ended_TN)
-        return_TN, self._return_N = _running_returns(reward_TN, ended_TN, valid_TN, return_N, self.gamma)
+        counted_TN = valid_TN & reward_TN.isfinite()  # one NaN would stay in the statistics for ever
+        return_TN, self._return_N = _running_returns(reward_TN, ended_TN, counted_TN, return_N, self.gamma)
         moments = Moments(*(value.to(reward_TN.device) for value in self._moments))
-        self._moments = update_moments(moments, return_TN, valid_TN)
+        self._moments = update_moments(moments, return_TN, counted_TN)
         scaled_TN = (reward_TN / deviation(self._moments)).clamp_(-self.clip, self.clip)
         return torch.where(valid_TN, scaled_TN, 0.0)
 

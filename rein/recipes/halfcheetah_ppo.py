@@ -21,7 +21,7 @@ def halfcheetah_ppo(
     minibatches: int = 16,
     hidden: tuple[int, ...] = (64, 64),
     seed: int = 0,
-    epochs: int = 200,
+    env_steps: int = 409_600,
     iterations: int = 256,
 ) -> Loop:
     """PPO on HalfCheetah-v5: in 410,000 env steps, a minute on one core, to a mean return of 2,000 to 2,800.
@@ -29,21 +29,22 @@ def halfcheetah_ppo(
     Args:
         store: where trajectories go.
         num_envs: environments stepped together.
-        learning_rate: of Adam at first; it falls in a straight line to 0 at the end of all epochs.
+        learning_rate: of Adam at first; it falls in a straight line to 0 at the end.
         gamma: discount factor.
         gae_lambda: how far advantages look.
         update_epochs: passes over a rollout.
         minibatches: updates in a pass.
         hidden: features of the hidden layers, of actor and critic each.
         seed: of everything random.
-        epochs: epochs in all.
+        env_steps: env steps in all, at whose end the learning rate is 0.
         iterations: steps of every environment in an epoch, which is one rollout.
     """
     environment = GymnasiumEnvironment("HalfCheetah-v5", num_envs, seed)
+    epochs = -(-env_steps // (iterations * num_envs))  # rounded up
     agent = PPO(
         environment.single_observation_space,
         environment.single_action_space,
-        learning_rate=linear(learning_rate, 0.0, env_steps=epochs * iterations * num_envs),
+        learning_rate=linear(learning_rate, 0.0, env_steps=env_steps),
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,

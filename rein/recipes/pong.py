@@ -29,7 +29,7 @@ def pong(
     clip: float = 0.1,
     entropy_coefficient: float = 0.01,
     seed: int = 0,
-    epochs: int = 9766,
+    env_steps: int = 10_000_000,
     iterations: int = 128,
     device: str = "cpu",
     stop_when_solved: bool = True,
@@ -41,7 +41,7 @@ def pong(
     Args:
         store: where trajectories go.
         num_envs: environments stepped together.
-        learning_rate: of Adam at first; it falls in a straight line to 0 at the end of all epochs.
+        learning_rate: of Adam at first; it falls in a straight line to 0 at the end.
         gamma: discount factor.
         gae_lambda: how far advantages look.
         update_epochs: passes over a rollout.
@@ -49,16 +49,17 @@ def pong(
         clip: how far from 1 a ratio of probabilities still counts.
         entropy_coefficient: weight of the bonus for entropy.
         seed: of everything random.
-        epochs: epochs at most.
+        env_steps: env steps in all, at whose end the learning rate is 0.
         iterations: steps of every environment in an epoch, which is one rollout.
         device: where the network is; the environments are on the host.
         stop_when_solved: end the run when it is solved.
     """
     environment = FrameStack(GymnasiumEnvironment(screen, num_envs, seed), 4)
+    epochs = -(-env_steps // (iterations * num_envs))  # rounded up
     agent = PPO(
         environment.single_observation_space,
         environment.single_action_space,
-        learning_rate=linear(learning_rate, 0.0, env_steps=epochs * iterations * num_envs),
+        learning_rate=linear(learning_rate, 0.0, env_steps=env_steps),
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import os
@@ -74,7 +75,12 @@ def look(path: Path) -> dict[str, Any] | None:
 
 
 def save(part: Any, path: str | Path) -> None:
-    """Write one part, an agent say, to a file of its own. Raises CheckpointError where that cannot be done."""
+    """Write one part, an agent say, to a file of its own.
+
+    Raises CheckpointError where that cannot be done, TypeError for a policy, whose weights are its agent's.
+    """
+    if hasattr(part, "select_action") and not hasattr(part, "optimize_model"):
+        raise TypeError(f"save({type(part).__name__}): a policy shares the weights of its agent: save the agent")
     write_checkpoint(Path(path), part.state_dict(), {"kind": "part", "versions": versions(), **describe_part(part)})
 
 
@@ -94,14 +100,23 @@ def load(
         state, about = _entry(state, "parts", path), _entry(about, "parts", path)
         state, about = _entry(state, name, path), _entry(about, name, path)
     found = differences({"config": about.get("config")}, {"config": describe_part(part)["config"]})
+    found = [line for line in found if not line.startswith("config.seed ")]  # what it draws comes from the file anyway
     if strict and only is None and found:
-        raise CheckpointError(f"{path}: is of another configuration: {'; '.join(found)}; strict=False loads what fits")
+        raise CheckpointError(
+            f"{path}: is of another configuration: {'; '.join(found)}; strict=False tries all the same"
+        )
+    before = copy.deepcopy(part.state_dict())
     if only is not None:
-        state = {**part.state_dict(), **{entry: _entry(state, entry, path) for entry in only}}
+        chosen = [only] if isinstance(only, str) else only
+        state = {**before, **{entry: _entry(state, entry, path) for entry in chosen}}
     try:
         part.load_state_dict(state)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+        part.load_state_dict(before)  # what did fit is taken back
         raise CheckpointError(f"{path}: does not fit {type(part).__name__}: {error}") from error
+
+
+_SPEED_ALONE = ("threads", "micro_batch", "compile", "device", "guard")
 
 
 def describe_part(part: Any) -> dict[str, Any]:
@@ -116,7 +131,13 @@ def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
-    """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`."""
+    """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`.
+
+    What changes no result is no difference, nor is a seed that was drawn then and is not given now.
+    """
+    name = path.rpartition(".")[2]
+    if name in _SPEED_ALONE or (name == "seed" and mine is None):
+        return []
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
         names = dict.fromkeys((*theirs, *mine))
         pairs = ((f"{path}.{name}" if path else name, theirs.get(name), mine.get(name)) for name in names)

@@ -475,3 +475,36 @@ def test_compiled_for_real_it_learns_the_same_to_rounding(options):
     eager, compiled = (learned(steps=16, compile=compile, **options) for compile in (False, True))
     for one, other in zip(eager.networks.parameters(), compiled.networks.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+
+
+NONSENSE = [{"learning_rate": -1.0}, {"max_grad_norm": -1.0}, {"max_grad_norm": float("nan")}, {"clip": -0.1}]
+NONSENSE += [{"value_coefficient": -1.0}, {"value_clip": 0.0}, {"entropy_coefficient": linear(0.1, -0.1, updates=5)}]
+
+
+@pytest.mark.parametrize("options", NONSENSE, ids=str)
+def test_numbers_that_would_train_backwards_are_refused(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"PPO\({name}="):
+        fitted(Gridworld(2, seed=0), **options)
+
+
+def test_an_update_of_one_row_cannot_be_normalized():
+    with pytest.raises(ValueError, match="an update of one row"):
+        learned(steps=8, minibatches=64)
+    assert learned(steps=8, minibatches=64, normalize_advantage=False).updates == 2 * 64
+
+
+def test_observations_of_another_shape_are_refused_with_what_was_expected():
+    agent = fitted(CartPole(2, seed=0))
+    for wrong in (torch.zeros(4), torch.zeros(2, 3)):
+        with pytest.raises(ValueError, match="4 numbers each"):
+            agent.select_action(wrong)
+
+
+def test_an_optimizer_is_described_with_its_settings():
+    one, other = (
+        fitted(Gridworld(2, seed=0), optimizer=functools.partial(torch.optim.RMSprop, alpha=alpha)).config["optimizer"]
+        for alpha in (0.9, 0.5)
+    )
+    assert one["type"] == other["type"] and (one["alpha"], other["alpha"]) == (0.9, 0.5)
+    assert one["type"] != fitted(Gridworld(2, seed=0)).config["optimizer"]["type"]

@@ -19,7 +19,7 @@ from rein.ops.returns import discounted_returns
 from rein.ops.values import td_target
 from rein.schedules import linear
 from rein.testing import AgentContract, StatefulContract
-from rein.testing.stateful import first_difference
+from rein.testing.stateful import copy_state, first_difference
 
 SMALL = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
 
@@ -395,5 +395,29 @@ def test_an_action_space_without_a_value_for_each_action_is_refused():
 def test_its_configuration_says_what_it_was_built_with():
     optimizer = functools.partial(torch.optim.RAdam, weight_decay=0.1)
     config = fitted(Gridworld(2, seed=0), seed=4, q_lambda=0.5, optimizer=optimizer).config
-    expected = {**SMALL, "hidden": [16], "q_lambda": 0.5, "optimizer": "RAdam", "seed": 4, "layer_norm": True}
+    expected = {**SMALL, "hidden": [16], "q_lambda": 0.5, "seed": 4, "layer_norm": True}
     assert {name: config[name] for name in expected} == expected
+    assert config["optimizer"]["type"] == "torch.optim.radam.RAdam" and config["optimizer"]["weight_decay"] == 0.1
+
+
+def test_a_handler_may_replace_the_action_and_what_was_said_of_it():
+    environment = Gridworld(num_envs=4, seed=0)
+    agent = fitted(environment, seed=0)
+    loop = rein.training_loop(agent, environment, seed=0)
+
+    @loop.action_selected
+    def replace(state):
+        action = torch.zeros_like(state.step_state.action)
+        state.step_state = state.step_state._replace(action=action, extras={})
+
+    assert loop.run(epochs=1, iterations=16).status == "completed"
+    assert agent.updates > 0
+
+
+def test_a_state_of_the_other_kind_of_rewards_is_refused_before_anything_is_loaded():
+    environment = Gridworld(num_envs=4, seed=0)
+    plain, scaled = fitted(environment, seed=0), fitted(environment, seed=1, normalize_reward=True)
+    before = copy_state(plain.state_dict())
+    with pytest.raises(ValueError, match="normalize_reward"):
+        plain.load_state_dict(scaled.state_dict())
+    assert first_difference(before, plain.state_dict()) is None

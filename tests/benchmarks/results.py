@@ -52,6 +52,12 @@ ROWS = {
     ),
     "sign-bandit": Row("JaxDEM's bandit, PPO", "mean action > 0.5", "probe", BANDIT),
     "open-corridor": Row("JaxDEM's corridor, PPO", "mean action > 0.55", "probe", CORRIDOR),
+    **{
+        f"probe-{name}": Row(
+            f"Probe {name.replace('-', ' ')}, PPO", "95 % of the best return", "own_probe", {"key": name}
+        )
+        for name in ("bandit", "delayed", "corridor", "continuous-corridor", "fork", "reach")
+    },
     "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
     "halfcheetah-sb3": Row("HalfCheetah-v5, Stable-Baselines3", "", "sb3"),
 }
@@ -64,7 +70,7 @@ def train_one(name: str, seed: int, folder: Path) -> None:
     torch.set_num_threads(1)
     row = ROWS[name]
     began = time.process_time()
-    score = {"recipe": of_recipe, "probe": of_probe, "sb3": of_stable_baselines}[row.kind]
+    score = {"recipe": of_recipe, "probe": of_probe, "own_probe": of_own_probe, "sb3": of_stable_baselines}[row.kind]
     result = score(name, seed, folder, **row.options)
     result |= {"name": name, "seed": seed, "cpu_seconds": time.process_time() - began}
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +119,34 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
     with torch.no_grad():
         mean = agent.networks(agent.networks.encoder(torch.zeros(1, 1)))[0].mode()
     return {"score": float(mean), "env_steps": final.clocks.env_steps, "solved": None}
+
+
+def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]:
+    """One of `rein.envs.probes`, whose best return is known: how much of it the greedy policy gets."""
+    import rein
+    from rein.agents.ppo import PPO
+    from rein.envs import probes
+    from rein.schedules import linear
+
+    kinds = {"bandit": probes.Bandit, "delayed": probes.DelayedReward}
+    kinds |= {"corridor": probes.Corridor, "fork": probes.Fork, "reach": probes.Reach}
+    kinds["continuous-corridor"] = functools.partial(probes.Corridor, continuous=True)
+    environment = kinds[key](64, seed=seed)
+    spaces = environment.single_observation_space, environment.single_action_space
+    budget = {"rollout_steps": 16, "hidden": (32,), "learning_rate": linear(1e-2, 1e-3, env_steps=200 * 1024)}
+    budget |= {
+        "gamma": 0.9,
+        "entropy_coefficient": 0.01 if key == "fork" else 0.0,
+        "log_std": -0.7 if key == "reach" else 0.0,
+    }
+    agent = PPO(*spaces, seed=seed, **budget)
+    store = rein.HDF5Store(folder)
+    final = rein.train(agent, environment, store, epochs=200, iterations=16)
+    store.close()
+    reached = rein.evaluate(agent.policy(), kinds[key](EPISODES, seed=10_000 + seed), EPISODES).mean_return
+    best = environment.optimal_return
+    share = 1.0 - (best - reached) / max(1.0, abs(best))  # of a best return below 0, what is lost counts as well
+    return {"score": share, "env_steps": final.clocks.env_steps, "solved": None}
 
 
 def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -175,11 +209,13 @@ INTRODUCTION = """# What is learned
 
 Each run begins with its own seed, in a process of its own, on one core with one thread, under the defaults of the
 recipe of that name (`rein train NAME --seed k`). The score is the mean return of 100 episodes that the greedy policy
-plays, when training has ended, in environments of another seed; for JaxDEM's two tasks, at its budget, it is the mean
-of the policy's Gaussian where an episode begins, as its tests ask for. The interquartile mean leaves out a quarter of
-the runs at each end, and the interval is that of 10,000 resamples of the runs (Agarwal et al. 2021): of so few runs, it
-says little more than their spread. Env steps and CPU seconds (imports left out) are medians, to the end of the run:
-where a recipe stops when it is solved, that is when.
+plays, when training has ended, in environments of another seed (20 for Stable-Baselines3). For JaxDEM's two tasks, at
+its budget, it is the mean of the policy's Gaussian where an episode begins, as its tests ask for; for rein's own
+probes, whose best return is known, the part of it that the greedy policy gets.
+
+The interquartile mean leaves out a quarter of the runs at each end, and the interval is that of 10,000 resamples of the
+runs (Agarwal et al. 2021): of so few runs, it says little more than their spread. Env steps and CPU seconds (imports
+left out) are medians, to the end of the run: where a recipe stops when it is solved, that is when.
 
 The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind.
 """

@@ -355,3 +355,19 @@ class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
         state = super()._stepped().state_dict()
         with pytest.raises(ValueError, match=r"mean: the state has \(1,\)"):
             self.make().load_state_dict({**state, "mean": state["mean"][None]})
+
+
+def test_one_nan_does_not_stay_in_the_statistics_of_observations() -> None:
+    clean, dirty = (ObservationNormalizer(2, "cpu") for _ in range(2))
+    rows = torch.tensor([[1.0, 2.0], [3.0, 5.0], [2.0, 0.0]])
+    clean.update(rows)
+    dirty.update(torch.cat([rows, torch.tensor([[float("nan"), 1.0], [1.0, float("inf")]])]))
+    assert all(torch.equal(one, other) for one, other in zip(clean.moments, dirty.moments, strict=True))
+
+
+def test_one_nan_does_not_stay_in_the_statistics_of_rewards() -> None:
+    normalizer, ended = RewardNormalizer(0.9), torch.zeros(3, 2, dtype=torch.bool)
+    reward = torch.tensor([[1.0, 2.0], [float("nan"), 3.0], [2.0, float("inf")]])
+    scaled = normalizer.scale(reward, ended)
+    assert scaled[1, 0].isnan()
+    assert normalizer.scale(torch.ones(3, 2), ended).isfinite().all()

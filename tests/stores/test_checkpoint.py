@@ -134,3 +134,32 @@ def test_differences_are_listed_by_path():
 def test_finite_means_every_number_of_every_tensor():
     assert is_finite({"a": torch.ones(3), "b": [torch.tensor([1, 2])], "c": float("nan")})
     assert not is_finite({"a": torch.ones(3), "b": [torch.tensor([1.0, float("inf")])]})
+
+
+def test_a_policy_is_not_saved_without_its_weights(tmp_path):
+    with pytest.raises(TypeError, match="save the agent"):
+        save(make_agent().policy(), tmp_path / "policy.h5")
+
+
+def test_what_does_not_fit_leaves_the_part_as_it_was(tmp_path):
+    save(make_agent(), tmp_path / "agent.h5")
+    space = spaces.Discrete(4)
+    other = QLearning(spaces.Discrete(7), space, seed=1)
+    before = copy_state(other.state_dict())
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load(other, tmp_path / "agent.h5", only="table")
+    assert first_difference(before, other.state_dict()) is None
+
+
+def test_what_changes_no_result_and_a_drawn_seed_are_no_difference():
+    theirs = {"agent": {"config": {"threads": 1, "device": "cuda", "seed": 5, "gamma": 0.9}}}
+    mine = {"agent": {"config": {"threads": 2, "device": "cpu", "seed": None, "gamma": 0.9}}}
+    assert differences(theirs, mine) == []
+    assert differences({"seed": 5}, {"seed": 6}) == ["seed was 5 and is 6"]
+
+
+def test_an_agent_of_another_seed_may_be_loaded(tmp_path):
+    save(make_agent(seed=3), tmp_path / "agent.h5")
+    agent = make_agent(seed=4)
+    load(agent, tmp_path / "agent.h5")
+    assert first_difference(agent.state_dict(), make_agent(seed=3).state_dict()) is None
