@@ -59,6 +59,7 @@ ROWS = {
         for name in ("bandit", "delayed", "corridor", "continuous-corridor", "fork", "reach")
     },
     "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
+    "halfcheetah-zoo": Row("HalfCheetah-v5, PPO, rl-zoo's parameters", "beside SB3", "zoo"),
     "halfcheetah-sb3": Row("HalfCheetah-v5, Stable-Baselines3", "", "sb3"),
 }
 
@@ -70,7 +71,13 @@ def train_one(name: str, seed: int, folder: Path) -> None:
     torch.set_num_threads(1)
     row = ROWS[name]
     began = time.process_time()
-    score = {"recipe": of_recipe, "probe": of_probe, "own_probe": of_own_probe, "sb3": of_stable_baselines}[row.kind]
+    score = {
+        "recipe": of_recipe,
+        "probe": of_probe,
+        "own_probe": of_own_probe,
+        "zoo": of_zoo,
+        "sb3": of_stable_baselines,
+    }[row.kind]
     result = score(name, seed, folder, **row.options)
     result |= {"name": name, "seed": seed, "cpu_seconds": time.process_time() - began}
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,6 +154,25 @@ def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]
     best = environment.optimal_return
     share = 1.0 - (best - reached) / max(1.0, abs(best))  # of a best return below 0, what is lost counts as well
     return {"score": share, "env_steps": final.clocks.env_steps, "solved": None}
+
+
+def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Our PPO under the parameters that rl-zoo has for Stable-Baselines3, for the env steps of our recipe."""
+    import rein
+    from rein.agents.ppo import PPO
+    from rein.integrations.gymnasium import GymnasiumEnvironment
+
+    environment = GymnasiumEnvironment("HalfCheetah-v5", 1, seed)
+    tuned = {"learning_rate": 2.0633e-5, "gamma": 0.98, "gae_lambda": 0.92, "rollout_steps": 512, "epochs": 20}
+    tuned |= {"minibatches": 8, "clip": 0.1, "entropy_coefficient": 0.000401762, "value_coefficient": 0.58096}
+    tuned |= {"max_grad_norm": 0.8, "hidden": (256, 256), "activation": "relu", "log_std": -2.0}
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = PPO(*spaces, normalize_observation=True, normalize_reward=True, seed=seed, **tuned)
+    store = rein.HDF5Store(folder)
+    final = rein.train(agent, environment, store, epochs=800, iterations=512)
+    store.close()
+    greedy = rein.evaluate(agent.policy(), fresh(environment, seed), EPISODES)
+    return {"score": greedy.mean_return, "env_steps": final.clocks.env_steps, "solved": None}
 
 
 def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -400,7 +400,7 @@ def test_what_an_environment_raises_passes_through_with_where_it_happened() -> N
         ("taxi", "did you mean Taxi-v4"),
         ("Taxi-v99", "did you mean Taxi-v4"),
         ("zzzzzzzzzzzz", "pprint_registry"),
-        ("nobodys/Pong-v5", "Namespace nobodys not found"),
+        ("nobodys/Zzzzzzz-v5", "Namespace nobodys not found"),  # like nothing that is registered, or will be
     ],
 )
 def test_an_unknown_id_is_an_error_that_names_close_ones(name: str, hint: str) -> None:
