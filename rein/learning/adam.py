@@ -30,16 +30,23 @@ class Adam:
         self._parameters = parameters
         self._means = [torch.zeros_like(p) for p in parameters]
         self._squares = [torch.zeros_like(p) for p in parameters]
-        self._steps = [torch.zeros((), device=p.device) for p in parameters]
+        # one number for each, side by side, so that one operation counts them all
+        self._count = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+        self._steps = list(self._count.unbind())
 
     @torch.no_grad()
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         group = self.param_groups[0]
-        kept = zip(self._parameters, self._means, self._squares, self._steps, strict=True)
-        rows = [(*place, place[0].grad) for place in kept if place[0].grad is not None]
-        parameters, means, squares, steps, gradients = (list(column) for column in zip(*rows, strict=True))
-        torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateImportUsage]
+        kept = self._parameters, self._means, self._squares, self._steps
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if len(gradients) == len(self._parameters):
+            parameters, means, squares, steps = kept
+            self._count += 1.0
+        else:
+            rows = [row for row in zip(*kept, strict=True) if row[0].grad is not None]
+            parameters, means, squares, steps = (list(column) for column in zip(*rows, strict=True))
+            torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateImportUsage]
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
             parameters,
             gradients,

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rein.learning.parallel import average, check_same
 from rein.learning.update import Guard, OptimizerFactory, apply_gradients, load_plain_state, plain_state
+from rein.ops.parallel import processes
 from rein.ops.statistics import explained_variance
 from rein.ops.trees import map_tree
 
@@ -25,17 +27,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
 
 
-class Batch(Protocol):
+class Rows(Protocol):
     """What is learned from: a `NamedTuple` of columns, of which a learner knows these."""
 
     @property
     def value(self) -> Tensor:
-        """(M,) of the observations, when they were seen; (T, N) of whole sequences."""
-        ...
-
-    @property
-    def target(self) -> Tensor:
-        """What the value is to become; of its shape."""
+        """(M,) one number for each row; (T, N) of whole sequences."""
         ...
 
     @property
@@ -53,12 +50,24 @@ class Batch(Protocol):
         ...
 
 
+class Batch(Rows, Protocol):
+    """What the values of observations are learned from: these are the numbers of the rows, as they were when seen."""
+
+    @property
+    def target(self) -> Tensor:
+        """What the values are to become; of their shape."""
+        ...
+
+
 class Learner:
     """Steps an optimizer by the gradient of a loss.
 
     `micro_batch` rows are computed at once, on each of `threads` cores, and the gradients of all parts, each weighed by
     its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
     on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
+
+    One that is built in a process group of several (`rein.learning.parallel`) steps by the mean over all rows of all
+    processes, so that clipping, `guard` and whoever reads the metrics find the same in each of them.
     """
 
     def __init__(
@@ -96,9 +105,12 @@ class Learner:
         if compile and self._closed_form is not None:
             self._closed_form = torch.compile(self._closed_form, dynamic=False)
         self._pool = _pool(threads) if threads > 1 else None
+        if self._device.type == "cpu":
+            _keep_freed_memory()
+        self._processes, self._same = processes(), False  # whether their parameters are known to be the same
 
-    def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
-        """One step of the optimizer; `grad_norm` and, to `report`, the loss's metrics."""
+    def step(self, batch: Rows, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
+        """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
         report = report or self._compiled  # so that there is one program
         if self._compiled:  # tensors, so that a schedule does not compile anew
             coefficients = map_tree(self._tensor, coefficients)
@@ -107,26 +119,29 @@ class Learner:
             gradients, metrics = self._gradients(batch, coefficients, report)
         else:
             gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
+        if self._processes > 1 or processes() > 1:
+            gradients, metrics = self._of_all_processes(gradients, metrics, batch)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        norm = apply_gradients(self.optimizer, metrics, max_grad_norm=self.max_grad_norm, guard=self.guard)
-        return {**metrics, "grad_norm": norm}
+        how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": report}
+        norm = apply_gradients(self.optimizer, metrics, **how)
+        return metrics if norm is None else {**metrics, "grad_norm": norm}
 
-    def _tensor(self, number: float) -> float | Tensor:
-        """What is 0 is left out of the program."""
-        return torch.tensor(number, device=self._device) if number else number
+    def _tensor(self, number: Any) -> Any:
+        """What is 0 is left out of the program, and what is no number stays what it is."""
+        return torch.tensor(number, device=self._device) if isinstance(number, float) and number else number
 
-    def _parts(self, batch: Batch) -> list[Batch]:
+    def _parts(self, batch: Rows) -> list[Rows]:
         steps = batch.value.numel() // batch.size  # 1 where it consists of rows
         size = batch.size if self._rows is None else max(1, self._rows // steps)
         return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
 
     def _accumulate(
-        self, parts: list[Batch], coefficients: Any, valid: Tensor | None, report: bool
+        self, parts: list[Rows], coefficients: Any, valid: Tensor | None, report: bool
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         rows = sum(part.value.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
 
-        def of_part(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        def of_part(part: Rows) -> tuple[list[Tensor | None], dict[str, Tensor]]:
             share = (part.value.numel() if part.valid is None else part.valid.sum()) / rows
             return self._gradients(part, coefficients, report, share)
 
@@ -134,11 +149,11 @@ class Learner:
         metrics: dict[str, Tensor] = {}
         for found, said in self._pool.map(of_part, parts) if self._pool else map(of_part, parts):
             gradients = found if not gradients else [_sum(a, b) for a, b in zip(gradients, found, strict=True)]
-            metrics = {name: metrics.get(name, 0.0) + value for name, value in said.items()}
+            metrics = {name: _join(metrics.get(name), value) for name, value in said.items()}
         return gradients, metrics
 
     def _gradients(
-        self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
+        self, batch: Rows, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """By parameter, of the loss or a share of it; and the metrics, or so much of them."""
         if self._closed_form is not None:
@@ -148,8 +163,24 @@ class Learner:
         with torch.enable_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
             loss, metrics = self._loss(self.networks, batch, coefficients, report=report)
         if share is not None:
-            loss, metrics = loss * share, {name: value * share for name, value in metrics.items()}
+            loss = loss * share
+            metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
         return list(torch.autograd.grad(loss, self._parameters, allow_unused=True)), metrics
+
+    def _of_all_processes(
+        self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """Raises RuntimeError in another group than it was built in, ValueError for other parameters than elsewhere."""
+        if processes() != self._processes:
+            raise RuntimeError(
+                f"the agent was built for a group of {self._processes} processes and learns in one of {processes()}: "
+                "build it, and let it learn, within `with process_group():`"
+            )
+        if not self._same:
+            check_same(self._parameters)
+            self._same = True
+        rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
+        return average(gradients, metrics, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state."""
@@ -158,6 +189,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         load_plain_state(self.optimizer, state)
+        self._same = False
 
 
 def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
@@ -169,20 +201,25 @@ def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tenso
 
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Threads that compute with as many threads of torch's own as this one does, which torch would not do by itself."""
-    _keep_freed_memory()
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what threads free for what they allocate next.
+    """Have glibc keep what is freed for what is allocated next.
 
-    By itself it gives the memory of every activation back to the system and faults it in anew, which was a fourth of
-    the time of two threads. Elsewhere than under glibc nothing is changed.
+    By itself it may give the memory of every activation back to the system and fault it in anew: always in threads,
+    where that was a fourth of the time, and in some runs of one thread, by what happens to lie at the heap's end, where
+    it was half of it. Elsewhere than under glibc nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 32 << 20)
         mallopt(_TRIM_THRESHOLD, 256 << 20)
+
+
+def _join(a: Tensor | None, b: Tensor) -> Tensor:
+    """Numbers are added; what is said of each row stands in the order of the rows."""
+    return b if a is None else torch.cat((a, b)) if b.ndim else a + b
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -34,6 +34,7 @@ from rein.learning.update import default_optimizer, describe_optimizer, set_lear
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
+from rein.ops.parallel import rank
 from rein.ops.random import generator, restore
 from rein.ops.trees import to_device
 from rein.types import Transition, Tree
@@ -67,7 +68,7 @@ class OnPolicyAgent(abc.ABC):
 
     def _build(self, seed: int) -> None:
         self._root, options = seed, self._options
-        self._generator = generator(seed, "agent", device=self.device)
+        self._generator = generator(seed, "agent", rank(), device=self.device)  # each process acts by its own stream
         drawn = generator(seed, "networks", device=self.device)
         shape = {name: options[name] for name in SHAPE}
         self.networks = ActorCritic(self.observation_space, self.action_space, drawn, **shape)

@@ -51,8 +51,16 @@ def apply_gradients(
     *,
     max_grad_norm: float | None,
     guard: Guard | None = None,
-) -> Tensor:
-    """Clip gradients by their global norm, ask `guard`, step, forget them; returns the norm before clipping."""
+    measure: bool = True,
+) -> Tensor | None:
+    """Clip gradients by their global norm, ask `guard`, step, forget them; returns the norm before clipping.
+
+    Where nobody needs the norm, without `measure` it is not taken.
+    """
+    if not measure and max_grad_norm is None and guard is None:
+        optimizer.step()
+        optimizer.zero_grad()
+        return None
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     with torch.no_grad():
         norm = global_norm(gradients) if max_grad_norm is None else clip_global_norm_(gradients, max_grad_norm)

@@ -1,8 +1,9 @@
 """Observations and rewards in units of their own spread. What is stored stays raw: an agent normalizes what it learns.
 
 `valid` is boolean; None means that all rows count. What stands in rows that are not valid may be anything, even NaN.
+In a process group (`rein.learning.parallel`) statistics are those of all processes, which take in rows together.
 
-Shapes: B rows (any number of dimensions), F features of an observation, T steps in time, N environments.
+Shapes: B rows (any number of dimensions), F features of an observation, T steps in time, N environments, P processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rein.ops.parallel import gather_from_processes, processes
 from rein.ops.statistics import Moments, deviation, empty_moments, update_moments
 
 
@@ -56,7 +58,7 @@ class ObservationNormalizer(nn.Module):
         """
         finite_B = x_BF.isfinite().all(-1)
         valid_B = finite_B if valid_B is None else valid_B & finite_B
-        for mine, value in zip(self.moments, update_moments(self.moments, x_BF, valid_B), strict=True):
+        for mine, value in zip(self.moments, _take_in(self.moments, x_BF, valid_B), strict=True):
             mine.copy_(value)  # in place: whoever shares the buffers sees it
         _prepare(self)
 
@@ -97,7 +99,7 @@ class RewardNormalizer:
         counted_TN = valid_TN & reward_TN.isfinite()  # one NaN would stay in the statistics for ever
         return_TN, self._return_N = _running_returns(reward_TN, ended_TN, counted_TN, return_N, self.gamma)
         moments = Moments(*(value.to(reward_TN.device) for value in self._moments))
-        self._moments = update_moments(moments, return_TN, counted_TN)
+        self._moments = _take_in(moments, return_TN, counted_TN)
         scaled_TN = (reward_TN / deviation(self._moments)).clamp_(-self.clip, self.clip)
         return torch.where(valid_TN, scaled_TN, 0.0)
 
@@ -131,6 +133,23 @@ class RewardNormalizer:
         like_N = saved_N if self._return_N is None else self._return_N
         self._return_N = None if saved_N is None else _restored(state, "running_return", like_N)
         self._moments = moments
+
+
+def _take_in(moments: Moments, x_BO: Tensor, valid_B: Tensor) -> Moments:
+    """The moments of all rows so far and of these, and of those that the other processes take in now.
+
+    Source: Chan, Golub & LeVeque 1979, of P + 1 samples at once.
+    """
+    if processes() == 1:
+        return update_moments(moments, x_BO, valid_B)
+    new = update_moments(empty_moments(moments.mean.shape, x_BO.device), x_BO, valid_B)
+    own, new = (torch.cat([value.reshape(-1) for value in of]) for of in (moments, new))
+    every = torch.cat((own.unsqueeze(0), gather_from_processes(new)))  # (1 + P, 1 + 2 F)
+    rows, mean, m2 = every.split([1, moments.mean.numel(), moments.m2.numel()], 1)
+    all_rows = rows.sum(0)
+    all_mean = (rows * mean).sum(0) / all_rows.clamp(min=1.0)
+    all_m2 = (m2 + rows * (mean - all_mean).square()).sum(0)
+    return Moments(*(value.view_as(like) for value, like in zip((all_rows, all_mean, all_m2), moments, strict=True)))
 
 
 def _running_returns(

@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -57,44 +59,63 @@ class Row(NamedTuple):
 
 
 class Worker:
-    """A child process that runs a round when it is told to."""
+    """A child process, or several that learn together, which run a round when they are told to."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], cache: str, cores: int = 1) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any], cache: str, cores: int = 1, processes: int = 1) -> None:
         self.samples: list[Sample] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
         command = [sys.executable, str(PEERS), name, json.dumps(options)]
         environment = os.environ | ALONE | {"TORCHINDUCTOR_CACHE_DIR": cache}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         with pinned(cores):
-            self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+            self._processes = [
+                subprocess.Popen(command, env=environment | place, text=True, **pipes) for place in places(processes)
+            ]
 
     def round(self) -> None:
-        """Take a sample; where the worker has died, do nothing."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        if self._process.poll() is not None:
+        """Take a sample, which for processes that learn together lasts as long as the slowest; none of the dead."""
+        if any(process.poll() is not None for process in self._processes):
             return
-        with contextlib.suppress(BrokenPipeError):
-            print("go", file=self._process.stdin, flush=True)
-        if answer := self._process.stdout.readline():
-            self.samples.append(Sample(*json.loads(answer)))
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                print("go", file=process.stdin, flush=True)
+        answers = [process.stdout.readline() for process in self._processes if process.stdout is not None]
+        if all(answers):
+            steps, cpu, wall = zip(*map(json.loads, answers), strict=True)
+            self.samples.append(Sample(sum(steps), sum(cpu), max(wall)))
         else:
-            self._process.wait()
+            for process in self._processes:
+                process.wait()
 
     def close(self) -> str:
         """End it; what it died of, if it did."""
-        died = self._process.poll() is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
+        died = [process.returncode for process in self._processes if process.poll() is not None]
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            process.wait()
         with self._errors as errors:
             errors.seek(0)
             said = errors.read().strip()
         raised = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", said, re.MULTILINE)  # behind it there may be notes
-        return "" if not died else raised[-1] if raised else f"{said[-200:]} (status {self._process.returncode})"
+        return "" if not died else raised[-1] if raised else f"{said[-200:]} (status {died[0]})"
 
     def row(self) -> Row:
         built, first, *rounds = self.samples
         cpu, wall = (statistics.median(getattr(one, clock) for one in rounds) for clock in ("cpu", "wall"))
         return Row(first.env_steps / cpu, first.env_steps / wall, built.cpu, first.cpu - cpu)
+
+
+def places(processes: int) -> list[dict[str, str]]:
+    """The variables by which each of them finds the others, as torchrun sets them; none for one alone."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    return [shared | {"RANK": str(rank)} for rank in range(processes)]
 
 
 @contextlib.contextmanager
@@ -109,12 +130,12 @@ def pinned(cores: int) -> Iterator[None]:
             os.sched_setaffinity(0, CORES)
 
 
-def measure(specs: Mapping[str, tuple[str, Mapping[str, Any], int]], repeats: int) -> dict[str, Row | str]:
-    """By label, what came of each worker (its name, its options, its cores), or why nothing did."""
+def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, Row | str]:
+    """By label, what came of each worker (name, options, cores, processes if not 1), or why nothing did."""
     with tempfile.TemporaryDirectory() as cache:
         workers = {
-            label: Worker(name, options, f"{cache}/{number}", cores)
-            for number, (label, (name, options, cores)) in enumerate(specs.items())
+            label: Worker(name, options, f"{cache}/{number}", *rest)
+            for number, (label, (name, options, *rest)) in enumerate(specs.items())
         }
         for _ in range(2 + repeats):
             for worker in workers.values():
@@ -183,6 +204,8 @@ def throughput(repeats: int, micro_batch: list[int], purejaxrl: Path | None, **_
         if len(CORES) > 1:
             specs["eager, threads=2"] = "rein", shape | {"threads": 2}, 2
             specs["compile, threads=2"] = "rein", shape | {"compile": True, "threads": 2}, 2
+            specs["eager, two processes"] = "rein", shape, 2, 2
+            specs["compile, two processes"] = "rein", shape | {"compile": True}, 2, 2
         if purejaxrl:
             specs["PureJaxRL"] = "purejaxrl", shape | {"checkout": str(purejaxrl.resolve())}, 1
         print(f"{SHAPE['num_envs']:,} CartPoles x {SHAPE['rollout_steps']} steps, ", end="")
@@ -190,7 +213,7 @@ def throughput(repeats: int, micro_batch: list[int], purejaxrl: Path | None, **_
         rows = measure(specs, repeats)
         rows.setdefault("PureJaxRL", "not installed: see --purejaxrl")
         table(rows, "eager", "PureJaxRL")
-        threads(rows)
+        second_core(rows)
         print()
 
 
@@ -218,13 +241,13 @@ def share(row: Row, of: Row | str) -> str:
     return "" if isinstance(of, str) else f"{row.rate / of.rate:.2f}x"
 
 
-def threads(rows: Mapping[str, Row | str]) -> None:
-    """What a second core brings."""
-    for label in ("eager", "compile"):
-        one, two = rows[label], rows.get(f"{label}, threads=2", "")
+def second_core(rows: Mapping[str, Row | str]) -> None:
+    """What it brings, to threads of one process and to two processes."""
+    for label, how in itertools.product(("eager", "compile"), ("threads=2", "two processes")):
+        one, two = rows[label], rows.get(f"{label}, {how}", "")
         if isinstance(one, Row) and isinstance(two, Row):
             wall = f"{one.wall_rate:,.0f} to {two.wall_rate:,.0f} env steps per wall s"
-            print(f"  {label}, a second core: {wall}, {two.wall_rate / one.wall_rate:.2f}x; ", end="")
+            print(f"  {label}, a second core, {how}: {wall}, {two.wall_rate / one.wall_rate:.2f}x; ", end="")
             print(f"CPU time {one.rate / two.rate:.2f}x")
 
 

@@ -34,17 +34,19 @@ NUM_ENVS, LEARNING_RATE, CLIP, TOTAL = 8, 1e-3, 0.2, 100_000
 
 
 def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
-    """A rollout and its updates on native CartPoles."""
+    """A rollout and its updates on native CartPoles; of several processes that learn together, one's share of them."""
     from rein.agents.ppo import PPO
     from rein.envs.cartpole import CartPole
+    from rein.learning.parallel import process_group
     from rein.training import training_loop
 
-    environment = CartPole(num_envs, seed=0)
-    spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, rollout_steps=rollout_steps, seed=0, **options)
-    yield 0
-    for _ in training_loop(agent, environment, epochs=None, iterations=rollout_steps).stream():
-        yield num_envs * rollout_steps
+    with process_group() as group:
+        environment = CartPole(num_envs // group.processes, seed=group.rank)
+        spaces = environment.single_observation_space, environment.single_action_space
+        agent = PPO(*spaces, rollout_steps=rollout_steps, seed=0, **options)
+        yield 0
+        for _ in training_loop(agent, environment, epochs=None, iterations=rollout_steps).stream():
+            yield environment.num_envs * rollout_steps
 
 
 def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, minibatches: int) -> Rounds:

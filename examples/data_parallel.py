@@ -1,0 +1,41 @@
+"""Two processes learn as one, each in environments of its own: `torchrun --nproc-per-node 2 data_parallel.py`.
+
+Plain `python data_parallel.py` calls that command.
+"""
+
+import os
+import subprocess
+import sys
+
+import rein
+from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
+from rein.learning.parallel import mean_of_processes, process_group
+
+
+def train():
+    with process_group() as group:
+        environment = CartPole(num_envs=128 // group.processes, seed=group.rank)
+        spaces = environment.single_observation_space, environment.single_action_space
+        agent = PPO(*spaces, rollout_steps=32, minibatches=8, learning_rate=3e-3, seed=0)
+        store = rein.HDF5Store("runs/data-parallel", exist="new") if group.rank == 0 else None
+        loop = rein.training_loop(agent, environment, store)
+
+        @loop.epoch_ended(every=10)
+        def solved(state):
+            mean = mean_of_processes(state.metrics["episode_return_100"])
+            if group.rank == 0:
+                print(f"epoch {state.epoch}: a mean return of {mean:.0f} in {group.processes} processes")
+            if mean >= 150:
+                state.halt_loop("solved")
+
+        loop.run(epochs=100, iterations=32)
+        if store is not None:
+            store.close()
+
+
+if "RANK" in os.environ:
+    train()
+else:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, __file__], check=True)

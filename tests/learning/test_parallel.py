@@ -1,0 +1,295 @@
+"""Processes that learn as one: a pair of them is started for all relations, and one for each way in which a peer fails.
+
+This file is also their program: `python test_parallel.py CASE FILE`, under the variables that torchrun sets.
+
+Shapes: M rows of a minibatch, T steps, N environments, F features.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import rein
+from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
+from rein.learning.learner import Learner
+from rein.learning.parallel import mean_of_processes, process_group
+from rein.learning.policy_loss import Batch, Coefficients, policy_loss
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
+from rein.ops.parallel import gather_from_processes, rank
+from rein.ops.random import generator
+from rein.testing.stateful import first_difference
+
+M, F = 60, 3
+SHARES = slice(0, 40), slice(40, 60)  # of the rows, by process
+ENVIRONMENTS = slice(0, 3), slice(3, 8)
+COEFFICIENTS = Coefficients(0.2, 0.5, 0.01)
+STUCK_AFTER = 2.0  # seconds
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed, "numbers"))
+
+
+def batch(masked: bool) -> Batch:
+    columns = [numbers(M, seed=seed) for seed in range(2, 6)]
+    valid = numbers(M, seed=6) < 0.5 if masked else None
+    return Batch(numbers(M, F), (numbers(M, seed=1) > 0.0).long(), *columns, valid=valid)
+
+
+def stepped(rows: Batch, share: slice) -> dict[str, Any]:
+    """Parameters, metrics and what the guard was shown, after a step by a clipped gradient."""
+    shown: dict[str, Tensor] = {}
+    networks = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
+    sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
+
+    def guard(metrics: Any, gradients: list[Tensor]) -> bool:
+        shown.update(metrics)
+        return bool(torch.isfinite(metrics["grad_norm"]))
+
+    metrics = Learner(networks, policy_loss, sgd, max_grad_norm=0.2, guard=guard).step(rows.rows(share), COEFFICIENTS)
+    return {"networks": dict(networks.state_dict()), "metrics": metrics, "shown": shown}
+
+
+def moments(share: slice) -> dict[str, Any]:
+    """What both normalizers have after two batches, and what the rewards became in the second."""
+    observations, rewards = ObservationNormalizer(F, "cpu"), RewardNormalizer(0.9)
+    scaled_TN = torch.zeros(0)
+    for seed in (0, 10):
+        x_TNF, valid_TN = 5.0 + numbers(4, 8, F, seed=seed), numbers(4, 8, seed=seed + 1) < 1.0
+        observations.update(x_TNF[:, share], valid_TN[:, share])
+        reward_TN, ended_TN = numbers(4, 8, seed=seed + 2), numbers(4, 8, seed=seed + 3) > 1.0
+        scaled_TN = rewards.scale(reward_TN[:, share], ended_TN[:, share], valid_TN[:, share])
+    state = rewards.state_dict()
+    del state["running_return"]
+    return {"observations": dict(observations.state_dict()), "rewards": state, "scaled": scaled_TN}
+
+
+def make_loop(seed: int = 0, num_envs: int = 6, **options: Any) -> rein.Loop:
+    environment = CartPole(num_envs, seed=10 * seed + rank())
+    options |= {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
+    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **options)
+    return rein.training_loop(agent, environment)
+
+
+def ran(loop: rein.Loop, epochs: int) -> dict[str, Any]:
+    loop.run(epochs=epochs, iterations=8)
+    state = loop.state_dict()
+    return {"agent": state["parts"]["agent"], "environment": state["parts"]["environment"]}
+
+
+def resumed() -> dict[str, Any]:
+    """The same run, in other objects after its second epoch."""
+    first, second = make_loop(), make_loop()
+    first.run(epochs=2, iterations=8)
+    second.load_state_dict(first.state_dict())
+    return ran(second, epochs=4)
+
+
+def refusal(of: Callable[[], Any]) -> str:
+    try:
+        of()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def relations() -> dict[str, Any]:
+    """All that a process can say of a pair in which nothing fails."""
+    early = make_loop()
+    with process_group(timeout=60.0) as group:
+        poisoned = batch(masked=False)
+        if group.rank == 1:
+            poisoned.advantage[-1] = torch.nan
+        found = {
+            "group": tuple(group),
+            "stepped": {masked: stepped(batch(masked), SHARES[group.rank]) for masked in (False, True)},
+            "poisoned": stepped(poisoned, SHARES[group.rank]),
+            "moments": moments(ENVIRONMENTS[group.rank]),
+            "run": ran(make_loop(), epochs=4),
+            "again": ran(make_loop(), epochs=4),
+            "resumed": resumed(),
+            "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
+            "stopped": ran(make_loop(target_kl=1e-4, epochs=50, learning_rate=1e-3), epochs=2),
+            "mean": mean_of_processes(float(group.rank)),
+            "gathered": gather_from_processes(torch.tensor([group.rank, 5])),
+            "another seed": refusal(lambda: ran(make_loop(seed=group.rank), epochs=1)),
+            "another shape": refusal(lambda: ran(make_loop(shared=group.rank == 1), epochs=1)),
+            "built too early": refusal(lambda: ran(early, epochs=1)),
+        }
+    return found | {"after": tuple(process_group_of_one())}
+
+
+def process_group_of_one() -> Any:
+    del os.environ["RANK"]
+    with process_group() as group:
+        return group
+
+
+def endless() -> None:
+    """Process 1 leaves without a word, or hangs, while process 0 goes on learning."""
+    with process_group(timeout=STUCK_AFTER) as group:
+        loop = make_loop()
+
+        @loop.epoch_ended(once=2)
+        def fail(state: rein.State) -> None:
+            if group.rank == 1:
+                if sys.argv[1] == "hangs":
+                    time.sleep(60.0)
+                os._exit(7)
+
+        loop.run(epochs=10_000, iterations=8)
+
+
+def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
+    """Two processes, by rank."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, case, str(folder / str(number))],
+            env=shared | {"RANK": str(number)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("pair")
+    said = [(process, process.communicate(timeout=100)[1]) for process in started("relations", folder)]
+    assert [process.returncode for process, _ in said] == [0, 0], "\n".join(errors for _, errors in said)
+    return [torch.load(folder / str(number), weights_only=False) for number in range(2)]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all rows", "some rows"])
+def test_a_step_by_two_shares_of_a_batch_is_the_step_by_all_of_it(pair: list[dict[str, Any]], masked: bool) -> None:
+    whole = stepped(batch(masked), slice(None))
+    assert whole["metrics"]["grad_norm"] > 0.2, "nothing was clipped"
+    for found in pair:
+        torch.testing.assert_close(found["stepped"][masked], whole, atol=1e-6, rtol=1e-5)
+    assert first_difference(pair[0]["stepped"], pair[1]["stepped"]) is None
+
+
+def test_what_is_not_finite_in_one_process_is_skipped_in_both(pair: list[dict[str, Any]]) -> None:
+    untouched = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
+    for found in pair:
+        assert not torch.isfinite(found["poisoned"]["shown"]["policy_loss"])
+        assert first_difference(found["poisoned"]["networks"], dict(untouched.state_dict())) is None
+
+
+def test_normalizers_know_what_all_processes_saw(pair: list[dict[str, Any]]) -> None:
+    whole = moments(slice(None))
+    for found, share in zip(pair, ENVIRONMENTS, strict=True):
+        expected = whole | {"scaled": whole["scaled"][:, share]}
+        torch.testing.assert_close(found["moments"], expected, atol=1e-6, rtol=1e-6)
+    for name in ("observations", "rewards"):
+        assert first_difference(pair[0]["moments"][name], pair[1]["moments"][name]) is None
+
+
+@pytest.mark.parametrize("run", ["run", "uneven", "stopped"])
+def test_processes_learn_the_same_from_other_experience(pair: list[dict[str, Any]], run: str) -> None:
+    one, other = (found[run]["agent"] for found in pair)
+    for shared in ("networks", "optimizer", "updates"):
+        assert first_difference(one[shared], other[shared]) is None
+    assert first_difference(one["generator"], other["generator"]) is not None
+    assert first_difference(pair[0][run]["environment"], pair[1][run]["environment"]) is not None
+
+
+def test_reward_statistics_are_shared_and_running_returns_are_not(pair: list[dict[str, Any]]) -> None:
+    one, other = (found["run"]["agent"]["rewards"] for found in pair)
+    assert float(one["rows"]) == 2 * 4 * 8 * 6  # processes, epochs, steps, environments
+    assert first_difference(one | {"running_return": None}, other | {"running_return": None}) is None
+    assert not torch.equal(one["running_return"], other["running_return"])
+
+
+def test_target_kl_ends_a_round_in_both_after_the_same_pass(pair: list[dict[str, Any]]) -> None:
+    updates = [found["stopped"]["agent"]["updates"] for found in pair]
+    assert updates[0] == updates[1] < 2 * 50 * 4
+
+
+def test_a_run_of_two_processes_is_the_same_to_the_bit_under_its_seed(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert first_difference(found["run"], found["again"]) is None
+
+
+def test_each_process_resumes_from_its_own_state_to_the_bit(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert first_difference(found["run"], found["resumed"]) is None
+
+
+def test_env_steps_are_those_of_the_process(pair: list[dict[str, Any]]) -> None:
+    assert [found["uneven"]["agent"]["env_steps"] for found in pair] == [2 * 8 * 6, 2 * 8 * 11]
+
+
+@pytest.mark.parametrize("mistake", ["another seed", "another shape"])
+def test_networks_that_differ_are_refused_in_both(pair: list[dict[str, Any]], mistake: str) -> None:
+    for found in pair:
+        assert found[mistake].startswith("ValueError")
+        assert "the same seed" in found[mistake]
+
+
+def test_an_agent_that_was_built_before_the_group_is_refused(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert found["built too early"].startswith("RuntimeError")
+        assert "with process_group()" in found["built too early"]
+
+
+def test_processes_hear_of_each_other(pair: list[dict[str, Any]]) -> None:
+    for number, found in enumerate(pair):
+        assert found["group"] == (number, 2)
+        assert found["mean"] == 0.5
+        assert found["gathered"].tolist() == [[0, 5], [1, 5]]
+        assert found["after"] == (0, 1)
+
+
+@pytest.mark.parametrize("case", ["dies", "hangs"])
+def test_a_process_does_not_wait_for_ever_for_one_that(case: str, tmp_path: Path) -> None:
+    waiting, failing = started(case, tmp_path)
+    try:
+        _, said = waiting.communicate(timeout=60)
+    finally:
+        for process in (waiting, failing):
+            process.kill()
+            process.communicate()
+    assert waiting.returncode == 1
+    assert "RuntimeError" in said
+    assert "process 0 of 2 waited for the others" in said
+
+
+def test_without_a_group_there_is_one_process() -> None:
+    with process_group() as group:
+        assert tuple(group) == (0, 1)
+        assert mean_of_processes(3.0) == 3.0
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="positive number of seconds"), process_group(timeout=timeout):
+        pass
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "relations":
+        torch.save(relations(), sys.argv[2])
+    else:
+        endless()
