@@ -23,6 +23,7 @@ from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_network import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.indices import minibatches as cut
+from rein.ops.parallel import rank
 from rein.ops.random import generator, restore
 from rein.ops.returns import lambda_returns
 from rein.ops.trees import to_device
@@ -108,19 +109,16 @@ class PQN:
         self.learning_rate = not_negative(self, "learning_rate", learning_rate)
         self.epsilon = as_schedule(epsilon)
         self.gamma, self.q_lambda = gamma, q_lambda
-        self.epochs, self.minibatches = epochs, minibatches
-        for name, count in (("rollout_steps", rollout_steps), ("epochs", epochs), ("minibatches", minibatches)):
-            at_least_one(self, name, count)
+        self.epochs = at_least_one(self, "epochs", epochs)
+        self.minibatches = at_least_one(self, "minibatches", minibatches)
         for name, bounds in (("gamma", [gamma]), ("q_lambda", [q_lambda]), ("epsilon", self.epsilon.bounds)):
             _check_fractions(name, bounds)
-        self._rollout = Rollout(rollout_steps)
+        self._rollout = Rollout(at_least_one(self, "rollout_steps", rollout_steps))
         self._reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
         self._optimizer = optimizer or default_optimizer
         self._shape = {
             "hidden": tuple(hidden),
-            "layer_norm": layer_norm,
-            "dueling": dueling,
-            "normalize_observation": normalize_observation,
+            **{"layer_norm": layer_norm, "dueling": dueling, "normalize_observation": normalize_observation},
         }
         self._how = {
             "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
@@ -136,7 +134,7 @@ class PQN:
 
     def _build(self, seed: int) -> None:
         self._root = seed
-        self._generator = generator(seed, "agent", device=self.device)
+        self._generator = generator(seed, "agent", rank(), device=self.device)
         drawn = generator(seed, "networks", device=self.device)
         self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
         self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
@@ -179,13 +177,16 @@ class PQN:
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """An epsilon-greedy action (N,), and with it `value` (N,): that of the best action."""
         value_NA = self._look(observation)
-        action_N = epsilon_greedy(value_NA, self._exploration(), self._generator)
+        action_N = self._choose(value_NA, self._generator)
         self._value_N = value_NA.amax(1)
         return action_N + self._first_action, {"value": self._value_N}
 
     @torch.no_grad()
     def _look(self, observation: Tree) -> Tensor:
         return self.networks(self.networks.encoder(observation))
+
+    def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
+        return epsilon_greedy(value_NA, self._exploration(), drawing)
 
     def _exploration(self) -> float:
         """Epsilon now."""
@@ -261,7 +262,7 @@ class PQN:
         An epsilon-greedy one begins the same stream of its own each time, so evaluations compare like with like.
         """
         own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return ValuePolicy(self.networks, self._first_action, self._exploration, own, self.device)
+        return ValuePolicy(self.networks, self._first_action, self._choose, own, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimizer, generator, counts, statistics and the rollout so far."""

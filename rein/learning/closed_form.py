@@ -22,7 +22,7 @@ def has_closed_form(networks: ActorCritic) -> bool:
     """Whether `closed_form_gradient` knows these networks: perceptrons alone, and a head of one simple distribution."""
     head, hidden = networks.policy_head, networks.hidden
     known = head.single if isinstance(head, DiscreteHead) else head.squash != "ball" and not head.state_dependent_std
-    plain = networks.stem is None and not networks.cores and len(hidden.weights) > 0
+    plain = networks.stem is None and not networks.cores and len(hidden.layers) > 0
     return plain and hidden.activation in FUSED and known
 
 
@@ -49,8 +49,7 @@ def closed_form_gradient(
     """
     if not _covers(networks, coefficients):
         return None
-    parameters = [p for layer in zip(networks.hidden.weights, networks.hidden.biases, strict=True) for p in layer]
-    top_KMH, way = stack_forward(batch.features, parameters, networks.hidden.activation)
+    top_KMH, way = stack_forward(batch.features, networks.hidden.layers, networks.hidden.activation)
     actor_MH, critic_MH = top_KMH[0], top_KMH[-1]
     head, value_head = networks.policy_head, networks.value_head
     output_MA = head.linear(actor_MH)

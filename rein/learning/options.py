@@ -10,7 +10,6 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from rein.learning.segments import Segments
 from rein.learning.update import Guard, OptimizerFactory
 from rein.networks.actor_critic import CoreFactory
 from rein.schedules import Schedule, as_schedule
@@ -111,11 +110,11 @@ def check_enough(agent: object, advantage: Tensor) -> None:
 
 
 def as_json(option: Any) -> Any:
-    """An option as it is written down: schedules by their config, functions by their names."""
+    """An option as it is written down: schedules and the like by their config, functions by their names."""
     if isinstance(option, float) and math.isinf(option):
         return str(option)
-    if isinstance(option, Schedule | Segments):
-        return option.config
+    if isinstance(config := getattr(option, "config", None), dict | float | int):  # schedules, noises
+        return config
     if isinstance(option, functools.partial):
         return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}
     if isinstance(option, tuple):

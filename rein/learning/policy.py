@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.networks.actor_critic import ActorCritic
+from rein.networks.discrete import DiscreteNetworks
 from rein.ops.random import restore
 
 
@@ -21,7 +22,12 @@ class NetworkPolicy:
     The statistics of the encoder are the agent's too, as they are at any time; acting never changes them.
     """
 
-    def __init__(self, networks: ActorCritic, own_generator: torch.Generator | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        networks: ActorCritic | DiscreteNetworks,
+        own_generator: torch.Generator | None,
+        device: torch.device,
+    ) -> None:
         self.device = device
         self._networks, self._generator = networks, own_generator
         self._carry: Tensor | None = None

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from rein.networks.q_network import QNetwork
-from rein.ops.exploration import epsilon_greedy
+from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.random import restore
 from rein.types import Tree
 
 
 class ValuePolicy:
-    """Acts by networks that it shares with an agent: greedily, or epsilon-greedily with a generator of its own."""
+    """Acts by networks that it shares with an agent: greedily, or as that explores, with a generator of its own."""
 
     def __init__(
         self,
-        networks: QNetwork,
+        networks: QNetwork | QuantileNetwork,
         first_action: int,
-        epsilon: Callable[[], float],
+        explore: Callable[[Tensor, torch.Generator], Tensor],
         own_generator: torch.Generator | None,
         device: torch.device,
     ) -> None:
         self.device = device
         self._networks, self._first_action = networks, first_action
-        self._epsilon, self._generator = epsilon, own_generator
+        self._explore, self._generator = explore, own_generator
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
@@ -38,7 +38,7 @@ class ValuePolicy:
         value_NA = self._networks(self._networks.encoder(observation))
         if self._generator is None:
             return value_NA.argmax(1) + self._first_action, {}
-        return epsilon_greedy(value_NA, self._epsilon(), self._generator) + self._first_action, {}
+        return self._explore(value_NA, self._generator) + self._first_action, {}
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Nothing to forget: an action depends on the observation alone."""

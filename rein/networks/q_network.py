@@ -5,6 +5,7 @@ Shapes: B rows, F features of an observation, A actions.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 from rein.networks.convolution import Convolution
 from rein.networks.dueling import DuelingHead
 from rein.networks.encoder import Encoder
-from rein.networks.mlp import orthogonal_linear
+from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
+from rein.networks.stack import Stack
 
 
 class QNetwork(nn.Module):
     """What an agent learns that chooses by values: an observation -> Q(s, a) of every action.
 
     An encoder (flat numbers or an image), for images a convolutional stem, hidden layers and a linear or dueling head.
-    A hidden layer is linear, then normalized over its features (Ba et al. 2016) and scaled by what is learned, then
-    ReLU: with that norm, temporal differences need neither a target network nor replay to stay bounded (Gallici et al.
-    2024). The stem has none.
+    A hidden layer is linear, then, with `layer_norm`, normalized over its features (Ba et al. 2016) and scaled by what
+    is learned, then goes through the activation: with that norm, temporal differences need neither a target network nor
+    replay to stay bounded (Gallici et al. 2024). The stem has none.
 
     Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
     Raises ValueError for actions that are not Discrete.
@@ -39,6 +41,7 @@ class QNetwork(nn.Module):
         generator: torch.Generator,
         *,
         hidden: Sequence[int] = (128, 128),
+        activation: str = "relu",
         layer_norm: bool = True,
         dueling: bool = False,
         normalize_observation: bool = False,
@@ -50,17 +53,44 @@ class QNetwork(nn.Module):
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
         self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
         sizes = [self.encoder.features if self.stem is None else self.stem.features, *hidden]
-        layers: list[nn.Module] = []
-        for inputs, outputs in itertools.pairwise(sizes):
-            layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
-            if layer_norm:
-                layers.append(nn.LayerNorm(outputs, device=generator.device))
-            layers.append(nn.ReLU())
-        self.hidden = nn.Sequential(*layers)
+        if layer_norm:
+            self.hidden: nn.Module = _normalized(sizes, activation, generator)
+        else:
+            self.hidden = Stack(1, sizes[0], hidden, activation, generator)
         actions = int(action_space.n)
         head = DuelingHead(sizes[-1], actions, generator) if dueling else None
         self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """(B, A), of what the encoder made of observations."""
-        return self.head(self.hidden(x_BF if self.stem is None else self.stem(x_BF)))
+        hidden = self.hidden(x_BF if self.stem is None else self.stem(x_BF))
+        return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
+
+
+class QNetworks(nn.Module):
+    """Networks that learn, `online`, and a slower copy of them, `target`, which has no gradient."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        **shape: Any,
+    ) -> None:
+        """`shape` is that of `QNetwork`."""
+        super().__init__()
+        self.online = QNetwork(observation_space, action_space, generator, **shape)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The one whose statistics count."""
+        return self.online.encoder
+
+
+def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generator) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
+        layers += [nn.LayerNorm(outputs, device=generator.device), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)

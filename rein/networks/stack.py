@@ -36,23 +36,25 @@ class Stack(nn.Module):
             layers = [orthogonal_linear(before, after, math.sqrt(2.0), generator) for _ in range(members)]
             self.weights.append(nn.Parameter(torch.stack([layer.weight.detach().t() for layer in layers])))
             self.biases.append(nn.Parameter(torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers])))
+        # a weight and a bias for each layer; a list of torch's is slow to go through
+        self.layers: list[Tensor] = [p for pair in zip(self.weights, self.biases, strict=True) for p in pair]
 
     def forward(self, x_BI: Tensor) -> Tensor:
         """(K, B, H)."""
-        return self._through(x_BI, [*self.weights], [*self.biases])
+        return self.through(x_BI, self.layers)
 
     def member(self, k: int, x_BI: Tensor) -> Tensor:
         """What network k alone makes of x, (B, H)."""
-        return self._through(x_BI, [w[k : k + 1] for w in self.weights], [b[k : k + 1] for b in self.biases])[0]
+        return self.through(x_BI, [parameter[k : k + 1] for parameter in self.layers])[0]
 
-    def _through(self, x_BI: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-        if weights and self.activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
-            parameters = [p for layer in zip(weights, biases, strict=True) for p in layer]
+    def through(self, x_BI: Tensor, layers: Sequence[Tensor]) -> Tensor:
+        """What networks of these weights and biases, in turns, make of x: (K, B, H)."""
+        if layers and self.activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
             if not torch.is_grad_enabled():
-                return stack_forward(x_BI, parameters, self.activation)[0]
-            return fused_stack(x_BI, parameters, self.activation)
-        x = x_BI.expand(self.members if not weights else len(weights[0]), *x_BI.shape[-2:])
-        for weight, bias in zip(weights, biases, strict=True):
+                return stack_forward(x_BI, layers, self.activation)[0]
+            return fused_stack(x_BI, layers, self.activation)
+        x = x_BI.expand(len(layers[0]) if layers else self.members, *x_BI.shape[-2:])
+        for weight, bias in zip(layers[::2], layers[1::2], strict=True):
             x = self._apply_activation(torch.baddbmm(bias, x, weight))
         return x
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamma: float) -> Tensor:
+def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamma: float | Tensor) -> Tensor:
     """One-step target of a value, (N,).
 
         y = r + gamma * v(s')   and   y = r where the task terminated at s'
@@ -19,7 +19,10 @@ def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamm
 
     Source: Sutton & Barto 2018, 6.1.
     """
-    return torch.add(reward_N, next_value_N.masked_fill(terminated_N, 0.0), alpha=gamma)
+    next_value_N = next_value_N.masked_fill(terminated_N, 0.0)
+    if isinstance(gamma, Tensor):  # (N,)
+        return torch.addcmul(reward_N, next_value_N, gamma)
+    return torch.add(reward_N, next_value_N, alpha=gamma)
 
 
 def share_of_duplicates(learning_rate: float, rows: int, device: torch.device | str) -> Tensor:

@@ -1,8 +1,9 @@
 """Test suites for parts: subclass a contract in a test file, and its tests run on yours."""
 
 from rein.testing.agent import AgentContract
+from rein.testing.buffer import BufferContract
 from rein.testing.environment import EnvironmentContract
 from rein.testing.stateful import StatefulContract
 from rein.testing.store import StoreContract
 
-__all__ = ["AgentContract", "EnvironmentContract", "StatefulContract", "StoreContract"]
+__all__ = ["AgentContract", "BufferContract", "EnvironmentContract", "StatefulContract", "StoreContract"]

@@ -279,5 +279,7 @@ def _truncate(transition: Transition) -> Transition:
 
 
 def _other_next_observation(transition: Transition) -> Transition:
-    """Every row has the next observation of its neighbour."""
+    """Every row has the next observation of its neighbour; one that has none stays where it was."""
+    if len(transition.reward) == 1:
+        return transition._replace(next_observation=transition.observation)
     return transition._replace(next_observation=map_tree(lambda x: x.roll(1, dims=0), transition.next_observation))

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from rein.ops.exploration import epsilon_greedy
+from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.ops.random import generator
 
 ROWS, ACTIONS = 40_000, 5
@@ -41,4 +42,38 @@ def test_the_stream_advances_alike_for_every_epsilon() -> None:
     one, other = generator(0, "agent"), generator(0, "agent")
     epsilon_greedy(torch.zeros(10, ACTIONS), 0.0, one)
     epsilon_greedy(torch.zeros(10, ACTIONS), 1.0, other)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])
+def test_at_a_temperature_near_zero_the_first_of_the_best_is_taken(temperature: float) -> None:
+    value_NA = torch.tensor([[0.0, 2.0, 1.0], [-1e30, -2e30, -1e30], [-3.0, -2.0, -1.0]])
+    action_N = boltzmann(value_NA, temperature, generator(0, "agent"))
+    assert action_N.dtype == torch.int64
+    assert action_N[[0, 2]].tolist() == [1, 2]
+    assert action_N[1] != 1
+    assert boltzmann(torch.zeros(100, 3), 0.0, generator(0, "agent")).tolist() == [0] * 100
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 5.0, 1e9])
+def test_actions_come_as_often_as_a_softmax_of_their_values_says(temperature: float) -> None:
+    value_A = torch.tensor([0.3, -0.2, 1.0, 0.0, 0.9], dtype=torch.float64)
+    action_N = boltzmann(value_A.float().expand(ROWS, ACTIONS), temperature, generator(0, "agent"))
+    share_A = (value_A / temperature).softmax(0)
+    deviation_A = (ROWS * share_A * (1.0 - share_A)).sqrt()
+    assert ((action_N.bincount(minlength=ACTIONS) - ROWS * share_A).abs() < 4.0 * deviation_A).all()
+
+
+def test_an_action_that_is_ruled_out_is_never_taken() -> None:
+    value_NA = torch.tensor([0.0, -torch.inf, 0.0]).expand(10_000, 3)
+    for temperature in (0.0, 1.0, 1e6):
+        assert (boltzmann(value_NA, temperature, generator(0, "agent")) != 1).all()
+
+
+def test_the_temperature_may_be_a_tensor_and_does_not_change_how_much_is_drawn() -> None:
+    value_NA = torch.randn(100, ACTIONS, generator=generator(1, "values"))
+    one, other = generator(0, "agent"), generator(0, "agent")
+    assert torch.equal(boltzmann(value_NA, 0.5, one), boltzmann(value_NA, torch.tensor(0.5), other))
+    boltzmann(value_NA, 0.0, other)
+    boltzmann(value_NA, 9.0, one)
     assert torch.equal(one.get_state(), other.get_state())

@@ -1,0 +1,48 @@
+"""Deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from gymnasium import spaces
+
+from rein.learning.action_noise import ActionNoise, OrnsteinUhlenbeck
+from rein.learning.deterministic import DeterministicAgent
+from rein.learning.replay_options import ReplayOptions
+
+
+class DDPG(DeterministicAgent):
+    """DDPG (Lillicrap et al. 2016): an actor that climbs the gradient of one critic.
+
+        y = r + gamma * Q'(s', mu'(s')),  and r alone where s' is the end
+
+    Actions are between -1 and 1 wherever noise is spoken of, whatever the bounds of the space are. To learn from the
+    last few observations, wrap the environments in `rein.envs.wrappers.observation_history`.
+
+    Args:
+        observation_space: of one environment; flattened to a vector.
+        action_space: a Box with finite bounds.
+        noise: what it explores by; the paper's Ornstein-Uhlenbeck process by default.
+        actor_frequency: updates of the critic between two of the actor.
+        **options: those of `rein.learning.replay_options.ReplayOptions`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        noise: ActionNoise | None = None,
+        actor_frequency: int = 1,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        own = {
+            "critics": 1,
+            "noise": noise or OrnsteinUhlenbeck(),
+            "target_noise": 0.0,
+            "target_noise_clip": 0.0,
+            "actor_frequency": actor_frequency,
+        }
+        super().__init__(observation_space, action_space, own, {"learning_rate": 1e-3, **options})

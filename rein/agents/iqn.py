@@ -1,0 +1,127 @@
+"""Deep Q-learning of whole distributions of returns, from replay.
+
+Shapes: B rows of a batch, Q levels, S samples of a target, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.replay import Sample
+from rein.learning.exploration import Amount
+from rein.learning.options import at_least_one
+from rein.learning.quantile_loss import QuantileBatch, quantile_loss
+from rein.learning.replay_options import ReplayOptions
+from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
+from rein.networks.quantile_network import QuantileNetworks, even_levels
+from rein.ops.values import td_target
+
+
+class IQN(ValueAgent[QuantileNetworks]):
+    """Implicit quantile networks (Dabney et al. 2018).
+
+        y_j = r + gamma * Z'_tau_j(s', a*),  r alone at an end       a* = argmax_a mean_k Z'_tau_k(s', a)
+
+    Z_tau(s, a) is the quantile tau of the return, which is learned at `quantiles` levels from `target_quantiles`
+    samples y_j, both uniform on (0, 1) and drawn anew for each row; Z' are targets, which follow Z by `tau` every
+    `target_frequency` updates. The values that are acted by are means over `action_quantiles` levels, evenly spaced: of
+    one alone they are medians. With `double` it is Z that says what a* is. Priorities are the mean absolute error over
+    all pairs of a quantile and a sample.
+
+    Args:
+        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
+        action_space: Discrete.
+        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
+        temperature: with it actions are drawn by softmax(Q / temperature), and not epsilon-greedily.
+        double: choose the next action by the networks, and let the targets say what it is worth.
+        quantiles: levels at which a row is learned.
+        target_quantiles: levels at which its target is sampled.
+        action_quantiles: levels whose mean is the value of an action.
+        drawn_levels: draw the first two; without it they are evenly spaced too, as in QR-DQN.
+        risk: which part of the returns, from the lowest on, counts when an action is chosen; below 1 it is averse.
+        cosines: features of a level.
+        huber: where the loss turns from quadratic to linear; quantiles closer to one another than that are blurred.
+        frame_stack: how many frames an observation stacks, in its first axis or else its last; the replay then keeps
+            each frame once.
+        **options: those of `rein.learning.replay_options.ReplayOptions`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        epsilon: float | Amount = EPSILON,
+        temperature: float | Amount | None = None,
+        double: bool = False,
+        quantiles: int = 8,
+        target_quantiles: int = 8,
+        action_quantiles: int = 32,
+        drawn_levels: bool = True,
+        risk: float = 1.0,
+        cosines: int = 64,
+        huber: float = 1.0,
+        frame_stack: int | None = None,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        own = {
+            "epsilon": epsilon,
+            "temperature": temperature,
+            "double": double,
+            "quantiles": quantiles,
+            "target_quantiles": target_quantiles,
+            "action_quantiles": action_quantiles,
+            "drawn_levels": drawn_levels,
+            "risk": risk,
+            "cosines": cosines,
+            "huber": huber,
+            "frame_stack": frame_stack,
+        }
+        super().__init__(observation_space, action_space, own, {**DEFAULTS, **own, **options})
+
+    def _check(self, options: Mapping[str, Any]) -> None:
+        super()._check(options)
+        for name in ("quantiles", "target_quantiles", "action_quantiles", "cosines"):
+            at_least_one(self, name, options[name])
+        if not 0.0 < options["risk"] <= 1.0:
+            raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
+
+    def _make_networks(self, drawn: torch.Generator) -> QuantileNetworks:
+        names = ("hidden", "activation", "cosines", "action_quantiles", "risk", "normalize_observation")
+        shape = {name: self._options[name] for name in names}
+        networks = QuantileNetworks(self.observation_space, self.action_space, drawn, **shape)
+        self._learner = self.learner("quantiles", networks.online, quantile_loss)
+        self.follow(networks.target, networks.online)
+        return networks
+
+    @torch.no_grad()
+    def batch(self, sample: Sample, weight_B: Tensor | None = None) -> QuantileBatch:
+        """What is learned from a sample, at levels that are drawn here."""
+        online, target = self.networks.online, self.networks.target
+        next_features = online.encoder(sample.next_observation)
+        best_B = (online if self._options["double"] else target)(next_features).argmax(1)
+        level_BS = self._levels(len(best_B), self._options["target_quantiles"])
+        next_BSA = target.quantiles(next_features, level_BS)
+        next_BS = next_BSA.gather(2, best_B.view(-1, 1, 1).expand(-1, next_BSA.shape[1], -1)).squeeze(2)
+        gamma = sample.discount
+        discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
+        return QuantileBatch(
+            features=online.encoder(sample.observation),
+            action=self._taken(sample),
+            level=self._levels(len(best_B), self._options["quantiles"]),
+            target=td_target(sample.reward.unsqueeze(1), sample.terminated.unsqueeze(1), next_BS, discount),
+            weight=weight_B,
+        )
+
+    def _levels(self, rows: int, count: int) -> Tensor:
+        """(B, Q) in (0, 1)."""
+        if not self._options["drawn_levels"]:
+            return even_levels(count, self.device).expand(rows, -1)
+        return torch.rand((rows, count), generator=self._generator, device=self.device)

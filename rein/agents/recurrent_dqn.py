@@ -1,0 +1,223 @@
+"""Deep Q-learning from replay with a memory.
+
+Shapes: T steps that are learned from, P before them to warm up, B sequences, N environments, C numbers of a carry, A
+actions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.sequences import Clips, SequenceReplay
+from rein.learning.exploration import Amount, Plateau, as_amount
+from rein.learning.options import above_zero, at_least_one
+from rein.learning.recurrent_value_policy import RecurrentValuePolicy
+from rein.learning.replay_agent import ReplayAgent
+from rein.learning.replay_options import ReplayOptions
+from rein.learning.sequence_loss import SequenceBatch, sequence_td_loss
+from rein.networks.actor_critic import CoreFactory
+from rein.networks.recurrent import LSTM
+from rein.networks.recurrent_q import RecurrentQNetworks
+from rein.ops.exploration import epsilon_greedy
+from rein.ops.random import generator
+from rein.ops.trees import map_tree
+from rein.ops.values import td_target
+from rein.schedules import linear
+from rein.types import Transition, Tree
+
+EPSILON = linear(1.0, 0.05, env_steps=10_000)
+CORE = functools.partial(LSTM, features=64)
+
+
+class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
+    """Recurrent deep Q-network, with double targets (van Hasselt et al. 2016).
+
+        y = r + gamma * Q'(h', argmax_a Q(h, a)) of the next step, and r alone at an end
+
+    h and h' are what Q and its targets Q' remember of the episode. It is learned from sequences of `sequence_length`
+    steps, which begin anywhere in an episode and end with it at the latest. Before them, up to `burn_in` steps go
+    through both networks without a gradient, from the carry that was acted with at the first of those: it is as old as
+    the networks that made it, and these steps make up for that.
+
+    Sources: Hausknecht & Stone 2015 (DRQN, its random updates); Kapturowski et al. 2019 (R2D2), section 3, without its
+    rescaling of values, its priorities and its n-step returns.
+
+    Args:
+        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
+        action_space: Discrete.
+        core: makes what remembers, of `rein.networks.recurrent`: functools.partial(LSTM, features=64).
+        sequence_length: steps that are learned from together; `batch_size` is the number of such sequences.
+        burn_in: steps before these.
+        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
+        double: choose the next action by the networks, and let the targets say what it is worth.
+        dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
+        huber: where the loss turns from quadratic to linear; None for the squared error.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; without `n_step` and `prioritized`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    reports = ("value_loss", "action_value", "grad_norm", "epsilon")
+    replay: SequenceReplay
+    exploration: Amount
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        core: CoreFactory = CORE,
+        sequence_length: int = 20,
+        burn_in: int = 10,
+        epsilon: float | Amount = EPSILON,
+        double: bool = True,
+        dueling: bool = False,
+        huber: float | None = 1.0,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        above_zero(self, "huber", huber)
+        at_least_one(self, "sequence_length", sequence_length)
+        if burn_in < 0:
+            raise ValueError(f"RecurrentDQN(burn_in={burn_in}): give 0 or more")
+        if options.get("n_step", 1) != 1 or options.get("prioritized"):
+            raise ValueError("RecurrentDQN: it learns from returns of one step, and draws all sequences alike")
+        low, high = as_amount(epsilon).bounds
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"RecurrentDQN: epsilon goes from {low} to {high}; it is between 0 and 1")
+        own = {
+            "core": core,
+            "sequence_length": sequence_length,
+            "burn_in": burn_in,
+            "epsilon": epsilon,
+            "double": double,
+            "dueling": dueling,
+            "huber": huber,
+        }
+        defaults = {"learning_rate": 1e-3, "hidden": (64,), "batch_size": 32, "max_grad_norm": 10.0}
+        super().__init__(observation_space, action_space, own, {**own, **defaults, **options})
+
+    def _build(self, seed: int) -> None:
+        super()._build(seed)
+        self._carry: Tensor | None = None  # (N, C) before the step that is being taken
+        self._next_carry: Tensor | None = None  # after it, once its observation was looked at
+
+    def _make_replay(self) -> SequenceReplay:
+        options = self._options
+        how = {"before": options["burn_in"], "storage": options["storage"], "device": self.device}
+        return SequenceReplay(options["capacity"], options["sequence_length"], **how)
+
+    def _make_networks(self, drawn: torch.Generator) -> RecurrentQNetworks:
+        options = self._options
+        shape = {name: options[name] for name in ("core", "hidden", "activation", "dueling", "normalize_observation")}
+        networks = RecurrentQNetworks(self.observation_space, self.action_space, drawn, **shape)
+        self._learner = self.learner("values", networks.online, sequence_td_loss)
+        self.follow(networks.target, networks.online)
+        self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
+        self.exploration = copy.deepcopy(as_amount(options["epsilon"]))  # one of its own, at its beginning
+        return networks
+
+    def _explore(self, observation: Tree) -> Tensor:
+        return self._choose(self._look(observation), self._generator) + self._first_action
+
+    @torch.no_grad()
+    def _look(self, observation: Tree) -> Tensor:
+        """The values (N, A) now; that this will have been seen is settled in `record_observation`."""
+        online = self.networks.online
+        x = online.encoder(observation)
+        if self._carry is None:
+            self._carry = torch.zeros(len(x), online.carry_size, device=self.device)
+        value_NA, self._next_carry = online.step(x, self._carry)
+        return value_NA
+
+    def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
+        return epsilon_greedy(value_NA, self.exploration(**self.counts), drawing)
+
+    def record_observation(self, transition: Transition) -> None:
+        """Keep it, with what was remembered before it."""
+        if self._next_carry is None:  # somebody else has acted, or chance
+            self._look(transition.observation)
+        super().record_observation(transition)
+
+    def _kept(self, transition: Transition) -> dict[str, Tensor]:
+        return {"carry": self._carry}  # type: ignore[dict-item]  # the observation was looked at
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """No sequence reaches over a reset, and no memory."""
+        self._next_carry = None
+        super().observe_reset(observation, mask)
+
+    def _forget(self, mask_N: Tensor) -> None:
+        carry = self._carry if self._next_carry is None else self._next_carry
+        if carry is not None:
+            self._carry, self._next_carry = carry.masked_fill(mask_N.unsqueeze(1), 0.0), None
+
+    def _sample(self) -> tuple[Clips, None]:
+        return self.replay.clips(self.batch_size, self._generator, begin=("carry",)), None
+
+    def _update(self, sample: Clips, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        batch = self.batch(sample)
+        metrics = self._learner.step(batch, self._options["huber"], report=report)
+        if report:
+            metrics["epsilon"] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
+        return metrics, metrics.pop("td_error")
+
+    @torch.no_grad()
+    def batch(self, clips: Clips) -> SequenceBatch:
+        """What is learned from clips: their steps after the warm-up, with the targets of their values."""
+        warm = self.replay.before
+        seen, features = self._features(clips).tensor_split([warm])
+        online_carry, target_carry = (
+            networks.warm_up(seen, clips.begin["carry"], clips.valid[:warm])
+            for networks in (self.networks.online, self.networks.target)
+        )
+        next_value_TB = self._next_values(features, online_carry, target_carry)
+        return SequenceBatch(
+            features=features[:-1],
+            carry=online_carry,
+            action=clips.action[warm:].long() - self._first_action,
+            target=td_target(clips.reward[warm:], clips.terminated[warm:], next_value_TB, self.gamma),
+            valid=clips.valid[warm:],
+        )
+
+    def _features(self, clips: Clips) -> Tensor:
+        """Of the observations (P + T + 1, B, F) of all steps, and of what came after the last one."""
+        warm, (steps, rows) = self.replay.before, clips.valid.shape
+        observation = map_tree(
+            lambda before, after: torch.cat((before[: warm + 1], after[warm:])).flatten(0, 1),
+            clips.observation,
+            clips.next_observation,
+        )
+        return self.networks.encoder(observation).unflatten(0, (steps + 1, rows))
+
+    def _next_values(self, features: Tensor, online_carry: Tensor, target_carry: Tensor) -> Tensor:
+        """(T, B) of what came next, of which every step of an episode knows all that was before."""
+        value_TBA = self.networks.target.sequence(features, target_carry)[1:]
+        if not self._options["double"]:
+            return value_TBA.amax(2)
+        best_TB1 = self.networks.online.sequence(features, online_carry)[1:].argmax(2, keepdim=True)
+        return value_TBA.gather(2, best_TB1).squeeze(2)
+
+    def policy(self, deterministic: bool = True) -> RecurrentValuePolicy:
+        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`."""
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return RecurrentValuePolicy(self.networks.online, self._first_action, self._choose, own, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What every agent with a replay has, what it remembers, and how it explores, where that adapts."""
+        how = {"exploration": self.exploration.state_dict()} if isinstance(self.exploration, Plateau) else {}
+        return {**super().state_dict(), "carry": self._carry, **how}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
+        super().load_state_dict(state)
+        if isinstance(self.exploration, Plateau):
+            self.exploration.load_state_dict(state["exploration"])
+        self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+        self._next_carry = None

@@ -1,0 +1,54 @@
+"""Twin delayed deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from gymnasium import spaces
+
+from rein.learning.action_noise import ActionNoise, GaussianNoise
+from rein.learning.deterministic import DeterministicAgent
+from rein.learning.replay_options import ReplayOptions
+
+
+class TD3(DeterministicAgent):
+    """TD3 (Fujimoto et al. 2018): DDPG that believes the lesser of two critics, and moves its actor less often.
+
+        y = r + gamma * min_k Q'_k(s', clamp(mu'(s') + clamp(noise, -c, c), -1, 1)),  and r alone where s' is the end
+
+    Actions are between -1 and 1 wherever noise is spoken of, whatever the bounds of the space are.
+
+    Args:
+        observation_space: of one environment; flattened to a vector.
+        action_space: a Box with finite bounds.
+        critics: K, drawn independently of each other.
+        noise: what it explores by; Gaussian with a standard deviation of 0.1 by default.
+        target_noise: standard deviation of the noise on the target's actions.
+        target_noise_clip: c, the largest of that noise.
+        actor_frequency: updates of the critics between two of the actor and of all targets.
+        **options: those of `rein.learning.replay_options.ReplayOptions`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        critics: int = 2,
+        noise: ActionNoise | None = None,
+        target_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        actor_frequency: int = 2,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        own = {
+            "critics": critics,
+            "noise": noise or GaussianNoise(0.1),
+            "target_noise": target_noise,
+            "target_noise_clip": target_noise_clip,
+            "actor_frequency": actor_frequency,
+        }
+        options = {"learning_rate": 1e-3, "target_frequency": actor_frequency, **options}
+        super().__init__(observation_space, action_space, own, options)

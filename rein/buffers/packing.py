@@ -1,0 +1,160 @@
+"""Rows of mixed types side by side in bytes, so that one gather fetches all of a row.
+
+Shapes: S slots in time, N environments, B rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rein.ops.trees import map_tree
+from rein.types import Tree
+
+_LINE = 64  # bytes that memory is fetched by
+
+
+class Place(NamedTuple):
+    """Where one tensor of a row stands in its bytes."""
+
+    path: tuple[str, ...]  # ("observation", "camera")
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of one environment
+    offset: int  # in bytes
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+class Packing:
+    """How the tensors of a row (N, ...) are laid out: the wider types first, so that each is aligned."""
+
+    def __init__(self, row: Mapping[str, Tree]) -> None:
+        """`row` is an example: a tensor (N, ...), or a nested dictionary of them, for each field."""
+        found = list(_leaves(row))
+        self.places: list[Place] = []
+        offset = 0
+        for path, leaf in sorted(found, key=lambda pair: (-pair[1].dtype.itemsize, pair[0])):  # in whatever order
+            place = Place(path, leaf.dtype, tuple(leaf.shape[1:]), offset)
+            self.places.append(place)
+            offset += place.size
+        step = _LINE if offset > 2 * _LINE else 8  # a row that spans several lines begins with one
+        self.row_bytes = max(step, -(-offset // step) * step)
+
+    def like(self, num_envs: int) -> dict[str, Any]:
+        """What `fits` compares a row of `num_envs` environments with."""
+        looks = ((torch.Size((num_envs, *place.shape)), place.dtype) for place in self.places)
+        return nest((place.path for place in self.places), looks)
+
+    def check(self, row: Mapping[str, Tree]) -> None:
+        """Raises ValueError for rows of other fields, types or shapes."""
+        given = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in _leaves(row)}
+        mine = {place.path: (place.dtype, place.shape) for place in self.places}
+        if given == mine:
+            return
+        for path in {**mine, **given}:
+            if given.get(path) != mine.get(path):
+                name, was, now = ".".join(path), mine.get(path, "absent"), given.get(path, "absent")
+                raise ValueError(f"{name} was {was} in the rows before, and is {now} now")
+
+    def columns(self, storage: Tensor) -> dict[tuple[str, ...], Tensor]:
+        """Views of bytes (..., row_bytes) as the tensors of their rows, by path."""
+        return {place.path: _view(storage, place) for place in self.places}
+
+    def unpack(self, rows_BX: Tensor, fields: Sequence[Place]) -> list[Tensor]:
+        """The tensors (B, ...) of some places, as views of gathered rows."""
+        rows, typed, found = len(rows_BX), {}, []
+        for _, dtype, shape, offset in fields:
+            view = typed.get(dtype)
+            if view is None:
+                view = typed[dtype] = rows_BX.view(dtype)
+            strides = (self.row_bytes // dtype.itemsize, *_strides(shape))
+            found.append(view.as_strided((rows, *shape), strides, offset // dtype.itemsize))  # all at once: one view
+        return found
+
+    def under(self, names: Sequence[str]) -> list[Place]:
+        """The places of some fields, in the order of these. Raises ValueError for one that rows do not have."""
+        known = {place.path[0] for place in self.places}
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"rows have no {', '.join(unknown)}: they have {', '.join(sorted(known))}")
+        return [place for name in names for place in self.places if place.path[0] == name]
+
+    @property
+    def config(self) -> list[dict[str, Any]]:
+        """What the rows consist of, as JSON."""
+        return [
+            {"path": list(p.path), "dtype": str(p.dtype).removeprefix("torch."), "shape": list(p.shape)}
+            for p in self.places
+        ]
+
+
+def fits(row: Mapping[str, Tree], like: Mapping[str, Any]) -> bool:
+    """Whether a row has these fields, of these shapes and types, and no others; `Packing.check` says which not."""
+    if len(row) != len(like):
+        return False
+    for name, look in like.items():
+        value = row.get(name)
+        if isinstance(look, dict):
+            if not isinstance(value, Mapping) or not fits(value, look):
+                return False
+        elif not isinstance(value, Tensor) or value.shape != look[0] or value.dtype is not look[1]:
+            return False
+    return True
+
+
+def nest(paths: Iterable[tuple[str, ...]], values: Iterable[Any]) -> dict[str, Any]:
+    """Tensors, or what is said of them, by their paths as nested dictionaries."""
+    tree: dict[str, Any] = {}
+    for path, value in zip(paths, values, strict=True):
+        *above, name = path
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = value
+    return tree
+
+
+def example(config: Iterable[Mapping[str, Any]]) -> dict[str, Tree]:
+    """A row of no environments that `Packing` of the same `config` is made from. Raises ValueError for odd types."""
+    parts, types = list(config), {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    if odd := [part["dtype"] for part in parts if f"torch.{part['dtype']}" not in types]:
+        raise ValueError(f"a row holds {odd[0]!r} in the state, which is no type of tensors")
+    values = (torch.empty(0, *part["shape"], dtype=types[f"torch.{part['dtype']}"]) for part in parts)
+    return nest((tuple(part["path"]) for part in parts), values)
+
+
+def stack_rows(rows: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
+    """Rows (N, ...) that look alike, one after the other, (S, N, ...)."""
+    first, *rest = rows
+    if not rest:
+        return map_tree(lambda part: part.unsqueeze(0), first)
+    return map_tree(lambda *parts: torch.stack(parts), first, *rest)
+
+
+def _leaves(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Every tensor with its path: one of names, for a name may contain any character."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _leaves(value, (*path, name))
+    elif isinstance(tree, Tensor) and tree.ndim > 0:
+        yield path, tree
+    else:
+        raise ValueError(f"{'.'.join(path)}: a field of a row is a tensor (N, ...), not {tree!r}")
+
+
+@functools.cache
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of contiguous memory."""
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def _view(storage: Tensor, place: Place) -> Tensor:
+    typed = storage.narrow(-1, place.offset, place.size).view(place.dtype)
+    return typed.unflatten(-1, place.shape) if place.shape else typed.squeeze(-1)

@@ -1,0 +1,259 @@
+"""The last transitions of N environments, to learn from again and again.
+
+Shapes: S slots in time, N environments, B rows of a batch, n steps of a return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rein.buffers.allocation import allocate
+from rein.buffers.blocks import Blocks
+from rein.buffers.drawable import Drawable
+from rein.buffers.packing import Packing, Place, example, fits, nest, stack_rows
+from rein.ops.n_step import NStep, n_step
+from rein.types import Transition, Tree
+
+LEARNED = ("observation", "action", "reward", "terminated", "next_observation")
+_STAGED = 64  # vector steps that are taken in together, if nobody samples before
+
+
+class Sample(NamedTuple):
+    """Rows to learn from, (B, ...) each."""
+
+    row: Tensor  # (B,) int64: which ones they are
+    observation: Tree
+    action: Tree
+    reward: Tensor  # (B,) of one step, or the discounted sum of n
+    terminated: Tensor  # (B,) bool: whether the task ended in these steps
+    next_observation: Tree  # after these steps
+    discount: Tensor | float  # (B,) of the value of next_observation: gamma^n, fewer where an episode ended before
+    fields: Mapping[str, Tree]  # others that were asked for
+    probability: Tensor | None = None  # (B,) float64 with which a row was drawn, where not all are alike
+
+
+class Replay:
+    """A ring of `capacity` transitions, uniformly sampled, with replacement or without.
+
+    Rows lie in time and side by side in bytes (see `Packing`), so a batch is one gather. Nothing is ever sampled that
+    is not `valid`, and no n-step return reaches over an end or a reset. Its memory is taken when the first transition
+    comes: a MemoryError says how many bytes a `capacity` needs that does not fit; `storage="memmap"` keeps the rows in
+    an unnamed file instead.
+    """
+
+    def __init__(self, capacity: int, *, storage: str = "memory", device: torch.device | str = "cpu") -> None:
+        """Raises ValueError for a capacity below 1 or an unknown storage."""
+        if capacity < 1:
+            raise ValueError(f"capacity={capacity}: give 1 or more transitions")
+        if storage not in ("memory", "memmap"):
+            raise ValueError(f'storage={storage!r}: use "memory" or "memmap"')
+        self.capacity, self.storage, self.device = capacity, storage, torch.device(device)
+        if storage == "memmap" and self.device.type != "cpu":
+            raise ValueError(f'storage="memmap": a file is on the host, and the replay is to be on {device}')
+        self.num_envs = self.slots = 0  # known with the first transition
+        self.filled = 0  # slots that hold rows
+        self.next_slot = 0  # that the next row goes to
+        self._staged: list[dict[str, Tree]] = []
+        self._packing: Packing | None = None
+        self._bytes = torch.empty(0)
+        self._blocks = Blocks(self._bytes)
+        self._columns: dict[tuple[str, ...], Tensor] = {}
+        self._places: dict[tuple[str, ...], list[Place]] = {}  # by the names that were asked for
+        self._like: dict[str, Any] = {}  # what a row looks like
+        self._valid = Drawable()
+
+    def __len__(self) -> int:
+        """Transitions held that may be sampled."""
+        self.flush()
+        return self._valid.count if self._packing is not None else 0
+
+    def append(self, transition: Transition, **more: Tree) -> None:
+        """Take in one transition of every environment, and what else is to be kept of it, each (N, ...).
+
+        Its tensors are copied later: they must not be written to any more. Raises ValueError where they differ from
+        those before in fields, types or shapes, and MemoryError where the capacity does not fit.
+        """
+        row = transition._asdict()
+        row |= row.pop("extras")
+        row |= more
+        if self._packing is None:
+            self._allocate(row)
+        if not fits(row, self._like):
+            self._packed().check(row)
+            raise ValueError(f"each field of a row is of {self.num_envs} environments, as its rewards were before")
+        self._staged.append(row)
+        if len(self._staged) >= min(_STAGED, self.slots):
+            self.flush()
+
+    def observe_reset(self, mask: Tensor) -> None:
+        """The environments in `mask` (N,) were reset outside a step: no return reaches over that."""
+        self.flush()
+        if self.filled:
+            last = (self.next_slot - 1) % self.slots
+            with self._blocks.writing(last * self.num_envs, (last + 1) * self.num_envs):
+                self._columns["truncated",][last] |= mask & ~self._columns["terminated",][last]
+
+    def flush(self) -> None:
+        """Write down what was taken in."""
+        if not self._staged:
+            return
+        rows, self._staged = self._staged, []
+        start = 0
+        while start < len(rows):
+            part = rows[start : start + self.slots - self.next_slot]
+            self._write(stack_rows(part), len(part))
+            start += len(part)
+
+    def _write(self, rows: Mapping[str, Tree], count: int) -> None:
+        first = self.next_slot
+        with self._blocks.writing(first * self.num_envs, (first + count) * self.num_envs):
+            for path, column in self._columns.items():
+                value: Any = rows
+                for name in path:
+                    value = value[name]
+                column[first : first + count] = value
+        index_R = torch.arange(first * self.num_envs, (first + count) * self.num_envs, device=self.device)
+        overwritten = min(count, max(0, self.filled + count - self.slots))
+        self._valid.replace(index_R, self._drawable(first, count).flatten(), overwritten * self.num_envs)
+        self.written(index_R, rows["valid"].flatten())
+        self.next_slot = (first + count) % self.slots
+        self.filled = min(self.filled + count, self.slots)
+
+    def _drawable(self, first: int, count: int) -> Tensor:
+        """Which rows may be drawn, (S, N), of so many slots that are new; asked once of each, in order of time."""
+        return self._columns["valid",][first : first + count]
+
+    def written(self, index_R: Tensor, valid_R: Tensor) -> None:
+        """These rows are new. For subclasses that know more of a row than its numbers."""
+
+    def _allocate(self, row: Mapping[str, Tree]) -> None:
+        self.num_envs = len(row["reward"])
+        self._take(Packing(row), max(1, self.capacity // self.num_envs))
+
+    def _take(self, packing: Packing, slots: int) -> None:
+        rows = slots * self.num_envs
+        self._bytes = allocate(rows, packing.row_bytes, self.storage, self.device)
+        self._blocks = Blocks(self._bytes)
+        self._packing, self.slots = packing, slots
+        self._columns = packing.columns(self._bytes.view(slots, self.num_envs, packing.row_bytes))
+        self._places = {}
+        self._like = packing.like(self.num_envs)
+        self._valid = Drawable(rows, self.device)
+
+    def sample(
+        self,
+        batch_size: int,
+        generator: torch.Generator,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        replacement: bool = True,
+        fields: Sequence[str] = (),
+    ) -> Sample:
+        """`batch_size` rows, each as likely as any; `fields` are the names of others to have.
+
+        With `n_step` the reward is the discounted sum of as many, fewer where the episode ended or was cut before, or
+        where nothing newer is known yet, and next_observation is what came after them. Raises ValueError where there
+        are too few rows to sample from.
+        """
+        self.flush()
+        index_B = self._valid.draw(batch_size, generator, replacement)
+        return self.take(index_B, n_step=n_step, gamma=gamma, fields=fields)
+
+    def take(self, index_B: Tensor, *, n_step: int = 1, gamma: float = 0.99, fields: Sequence[str] = ()) -> Sample:
+        """The rows of these numbers, as `sample` gives them: row n of slot s is s * num_envs + n."""
+        if n_step == 1:
+            found = self.rows(index_B, (*LEARNED, *fields))
+            asked = {name: found[name] for name in fields}
+            return Sample(index_B, *[found[name] for name in LEARNED], gamma, asked)  # type: ignore[call-arg]
+        found = self.rows(index_B, ("observation", "action", *fields))
+        window = self._window(index_B, n_step, gamma)
+        last_B = self._later(index_B, window.last)
+        after = self.rows(last_B, ("next_observation",))["next_observation"]
+        asked, learned = {name: found[name] for name in fields}, (found["observation"], found["action"])
+        return Sample(index_B, *learned, window.return_, window.terminated, after, window.discount, asked)
+
+    def rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
+        """Some fields of the rows of these numbers, (B, ...), by one gather."""
+        self.flush()
+        packing = self._packed()
+        places = self._places.get(names)
+        if places is None:
+            places = self._places[names] = packing.under(names)
+        gathered_BX = self._bytes.index_select(0, index_B)
+        values = packing.unpack(gathered_BX, places)
+        if all(len(place.path) == 1 for place in places):
+            return {place.path[0]: value for place, value in zip(places, values, strict=True)}
+        return nest((place.path for place in places), values)
+
+    def _window(self, index_B: Tensor, steps: int, gamma: float) -> NStep:
+        """The returns of the next steps, of which those that are not known yet are not valid."""
+        ahead_n1 = torch.arange(steps, device=self.device).unsqueeze(1)
+        index_nB = self._later(index_B, ahead_n1)
+        newest = (self.next_slot - 1) % self.slots
+        left_B = (newest - index_B // self.num_envs) % self.slots  # slots between a row and the newest one
+        flat = [self._columns[name,].flatten() for name in ("reward", "terminated", "truncated", "valid")]
+        reward, terminated, truncated, valid = (column[index_nB] for column in flat)
+        return n_step(reward, terminated, truncated, valid & (ahead_n1 <= left_B), gamma=gamma)
+
+    def _later(self, index_B: Tensor, steps: Tensor) -> Tensor:
+        return (index_B + steps * self.num_envs) % (self.slots * self.num_envs)
+
+    def _packed(self) -> Packing:
+        if self._packing is None:
+            raise ValueError("the replay is empty: append transitions before sampling")
+        return self._packing
+
+    @property
+    def columns(self) -> dict[str, Tree]:
+        """The fields of all slots, (S, N, ...), as views, the rows in the ring's order."""
+        self.flush()
+        return nest(self._columns, (column[: self.filled] for column in self._columns.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows in `Blocks`, which stay the same until the ring comes round to them."""
+        self.flush()
+        if self._packing is None:
+            return {"filled": 0}
+        return {
+            "filled": self.filled,
+            "next_slot": self.next_slot,
+            "slots": self.slots,
+            "num_envs": self.num_envs,
+            "layout": self._packing.config,
+            "blocks": self._blocks.split(self.filled * self.num_envs),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for that of another capacity."""
+        self._staged = []
+        if not state["filled"]:
+            self.filled = self.next_slot = 0
+            self._valid = Drawable(self.slots * self.num_envs, self.device)
+            return
+        num_envs, slots = int(state["num_envs"]), int(state["slots"])
+        if slots != max(1, self.capacity // num_envs):
+            raise ValueError(f"the replay holds {slots * num_envs} transitions in the state, and {self.capacity} here")
+        packing = Packing(example(state["layout"]))
+        if self._packing is None or packing.config != self._packing.config or self.num_envs != num_envs:
+            self.num_envs = num_envs
+            self._take(packing, slots)
+        filled, next_slot = int(state["filled"]), int(state["next_slot"])
+        if not (0 < filled <= slots > next_slot >= 0):
+            raise ValueError(f"the replay has {filled} of {slots} slots, the next one {next_slot}, in the state")
+        self._blocks.fill("blocks", state["blocks"], filled * num_envs)
+        self.filled, self.next_slot = filled, next_slot
+        self._valid = self._look_for_valid()
+
+    def _look_for_valid(self) -> Drawable:
+        """From the oldest row to the newest one, as they came."""
+        rows, found = self.slots * self.num_envs, Drawable(self.slots * self.num_envs, self.device)
+        oldest = self.next_slot if self.filled == self.slots else 0
+        index_R = (torch.arange(self.filled * self.num_envs, device=self.device) + oldest * self.num_envs) % rows
+        drawable_SN = torch.cat((self._drawable(oldest, self.filled - oldest), self._drawable(0, oldest)))
+        found.replace(index_R, drawable_SN.flatten(), 0)
+        return found

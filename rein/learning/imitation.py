@@ -1,0 +1,114 @@
+"""What agents minimize that learn to do what was done, all of it or what was done well.
+
+Shapes: B rows, F features of an observation, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rein.networks.continuous import Actor
+from rein.networks.state_value import StateValue
+from rein.ops.losses import expectile
+
+WITHIN = 0.999  # the largest action whose density is asked for: of what is nearer to the bound, u has no bound itself
+LEAST_LOG_STD = -5.0  # that a likelihood asks for: data of a policy without chance would have it fall for ever
+
+
+class ImitationBatch(NamedTuple):
+    """Rows of which an actor learns the actions."""
+
+    features: Tensor  # (B, F)
+    action: Tensor  # (B, A) from -1 to 1, or (B,) int64 counted from 0
+    weight: Tensor | None  # (B,) how much each of them is to be imitated; None for all alike
+
+    valid = None  # all of them
+
+    @property
+    def value(self) -> Tensor:
+        """A number for each row."""
+        return self.action if self.action.ndim == 1 else self.action[:, 0]
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.action)
+
+    def rows(self, index: Any) -> ImitationBatch:
+        """Some of the rows."""
+        weight = None if self.weight is None else self.weight[index]
+        return ImitationBatch(self.features[index], self.action[index], weight)
+
+
+class ValueBatch(NamedTuple):
+    """Rows that the value of a state is learned from."""
+
+    features: Tensor  # (B, F)
+    target: Tensor  # (B,)
+
+    valid = None
+
+    @property
+    def value(self) -> Tensor:
+        """Of the shape of the values."""
+        return self.target
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.target)
+
+    def rows(self, index: Any) -> ValueBatch:
+        """Some of the rows."""
+        return ValueBatch(self.features[index], self.target[index])
+
+
+def likelihood_loss(
+    actor: Actor, batch: ImitationBatch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean -w log pi(a | s) of a squashed Gaussian; the -log pi of the rows as `error` (B,).
+
+    A recorded action may lie on its bound, where the density of a squashed Gaussian has no limit: it is taken to be a
+    thousandth from it.
+
+    Sources: Pomerleau 1988 for w = 1; Peters & Schaal 2007, Nair et al. 2020 (AWAC), equation 13, for others.
+    """
+    distribution = actor.distribution(batch.features)
+    distribution = distribution._replace(log_std=distribution.log_std.clamp(min=LEAST_LOG_STD))
+    error_B = -distribution.log_prob(batch.action.clamp(-WITHIN, WITHIN).atanh())
+    return _weighed(error_B, batch.weight, report)
+
+
+def squared_action_loss(
+    actor: Actor, batch: ImitationBatch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean w |mu(s) - a|^2 of an actor without chance; the squares of the rows as `error` (B,)."""
+    return _weighed((actor.action(batch.features) - batch.action).square().sum(1), batch.weight, report)
+
+
+def cross_entropy_loss(
+    networks: nn.Module, batch: ImitationBatch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean -w log pi(a | s) of Discrete actions, whose logits the networks give; the -log pi as `error` (B,)."""
+    return _weighed(F.cross_entropy(networks(batch.features), batch.action, reduction="none"), batch.weight, report)
+
+
+def expectile_loss(
+    value: StateValue, batch: ValueBatch, tau: float | Tensor, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean |tau - [e < 0]| e^2 of e = y - V(s): what an action is worth that is among the better ones of the data.
+
+    Source: Kostrikov et al. 2022 (IQL), equation 5.
+    """
+    value_B = value(batch.features)
+    loss = expectile(batch.target - value_B, tau).mean()  # type: ignore[arg-type]  # where it is compiled, a tensor
+    return loss, {"value_loss": loss.detach(), "value": value_B.detach().mean()} if report else {}
+
+
+def _weighed(error_B: Tensor, weight_B: Tensor | None, report: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = (error_B if weight_B is None else error_B * weight_B).mean()
+    metrics = {"error": error_B.detach()}
+    return loss, metrics | {"actor_loss": loss.detach()} if report else metrics

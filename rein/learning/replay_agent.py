@@ -1,0 +1,245 @@
+"""What every agent does that learns from replay: act, keep what came of it, and learn from what is kept, now and then.
+
+Shapes: N environments, B rows of a batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.buffers.prioritized import PrioritizedReplay
+from rein.buffers.replay import Replay
+from rein.learning.adam import Adam
+from rein.learning.episode_returns import EpisodeReturns
+from rein.learning.exploration import Plateau
+from rein.learning.learner import Gradient, Learner, Loss
+from rein.learning.options import above_zero, as_json, at_least_one, fraction, not_negative
+from rein.learning.random_action import random_action
+from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
+from rein.learning.update import describe_optimizer, set_learning_rate
+from rein.ops.parallel import rank
+from rein.ops.polyak import polyak_
+from rein.ops.random import generator, restore
+from rein.types import Transition, Tree
+
+Networks = TypeVar("Networks", bound=nn.Module)
+
+
+class ReplayAgent(abc.ABC, Generic[Networks]):
+    """Networks, their learners and a replay. A subclass makes the networks, acts by them, and says what an update is.
+
+    After `learning_starts` env_steps, each `train_frequency` of them are followed by a round of as many updates as
+    `update_to_data` makes of them; what does not make a whole update is kept for the next round.
+    """
+
+    reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
+    exploration: Any = None  # how much, an `Amount`: by a schedule or by what the returns are like
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        defaults: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """`defaults` are all options that the agent has, `options` those that were given."""
+        self.observation_space, self.action_space = observation_space, action_space
+        self._options = options = {**REPLAY_DEFAULTS, **defaults, **options}
+        if unknown := options.keys() - REPLAY_DEFAULTS.keys() - defaults.keys():
+            raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
+        self.device = torch.device(options["device"])
+        self.learning_rate = not_negative(self, "learning_rate", options["learning_rate"])
+        self._check(options)
+        self.seed: int | None = None
+        self.env_steps = self.updates = 0
+        seed = options["seed"]
+        self._build(secrets.randbits(31) if seed is None else seed)
+        self.seed = seed
+
+    def _check(self, options: Mapping[str, Any]) -> None:
+        for name in ("capacity", "batch_size", "train_frequency", "n_step", "target_frequency"):
+            at_least_one(self, name, options[name])
+        for name in ("gamma", "tau", "priority_alpha"):
+            fraction(self, name, options[name])
+        for name in ("max_grad_norm", "update_to_data", "train_frequency_episodes"):
+            above_zero(self, name, options[name])
+        not_negative(self, "learning_starts", options["learning_starts"])
+        self.priority_beta = not_negative(self, "priority_beta", options["priority_beta"])
+        self.gamma, self.batch_size = options["gamma"], options["batch_size"]
+
+    def _build(self, seed: int) -> None:
+        self._root = seed
+        self._generator = generator(seed, "agent", rank(), device=self.device)
+        self.replay = self._make_replay()
+        self.learners: dict[str, Learner] = {}
+        self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.networks = self._make_networks(generator(seed, "networks", device=self.device))
+        self._returns = EpisodeReturns() if isinstance(self.exploration, Plateau) else None
+        self._since = 0  # env_steps, or episodes, since the last round of updates
+        self._owed = 0.0  # updates that were not whole yet
+
+    def _make_replay(self) -> Replay:
+        options = self._options
+        how = {"storage": options["storage"], "device": self.device}
+        if not options["prioritized"]:
+            return Replay(options["capacity"], **how)
+        how |= {"alpha": options["priority_alpha"], "normalize": options["priority_normalize"]}
+        return PrioritizedReplay(options["capacity"], **how)
+
+    @abc.abstractmethod
+    def _make_networks(self, drawn: torch.Generator) -> Networks:
+        """The networks, in one module with an `encoder`; and with `learner`, who learns which of them."""
+
+    @abc.abstractmethod
+    def _explore(self, observation: Tree) -> Tensor:
+        """The action (N, ...) to learn from."""
+
+    @abc.abstractmethod
+    def _update(self, sample: Any, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Learn from what `_sample` drew; what is worth knowing, to `report`, and the errors (B,) of its rows."""
+
+    def learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
+        """Somebody who learns these networks by this loss, or its gradient if that is written out."""
+        how = {option: self._options[option] for option in HOW}
+        how["closed_form"] = gradient
+        self.learners[name] = Learner(networks, loss, self._options["optimizer"] or Adam, **how)
+        return self.learners[name]
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` and draw the parameters anew; RuntimeError after the first step, or update."""
+        if self.env_steps or self.updates:
+            done = f"{self.env_steps} env steps and {self.updates} updates"
+            raise RuntimeError(f"reseed({seed}): the agent has taken {done} already")
+        self._build(seed)
+        self.seed = seed
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What schedules run on."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "observation_space": str(self.observation_space),
+            "action_space": str(self.action_space),
+            **{name: as_json(value) for name, value in self._options.items()},
+            "optimizer": describe_optimizer(next(iter(self.learners.values())).optimizer),
+            "device": str(self.device),
+            "seed": self.seed,
+        }
+
+    @torch.no_grad()
+    def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        """An action to learn from: a random one before `learning_starts`, then one of the policy that explores."""
+        if self.env_steps < self._options["learning_starts"]:
+            return random_action(self.action_space, observation, self._generator), {}
+        return self._explore(observation), {}
+
+    def record_observation(self, transition: Transition) -> None:
+        """Keep it."""
+        self.replay.append(transition._replace(extras=self._kept(transition)))
+        self.networks.encoder.update(transition.observation, transition.valid)  # type: ignore[operator, union-attr]
+        self.env_steps += len(transition.reward)
+        ended_N = transition.terminated | transition.truncated
+        steps = min(len(transition.reward), self.env_steps - self._options["learning_starts"])
+        if steps > 0:
+            self._owed += steps * self._options["update_to_data"]
+            episodes = self._options["train_frequency_episodes"] is not None
+            self._since += int((ended_N & transition.valid).sum()) if episodes else steps
+        self._forget(ended_N | ~transition.valid)
+        if self._returns is not None:
+            self.exploration.observe(self._returns.add(transition))  # type: ignore[union-attr]
+
+    def _kept(self, transition: Transition) -> dict[str, Tensor]:
+        """What else to keep of this step, (N, ...) each. For agents that learn from more than transitions."""
+        return {}
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """No return reaches over a reset, and no noise."""
+        self.replay.observe_reset(mask)
+        self._forget(mask)
+        if self._returns is not None:
+            self._returns.observe_reset(mask)
+
+    def _forget(self, mask_N: Tensor) -> None:  # most have nothing to forget
+        """These environments begin new episodes. For agents whose acting remembers."""
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """A round of updates, if it is time; what is worth knowing of the last one."""
+        frequency = self._options["train_frequency_episodes"] or self._options["train_frequency"]
+        updates = int(self._owed + 1e-6)  # ten times 0.1 is one
+        if self._since < frequency or updates < 1 or not len(self.replay):
+            return {}
+        self._since = 0
+        self._owed -= updates
+        return self.learn(updates)
+
+    def learn(self, updates: int) -> dict[str, Tensor]:
+        """That many updates from the replay as it is; what is worth knowing of the last one."""
+        learning_rate, metrics = self.learning_rate(**self.counts), {}
+        for learner in self.learners.values():
+            set_learning_rate(learner.optimizer, learning_rate)
+        for last in range(updates - 1, -1, -1):
+            sample, weight_B = self._sample()
+            metrics, error_B = self._update(sample, weight_B, report=not last)
+            if isinstance(self.replay, PrioritizedReplay):
+                self.replay.update(sample.row, error_B)
+            self.updates += 1
+            if self.updates % self._options["target_frequency"] == 0:
+                self._move_targets(self._options["tau"])
+        return metrics
+
+    def _sample(self) -> tuple[Any, Tensor | None]:
+        how = {"n_step": self._options["n_step"], "gamma": self.gamma}
+        sample = self.replay.sample(self.batch_size, self._generator, **how)
+        if not isinstance(self.replay, PrioritizedReplay):
+            return sample, None
+        beta = self.priority_beta(**self.counts)
+        return sample, self.replay.weights(sample.probability, beta)  # type: ignore[arg-type]  # of such a replay
+
+    def follow(self, targets: nn.Module, networks: nn.Module) -> None:
+        """From now on these targets move toward networks of the same shape: by `tau`, every `target_frequency`."""
+        self._followed.append(([*targets.parameters()], [*networks.parameters()]))
+
+    def _move_targets(self, tau: float) -> None:
+        for targets, networks in self._followed:
+            polyak_(targets, networks, tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimizers, generator, counts and the replay."""
+        return {
+            "networks": dict(self.networks.state_dict()),
+            "optimizers": {name: learner.state_dict() for name, learner in self.learners.items()},
+            "generator": self._generator.get_state(),
+            "replay": self.replay.state_dict(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "since": self._since,
+            "owed": self._owed,
+            "returns": None if self._returns is None else self._returns.state_dict(),
+            "seed": self._root,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
+        self.replay.load_state_dict(state["replay"])
+        self.networks.load_state_dict(state["networks"])
+        for name, learner in self.learners.items():
+            learner.load_state_dict(state["optimizers"][name])
+        restore(self._generator, state["generator"])
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        self._since, self._owed = int(state["since"]), float(state["owed"])
+        self._root = int(state["seed"])
+        if ((returns := state["returns"]) is None) != (self._returns is None):
+            raise ValueError(f"returns of episodes are {returns is not None} in the state, and the opposite here")
+        if self._returns is not None:
+            self._returns.load_state_dict(returns)

@@ -1,0 +1,65 @@
+"""What entropy is worth to an agent that wants some of it.
+
+Shapes: B rows of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Temperature(nn.Module):
+    """alpha, by its logarithm."""
+
+    def __init__(self, initial: float, device: torch.device) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial), device=device))
+
+
+class TemperatureBatch(NamedTuple):
+    """Rows that the temperature learns from."""
+
+    log_prob: Tensor  # (B,) of what the actor would do
+
+    valid = None
+
+    @property
+    def value(self) -> Tensor:
+        """A number for each row."""
+        return self.log_prob
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.log_prob)
+
+    def rows(self, index: Any) -> TemperatureBatch:
+        """Some of the rows."""
+        return TemperatureBatch(self.log_prob[index])
+
+
+def temperature_loss(
+    temperature: Temperature, batch: TemperatureBatch, target_entropy: float, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean -log alpha * (log pi + target_entropy): alpha rises while there is less entropy than wanted.
+
+    Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 18, in log alpha.
+    """
+    return -temperature.log * (batch.log_prob.mean() + target_entropy), {}
+
+
+@torch.no_grad()
+def temperature_gradient(
+    temperature: Temperature,
+    batch: TemperatureBatch,
+    target_entropy: float,
+    share: float | Tensor | None,
+    *,
+    report: bool,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """What autograd makes of `share` times `temperature_loss`."""
+    return [(batch.log_prob.mean() + target_entropy) * (-1.0 if share is None else -share)], {}

@@ -1,0 +1,160 @@
+"""Actors and critics of continuous actions.
+
+Shapes: K critics, B rows, F features of an observation, A numbers of an action, H hidden features. Actions are between
+-1 and 1 here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.networks.encoder import Encoder
+from rein.networks.mlp import orthogonal_linear
+from rein.networks.stack import Stack
+from rein.ops.distributions import SquashedNormal
+from rein.ops.stack import linear_value
+
+LOG_STD = (-20.0, 2.0)  # the least and the largest that an actor says
+
+
+class Scale(nn.Module):
+    """Between actions of a Box, (N, A) or of further dimensions, and what networks see: (N, A) from -1 to 1."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
+        """Raises ValueError for a space without finite bounds."""
+        super().__init__()
+        bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
+        if not isinstance(space, spaces.Box) or not bounded or (space.low >= space.high).any():
+            raise ValueError(
+                f"the action space is {space}; continuous actions need a Box with finite bounds, low < high"
+            )
+        self.shape, self.actions = space.shape, int(np.prod(space.shape))
+        for name, bound in (("low", space.low), ("high", space.high)):
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
+
+    def to_action(self, x_NA: Tensor) -> Tensor:
+        """The action in the space's own units and shape."""
+        action = torch.lerp(self.low, self.high, (x_NA + 1.0) * 0.5)
+        return action if len(self.shape) == 1 else action.unflatten(1, self.shape)
+
+    def from_action(self, action: Tensor) -> Tensor:
+        """What stands for an action."""
+        return (action.flatten(1) - self.low) * (2.0 / (self.high - self.low)) - 1.0
+
+
+class Actor(nn.Module):
+    """An observation -> an action, or the mean and the logarithm of the deviation of a Gaussian that is squashed."""
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        stochastic: bool,
+    ) -> None:
+        super().__init__()
+        self.stochastic = stochastic
+        self.hidden = Stack(1, features, hidden, activation, generator)
+        self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, generator)
+        bound = torch.ones(actions, device=generator.device)
+        self.register_buffer("bound", bound, persistent=False)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """What the last layer says, (B, A) or (B, 2 A)."""
+        return self.head(self.hidden(x_BF)[0])
+
+    def action(self, x_BF: Tensor) -> Tensor:
+        """Of an actor that is not stochastic: (B, A)."""
+        return self(x_BF).tanh()
+
+    def distribution(self, x_BF: Tensor) -> SquashedNormal:
+        """Of a stochastic one, over (B, A)."""
+        mean, log_std = self(x_BF).chunk(2, -1)
+        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]
+
+
+class Critics(nn.Module):
+    """K independent critics of an observation and an action, evaluated as one.
+
+    They are drawn one after the other under `generator`, so no two are alike.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        features: int,
+        actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.members = members
+        self.hidden = Stack(members, features + actions, hidden, activation, generator)
+        heads = [orthogonal_linear(self.hidden.features, 1, 1.0, generator) for _ in range(members)]
+        self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
+        self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
+
+    def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
+        """The values (K, B)."""
+        return self._values(x_BF, action_BA, self.hidden.layers, self.weight, self.bias)
+
+    def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
+        """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
+        parameters = (*self.hidden.layers, self.weight, self.bias)
+        *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
+        return self._values(x_BF, action_BA, layers, weight, bias)
+
+    def _values(
+        self, x_BF: Tensor, action_BA: Tensor, layers: Sequence[Tensor], weight_K1H: Tensor, bias_K1: Tensor
+    ) -> Tensor:
+        return linear_value(self.hidden.through(torch.cat((x_BF, action_BA), 1), layers), weight_K1H, bias_K1)
+
+
+class ContinuousNetworks(nn.Module):
+    """All that an agent of continuous actions learns: an actor, K critics, and slower copies of these as targets."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        critics: int,
+        stochastic: bool,
+        hidden: Sequence[int],
+        activation: str,
+        normalize_observation: bool,
+    ) -> None:
+        """Raises ValueError for images, and for actions without finite bounds."""
+        super().__init__()
+        self.scale = Scale(action_space, generator.device)
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        if self.encoder.image:
+            raise ValueError(f"the observations are images, {observation_space}: this agent learns from vectors")
+        shape = self.encoder.features, self.scale.actions, tuple(hidden), activation, generator
+        self.actor = Actor(*shape, stochastic=stochastic)
+        self.critics = Critics(critics, *shape)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+
+
+class DeterministicNetworks(ContinuousNetworks):
+    """With an actor that is not stochastic, and a slower copy of it too."""
+
+    def __init__(self, *spaces_and_generator: Any, **shape: Any) -> None:
+        """As `ContinuousNetworks`, but for `stochastic`."""
+        super().__init__(*spaces_and_generator, **shape, stochastic=False)
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)

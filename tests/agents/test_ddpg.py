@@ -1,0 +1,95 @@
+"""DDPG: the contract, the probes, and what it is not."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.ddpg import DDPG
+from rein.envs.probes import Corridor, Reach
+from rein.envs.wrappers.observation_history import observation_history
+from rein.learning.action_noise import OrnsteinUhlenbeck
+from rein.ops.random import generator
+from rein.testing import AgentContract
+
+BOX = spaces.Box(-1.0, 1.0, (2,))
+SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
+
+
+def fitted(environment, **options) -> DDPG:
+    return DDPG(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestDDPG(AgentContract):
+    steps, num_envs = 40, 4
+    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+
+
+class TestOfWindows(TestDDPG):
+    """As its ancestor learned: after episodes, by priority, from windows of the last observations."""
+
+    num_envs, steps = 1, 40
+    options: ClassVar[dict[str, Any]] = {"train_frequency_episodes": 1, "prioritized": True, "actor_frequency": 2}
+
+    def environment(self, num_envs, seed):
+        return observation_history(super().environment(num_envs, seed), 3)
+
+
+PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
+PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda n, seed: Corridor(n, continuous=True, seed=seed), Reach], ids=["corridor", "reach"]
+)
+def test_it_solves_the_probe(make):
+    environment = make(16, seed=0)
+    agent = fitted(environment, seed=0, **PROBE)
+    rein.train(agent, environment, epochs=1, iterations=400)
+    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
+    assert reached >= environment.optimal_return - 0.15
+
+
+def test_it_has_one_critic_whose_target_has_no_noise():
+    environment = Reach(4, dimensions=2, seed=0)
+    agent = fitted(environment, seed=0, gamma=0.8)
+    rein.train(agent, environment, epochs=1, iterations=10)
+    networks, sample = agent.networks, agent.replay.sample(20, generator(0, "test"), gamma=0.8)
+    position = agent._generator.get_state()
+    found = agent._target(sample, sample.next_observation)
+    assert torch.equal(position, agent._generator.get_state())
+    (value,) = networks.target_critics(sample.next_observation, networks.target_actor(sample.next_observation).tanh())
+    torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-5, atol=1e-5)
+
+
+def test_it_explores_by_a_walk_unless_it_is_told_otherwise():
+    assert isinstance(DDPG(BOX, BOX, seed=0, **SMALL).noise, OrnsteinUhlenbeck)
+
+
+@pytest.mark.parametrize("option", ["critics", "target_noise", "target_noise_clip"])
+def test_it_has_no_options_of_its_relative(option):
+    with pytest.raises(TypeError, match=f"DDPG: there is no option {option}"):
+        DDPG(BOX, BOX, **{option: 2})
+
+
+def test_its_actor_moves_from_the_first_update():
+    """B22."""
+    agent = DDPG(BOX, BOX, seed=0, **{**SMALL, "learning_starts": 0})
+    before = agent.networks.actor.head.weight.clone()
+    no, x = torch.zeros(4, dtype=torch.bool), torch.rand(4, 2, generator=generator(0, "rows"))
+    agent.record_observation(rein.Transition(x, x, x[:, 0], no, no, x, ~no, {}))
+    assert "actor_loss" in agent.optimize_model()
+    assert not torch.equal(before, agent.networks.actor.head.weight)

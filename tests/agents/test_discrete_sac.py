@@ -1,0 +1,105 @@
+"""Soft actor-critic for discrete actions: the contract, its losses by hand, and a task that it solves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.discrete_sac import Batch, DiscreteSAC, actor_loss, critic_loss
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Bandit, Corridor
+from rein.networks.discrete import ActionValues, DiscreteActor
+from rein.ops.random import generator
+from rein.testing import AgentContract
+
+SMALL = {"hidden": (16,), "batch_size": 16, "learning_starts": 20, "capacity": 200, "update_to_data": 0.25}
+
+
+class TestContract(AgentContract):
+    steps, num_envs = 24, 4
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        environment = self.environment(1, 0)
+        return DiscreteSAC(environment.single_observation_space, environment.single_action_space, seed=seed, **SMALL)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
+    drawing = generator(0, "rows")
+    x = torch.randn(size, features, generator=drawing)
+    action = torch.randint(actions, (size,), generator=drawing)
+    return Batch(x, action, torch.randn(size, generator=drawing), None)
+
+
+def test_critics_learn_the_action_that_was_taken_each_by_its_own_error() -> None:
+    batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
+    loss, said = critic_loss(critics, batch, None)
+    value = critics(batch.features).detach()
+    errors = [[float(value[k, b, batch.action[b]] - batch.target[b]) for b in range(5)] for k in range(2)]
+    assert float(loss.detach()) == pytest.approx(sum(0.5 * sum(e * e for e in row) / 5 for row in errors), rel=1e-5)
+    assert said["td_error"].tolist() == pytest.approx([(abs(a) + abs(b)) / 2 for a, b in zip(*errors, strict=True)])
+    assert not torch.equal(value[0], value[1])
+
+
+def test_the_actor_weighs_every_action_by_its_probability() -> None:
+    batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
+    actor = DiscreteActor(3, spaces.Discrete(4), (8,), "relu", generator(0, "actor"))
+    alpha = torch.tensor(0.3)
+    loss, said = actor_loss(actor, batch, (critics, alpha))
+    probability = actor(batch.features).log_probs.detach().exp().double()
+    least = critics(batch.features).detach().amin(0).double()
+    by_hand = [sum(p * (0.3 * p.log() - q) for p, q in zip(probability[b], least[b], strict=True)) for b in range(5)]
+    assert float(loss.detach()) == pytest.approx(float(sum(by_hand)) / 5, rel=1e-5)
+    entropy = -(probability * probability.log()).sum(1)
+    torch.testing.assert_close(-said["log_prob"].double(), entropy)
+
+
+@pytest.mark.parametrize("probe", [Bandit, Corridor])
+def test_it_solves_a_probe(probe) -> None:
+    environment = probe(num_envs=8, seed=0)
+    agent = DiscreteSAC(
+        environment.single_observation_space,
+        environment.single_action_space,
+        hidden=(32,),
+        learning_rate=3e-3,
+        batch_size=64,
+        learning_starts=200,
+        update_to_data=0.25,
+        target_entropy=0.05,
+        seed=0,
+    )
+    rein.train(agent, environment, env_steps=3_200, seed=0)
+    played = rein.evaluate(agent.policy(), probe(num_envs=50, seed=1), episodes=50)
+    assert played.mean_return >= 0.95 * environment.optimal_return
+
+
+def test_the_temperature_falls_while_there_is_more_entropy_than_wanted() -> None:
+    environment = Bandit(num_envs=8, seed=0)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    wants_less, wants_more = (
+        DiscreteSAC(*spaces_of, **SMALL, learning_rate=1e-2, target_entropy=wanted, seed=0) for wanted in (0.0, 9.0)
+    )
+    for agent in (wants_less, wants_more):
+        rein.train(agent, Bandit(num_envs=8, seed=0), env_steps=160, seed=0)
+    less, more = (float(agent.networks.temperature.log.detach()) for agent in (wants_less, wants_more))
+    assert less < 0.0 < more
+
+
+def test_it_wants_half_of_the_entropy_that_there_is() -> None:
+    environment = Gridworld(num_envs=1, seed=0)
+    agent = DiscreteSAC(environment.single_observation_space, environment.single_action_space)
+    assert agent._target_entropy == pytest.approx(0.5 * math.log(4))
+
+
+def test_it_refuses_actions_that_are_not_discrete() -> None:
+    with pytest.raises(ValueError, match="Discrete"):
+        DiscreteSAC(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))

@@ -1,0 +1,211 @@
+"""IQN: the contract, the probes, its targets, and quantiles that are those of what happens."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import rein
+from rein.agents.iqn import IQN
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Bandit, Corridor, Fork
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.networks.quantile_network import even_levels
+from rein.schedules import linear
+from rein.testing import AgentContract
+from rein.types import Transition
+
+SMALL = {
+    "hidden": (16,),
+    "cosines": 8,
+    "action_quantiles": 8,
+    "batch_size": 16,
+    "capacity": 2_000,
+    "learning_starts": 40,
+    "train_frequency": 8,
+    "update_to_data": 0.125,
+    "epsilon": 0.2,
+}
+
+
+def fitted(environment: Any, **options: Any) -> IQN:
+    return IQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestAgent(AgentContract):
+    options: ClassVar[dict[str, Any]] = {}
+
+    def learned(self, agent):
+        return dict(agent.networks.named_parameters())
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+class TestWithEveryPart(TestAgent):
+    options: ClassVar[dict[str, Any]] = {
+        "double": True,
+        "drawn_levels": False,
+        "risk": 0.5,
+        "temperature": linear(1.0, 0.1, env_steps=100),
+        "n_step": 3,
+        "prioritized": True,
+        "normalize_observation": True,
+        "huber": 0.1,
+    }
+
+
+class TestWithFrames(TestAgent):
+    options: ClassVar[dict[str, Any]] = {"frame_stack": 3, "prioritized": True}
+
+    def environment(self, num_envs, seed):
+        return FrameStack(Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9, observation="vector"), 3)
+
+
+@pytest.mark.parametrize("probe", [Bandit, Corridor, Fork])
+def test_it_learns_the_values_of_the_probes(probe):
+    environment = probe(num_envs=8, seed=0)
+    how = {"gamma": 0.9, "learning_rate": 5e-3, "tau": 0.2, "hidden": (32,), "batch_size": 32, "train_frequency": 8}
+    agent = fitted(environment, seed=0, learning_starts=200, **{**how, "update_to_data": 0.2, "epsilon": 0.3})
+    rein.training_loop(agent, environment, seed=0, epochs=1, iterations=260).run()
+    observation = environment.reset()
+    value_N = agent.networks.online(observation).amax(1)
+    assert torch.allclose(value_N, environment.optimal_value(observation, 0.9), atol=0.1, rtol=0.05)
+
+
+def told(agent: IQN, rewards: list[list[float]]) -> IQN:
+    """The agent, which knows that action a pays each of rewards[a] as often as the others, and ends."""
+    action = torch.tensor([a for a, paid in enumerate(rewards) for _ in paid])
+    reward = torch.tensor([r for paid in rewards for r in paid])
+    observation, yes = torch.ones(len(reward), 1), torch.ones(len(reward), dtype=torch.bool)
+    agent.replay.append(Transition(observation, action, reward, yes, ~yes, observation, yes, {}))
+    return agent
+
+
+def one_state(actions: int, **options: Any) -> IQN:
+    space = spaces.Box(0.0, 1.0, (1,))
+    how = {"hidden": (32,), "cosines": 16, "quantiles": 16, "target_quantiles": 1, "batch_size": 64, "seed": 0}
+    return IQN(space, spaces.Discrete(actions), **{**SMALL, **how, "max_grad_norm": None, **options})
+
+
+def fixed_point(level: Tensor, outcomes: Tensor, huber: float) -> Tensor:
+    """(Q,), where tau * E clamp(x - q, 0, huber) = (1 - tau) * E clamp(q - x, 0, huber), by bisection."""
+    low, high = torch.full_like(level, -5.0), torch.full_like(level, 5.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        error = outcomes.unsqueeze(1) - middle
+        up = level * error.clamp(0.0, huber).mean(0) - (1.0 - level) * (-error).clamp(0.0, huber).mean(0)
+        low, high = torch.where(up > 0, middle, low), torch.where(up > 0, high, middle)
+    return middle
+
+
+@pytest.mark.parametrize("huber", [0.05, 1.0])
+def test_of_a_reward_of_two_outcomes_the_quantiles_are_learned_and_not_the_mean(huber):
+    agent = told(one_state(1, huber=huber, learning_rate=linear(5e-3, 2e-4, updates=700)), [[1.0, -1.0]])
+    agent.learn(700 if huber == 0.05 else 400)
+    level = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
+    with torch.no_grad():
+        learned = agent.networks.online.quantiles(torch.ones(1, 1), level[None])[0, :, 0]
+        assert agent.networks.online(torch.ones(1, 1)).abs().item() < 0.15  # the mean
+    assert torch.allclose(learned, fixed_point(level, torch.tensor([1.0, -1.0]), huber), atol=0.15)
+    if huber == 0.05:
+        assert torch.allclose(learned, torch.where(level < 0.5, -1.0, 1.0), atol=0.2)
+
+
+@pytest.mark.parametrize(("risk", "chosen"), [(1.0, 0), (0.25, 1)])
+def test_what_counts_of_the_returns_decides_between_a_gamble_and_a_safe_reward(risk, chosen):
+    agent = told(one_state(2, risk=risk, learning_rate=5e-3), [[1.5, -1.0], [0.0, 0.0]])
+    agent.learn(250)
+    assert agent.policy().select_action(torch.ones(1, 1))[0].tolist() == [chosen]
+
+
+def filled(**options: Any) -> IQN:
+    """An agent that has seen a little, whose targets are not its networks."""
+    space, drawn = spaces.Box(-1.0, 1.0, (3,)), torch.Generator().manual_seed(0)
+    agent = IQN(space, spaces.Discrete(4, start=2), **{**SMALL, "seed": 0, "tau": 0.3, **options})
+    for _ in range(20):
+        observation, after = torch.rand(2, 4, 3, generator=drawn)
+        terminated = torch.rand(4, generator=drawn) < 0.3
+        action, reward = torch.randint(2, 6, (4,), generator=drawn), torch.rand(4, generator=drawn)
+        valid = torch.ones(4, dtype=torch.bool)
+        agent.record_observation(Transition(observation, action, reward, terminated, ~valid, after, valid, {}))
+    agent.learn(3)
+    with torch.no_grad():
+        for parameter in agent.networks.online.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=drawn)
+    return agent
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("risk", [1.0, 0.5])
+@pytest.mark.parametrize("double", [False, True])
+def test_targets_are_those_of_qr_dqn_where_levels_are_even(double, risk, n_step):
+    how = {"drawn_levels": False, "target_quantiles": 5, "quantiles": 3, "double": double, "risk": risk}
+    agent = filled(**how, n_step=n_step)
+    sample, _ = agent._sample()
+    batch = agent.batch(sample)
+    assert torch.equal(batch.action, sample.action - 2)
+    assert torch.equal(batch.level, even_levels(3).expand(16, 3))
+    assert torch.equal(batch.features, sample.observation)
+    online, target = agent.networks.online, agent.networks.target
+    after = sample.next_observation
+    assert not torch.equal(online(after).argmax(1), target(after).argmax(1))
+    chooser = online if double else target
+    for b in range(16):
+        after = sample.next_observation[b : b + 1]
+        with torch.no_grad():
+            acting = chooser.quantiles(after, (even_levels(8) * risk)[None])[0].mean(0)
+            expected = target.quantiles(after, even_levels(5)[None])[0, :, acting.argmax()]
+        discount = sample.discount if n_step == 1 else sample.discount[b]
+        expected = sample.reward[b] + (0.0 if sample.terminated[b] else discount * expected)
+        assert torch.allclose(batch.target[b], expected * torch.ones(5), atol=1e-6)
+
+
+def test_levels_are_drawn_anew_for_every_row_and_by_the_agent_alone():
+    agent, other = filled(), filled()
+    sample, _ = agent._sample()
+    other._sample()
+    batch, again = agent.batch(sample), agent.batch(sample)
+    assert torch.equal(batch.level, other.batch(sample).level)
+    assert len(batch.level.unique()) == batch.level.numel() == 16 * 8
+    assert not torch.equal(batch.level, again.level)
+    assert not torch.equal(batch.target, again.target)  # the levels of targets, too
+    assert 0.0 < batch.level.amin() < 0.05 < 0.95 < batch.level.amax() < 1.0
+
+
+def test_errors_of_rows_are_the_mean_over_all_pairs_and_become_their_priorities():
+    agent = filled(prioritized=True)
+    sample, weight_B = agent._sample()
+    state = agent._generator.get_state()
+    quantile_BQA = agent.networks.online.quantiles(sample.observation, (batch := agent.batch(sample, weight_B)).level)
+    agent._generator.set_state(state)
+    assert torch.equal(batch.weight, weight_B)
+    _, error_B = agent._update(sample, weight_B, report=False)
+    for b in range(16):
+        of_action = quantile_BQA[b, :, batch.action[b]].detach()
+        assert torch.allclose(error_B[b], (batch.target[b][:, None] - of_action).abs().mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["quantiles", "target_quantiles", "action_quantiles", "cosines"])
+def test_less_than_one_of_anything_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        one_state(2, **{name: 0})
+
+
+@pytest.mark.parametrize("risk", [0.0, -1.0, 1.5, float("nan")])
+def test_a_risk_that_is_no_part_is_refused(risk):
+    with pytest.raises(ValueError, match="risk"):
+        one_state(2, risk=risk)
+
+
+def test_actions_that_are_not_discrete_are_refused():
+    with pytest.raises(ValueError, match="Discrete"):
+        IQN(spaces.Box(0.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (1,), np.float32))

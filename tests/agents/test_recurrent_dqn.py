@@ -1,0 +1,397 @@
+"""Recurrent DQN: the contracts, what it remembers and learns from, and a task that asks for a memory.
+
+Shapes: T steps that are learned from, P before them, B sequences, N environments, C numbers of a carry.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import rein
+from rein.agents.dqn import DQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.buffers.sequences import Clips
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Memory
+from rein.learning.exploration import Plateau
+from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.ops.random import generator
+from rein.ops.trees import leaves
+from rein.schedules import linear
+from rein.testing import AgentContract
+from rein.testing.stateful import copy_state, first_difference
+
+CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
+SMALL: dict[str, Any] = {
+    "core": CORES["LSTM"],
+    "sequence_length": 4,
+    "burn_in": 2,
+    "hidden": (8,),
+    "batch_size": 8,
+    "learning_starts": 8,
+    "capacity": 200,
+    "update_to_data": 0.25,
+    "tau": 0.1,
+}
+N = 6
+
+
+def fitted(environment: Any, **options: Any) -> RecurrentDQN:
+    spaces = environment.single_observation_space, environment.single_action_space
+    return RecurrentDQN(*spaces, **{**SMALL, **options})
+
+
+class TestLSTM(AgentContract):
+    """Saved after 7 steps of 4 environments, amid episodes that end at different times."""
+
+    num_envs, steps = 4, 32
+    options: ClassVar[dict[str, Any]] = {}
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+    def learned(self, agent):
+        return dict(agent.networks.named_parameters())  # the statistics of observations are not learned
+
+    def _acts(self, policy):
+        policy.reset()  # or it would act by what it remembers of the last time
+        return super()._acts(policy)
+
+
+class TestGRU(TestLSTM):
+    options: ClassVar[dict[str, Any]] = {"core": CORES["GRU"], "dueling": True, "normalize_observation": True}
+
+
+class TestMinimalGRU(TestLSTM):
+    options: ClassVar[dict[str, Any]] = {
+        "core": CORES["MinimalGRU"],
+        "double": False,
+        "huber": None,
+        "epsilon": Plateau(0.5, window=4),
+        "learning_rate": linear(1e-3, 0.0, env_steps=1000),
+        "capacity": 40,  # the ring comes round
+        "burn_in": 0,
+    }
+
+
+def drive(agent: Any, steps: int, seed: int = 0) -> None:
+    """Through a stream with everything that may happen: ends of both kinds, rows that are no data, NaN in them, and
+    resets from outside."""
+    stream = generator(seed, "stream")
+    flat = agent.observation_space.shape[0]
+
+    def some(share: float) -> Tensor:
+        return torch.rand(N, generator=stream) < share
+
+    observation = torch.rand(N, flat, generator=stream)
+    for t in range(steps):
+        action, extras = agent.select_action(observation)
+        valid_N = ~some(0.05)
+        terminated_N, truncated_N = some(0.08) & valid_N, some(0.08) & valid_N
+        after, reward_N = torch.rand(N, flat, generator=stream), torch.rand(N, generator=stream)
+        reward_N = torch.where(valid_N, reward_N, torch.nan)
+        row = (observation, action, reward_N, terminated_N, truncated_N, after, valid_N, extras)
+        agent.record_observation(rein.Transition(*row))
+        agent.optimize_model()
+        over_N = terminated_N | truncated_N | ~valid_N
+        observation = torch.where(over_N[:, None], torch.rand(N, flat, generator=stream), after)
+        if t % 5 == 3:
+            mask_N = some(0.3)
+            observation = torch.where(mask_N[:, None], torch.rand(N, flat, generator=stream), observation)
+            agent.observe_reset(observation, mask_N)
+
+
+def still(**options: Any) -> RecurrentDQN:
+    """An agent that has acted and not learned, so what it remembered is what its networks would remember now."""
+    agent = fitted(Memory(1, seed=0), seed=0, train_frequency=10_000, **options)
+    with torch.no_grad():  # its targets are other networks
+        for parameter in agent.networks.target.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(1, "targets")))
+    drive(agent, 40)
+    return agent
+
+
+def walked(network: Any, agent: RecurrentDQN, clips: Clips, b: int) -> tuple[list[Tensor], list[int]]:
+    """The values of the steps of clip b that count, and of what came after the last of them, one step at a time."""
+    steps = clips.valid[:, b].nonzero().flatten().tolist()
+    carry, values = clips.begin["carry"][b : b + 1], []
+    for t in steps:
+        value, carry = network.step(agent.networks.encoder(clips.observation[t, b : b + 1]), carry)
+        values.append(value[0])
+    last = clips.next_observation[steps[-1], b : b + 1]
+    return [*values, network.step(agent.networks.encoder(last), carry)[0][0]], steps
+
+
+OPTIONS: list[dict[str, Any]] = [{"core": core} for core in CORES.values()]
+OPTIONS += [{"burn_in": 0}, {"double": False}, {"dueling": True, "normalize_observation": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_targets_and_values_are_those_of_one_step_after_the_other(options: dict[str, Any]) -> None:
+    """From the carry that was acted with, through the steps before, each network with a memory of its own."""
+    agent = still(**options)
+    clips, _ = agent._sample()
+    batch = agent.batch(clips)
+    value_TBA = agent.networks.online.sequence(batch.features, batch.carry)
+    warm = agent.replay.before
+    checked = 0
+    with torch.no_grad():
+        for b in range(agent.batch_size):
+            online, steps = walked(agent.networks.online, agent, clips, b)
+            target, _ = walked(agent.networks.target, agent, clips, b)
+            for k, t in enumerate(steps):
+                if t < warm:
+                    continue
+                best = (online if options.get("double", True) else target)[k + 1].argmax()
+                bootstrap = 0.0 if clips.terminated[t, b] else agent.gamma * target[k + 1][best]
+                torch.testing.assert_close(batch.target[t - warm, b], clips.reward[t, b] + bootstrap)
+                torch.testing.assert_close(value_TBA[t - warm, b], online[k])
+                checked += 1
+    assert checked == int(batch.valid.sum()) > 0
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_what_is_kept_is_what_was_remembered_while_acting(core: str) -> None:
+    """So a network that has not changed says of a clip what it said then: nothing of it is from another episode."""
+    agent = still(core=CORES[core], sequence_length=8, burn_in=3, batch_size=64)
+    clips = agent.replay.clips(64, generator(0, "clips"), fields=("carry",), begin=("carry",))
+    kept, online = clips.fields["carry"], agent.networks.online
+    steps, rows = (clips.valid[1:] & clips.valid[:-1]).nonzero(as_tuple=True)
+    assert len(steps) > 64
+    with torch.no_grad():
+        after = online.step(online.encoder(clips.observation[steps, rows]), kept[steps, rows])[1]
+    torch.testing.assert_close(after, kept[steps + 1, rows])
+    begun = agent.replay._step_SN.view(-1)[clips.row] == 0
+    assert (kept[begun] == 0.0).all()
+    assert (kept[clips.valid & ~begun] != 0.0).any(1).all()
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_what_was_seen_before_a_reset_is_forgotten(core: str) -> None:
+    """An end, a row that is no data, and a reset from outside alike; an environment without remembers."""
+    no, yes = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    found = []
+    for past in (-1.0, 1.0):
+        agent = fitted(Memory(1, seed=0), seed=0, core=CORES[core], learning_starts=6)
+        observation = torch.full((4, 3), past)
+        for t in range(3):  # random actions at first
+            action, extras = agent.select_action(observation)
+            ended, valid = no.clone(), yes.clone()
+            if t == 2:
+                ended[0], valid[1] = True, False
+            row = (observation, action, torch.zeros(4), ended, no, observation, valid, extras)
+            agent.record_observation(rein.Transition(*row))
+        agent.select_action(observation)  # which nothing came of
+        agent.observe_reset(observation, torch.tensor([False, False, True, False]))
+        found.append(agent.state_dict()["carry"])
+    assert (found[0] == found[1]).all(1).tolist() == [True, True, True, False]
+    assert (found[0] == 0.0).all(1).tolist() == [True, True, True, False]
+
+
+def test_it_remembers_what_came_of_the_actions_of_somebody_else() -> None:
+    agents = [fitted(Memory(1, seed=0), seed=0) for _ in range(2)]
+    no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
+    for k, agent in enumerate(agents):
+        for _ in range(2):
+            action = torch.ones(4, dtype=torch.int64)
+            if k:
+                agent.select_action(observation)
+            agent.record_observation(rein.Transition(observation, action, torch.zeros(4), no, no, observation, ~no, {}))
+    one, other = (agent.state_dict()["carry"] for agent in agents)
+    assert (one != 0.0).any(1).all()
+    assert torch.equal(one, other)
+
+
+def test_padding_does_not_matter() -> None:
+    agent = still(sequence_length=8, burn_in=3)
+    clips, _ = agent._sample()
+    hidden = ~clips.valid
+    assert hidden[:3].any() and hidden[3:].any()
+    flat = hidden.unsqueeze(-1)
+    garbage = clips._replace(
+        observation=torch.where(flat, 1e3, clips.observation),
+        next_observation=torch.where(flat, -1e3, clips.next_observation),
+        reward=clips.reward.masked_fill(hidden, 1e6),
+        terminated=clips.terminated ^ hidden,
+        action=torch.where(hidden, 1 - clips.action, clips.action),
+    )
+    learned = []
+    for each in (clips, garbage):
+        other = still(sequence_length=8, burn_in=3)
+        other._learner.optimizer.param_groups[0]["lr"] = 0.1
+        metrics, error_B = other._update(each, None, True)
+        learned.append((dict(other.networks.state_dict()), metrics, error_B))
+    for (path, one), (_, two) in zip(*(leaves(each) for each in learned), strict=True):
+        torch.testing.assert_close(one, two, msg=path)
+
+
+def test_steps_before_have_no_gradient_and_matter_all_the_same() -> None:
+    agent = still(sequence_length=2, burn_in=4, batch_size=32)
+    clips, _ = agent._sample()
+    batch = agent.batch(clips)
+    assert not any(part.requires_grad for part in batch)
+    assert batch.size == 32 and len(batch.target) == 2
+    warmed = clips.first < 4
+    assert warmed.any() and not warmed.all()
+    same = (batch.carry == clips.begin["carry"]).all(1)
+    assert torch.equal(same, ~warmed)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 12, 24])
+def test_micro_batches_of_sequences_change_nothing_but_rounding(micro_batch: int) -> None:
+    def run(**options: Any) -> Any:
+        agent = fitted(Memory(1, seed=0), seed=0, **options)
+        drive(agent, 20)
+        return agent
+
+    whole, parts = run(), run(micro_batch=micro_batch)
+    assert whole.updates == parts.updates > 10
+    for one, other in zip(whole.networks.parameters(), parts.networks.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+
+
+def test_targets_follow_and_nothing_else_learns_them() -> None:
+    agent = fitted(Memory(1, seed=0), seed=0, tau=1.0, target_frequency=3)
+    drive(agent, 3)
+    before = copy_state(dict(agent.networks.target.named_parameters()))
+    agent.updates = 0
+    agent.learn(2)
+    assert first_difference(before, dict(agent.networks.target.named_parameters())) is None
+    agent.learn(1)
+    target, online = (dict(part.named_parameters()) for part in (agent.networks.target, agent.networks.online))
+    assert first_difference(before, target) is not None
+    assert all(torch.equal(target[name], online[name]) for name in target)
+
+
+def test_evaluating_in_between_changes_nothing() -> None:
+    states = []
+    for evaluates in (False, True):
+        environment = Memory(8, seed=0)
+        agent = fitted(environment, seed=0, normalize_observation=True)
+        loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
+        if evaluates:
+
+            @loop.iteration_completed(every=5)
+            def look(state: Any, agent: Any = agent) -> None:
+                for deterministic in (True, False):
+                    rein.evaluate(agent.policy(deterministic), Memory(3, seed=1), 3)
+
+        loop.run()
+        states.append(copy_state(agent.state_dict()))
+    assert first_difference(*states) is None
+
+
+def test_a_policy_has_a_memory_of_its_own_for_each_environment() -> None:
+    agent = fitted(Memory(1, seed=0), seed=0)
+    policy, other = agent.policy(), agent.policy()
+    x = torch.rand(4, 3, generator=generator(0, "rows"))
+    policy.select_action(x)
+    policy.reset(torch.tensor([True, False, False, True]))
+    kept = policy.state_dict()["carry"]
+    assert [bool(row.any()) for row in kept] == [False, True, True, False]
+    assert other.state_dict()["carry"] is None
+    other.load_state_dict(policy.state_dict())
+    policy.select_action(x)
+    assert torch.equal(other.state_dict()["carry"], kept)
+    policy.reset()
+    assert policy.state_dict()["carry"] is None
+
+
+def test_a_policy_refuses_the_state_of_the_other_kind() -> None:
+    agent = fitted(Memory(1, seed=0), seed=0)
+    greedy, exploring = agent.policy(True), agent.policy(False)
+    for one, other in ((greedy, exploring), (exploring, greedy)):
+        with pytest.raises(ValueError, match="the generator in the state"):
+            one.load_state_dict(other.state_dict())
+
+
+def test_an_exploring_policy_explores_as_much_as_the_agent() -> None:
+    agent = fitted(Memory(1, 4, seed=0), seed=0, epsilon=0.5, learning_starts=0)
+    x = torch.rand(4096, 5, generator=generator(0, "rows"))
+    greedy = agent.policy().select_action(x)[0]
+    for actor in (agent, agent.policy(deterministic=False)):
+        differ = (actor.select_action(x)[0] != greedy).float().mean()
+        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # of four actions one is the best
+
+
+def test_actions_may_be_counted_from_another_number_than_0() -> None:
+    agent = RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
+    drive(agent, 10)
+    assert set(agent.replay.columns["action"].flatten().tolist()) == {5, 6}
+    assert set(agent.batch(agent._sample()[0]).action.flatten().tolist()) == {0, 1}
+    assert agent.policy().select_action(torch.rand(9, 3))[0].min() >= 5
+
+
+def test_it_looks_at_images() -> None:
+    agent = RecurrentDQN(spaces.Box(0, 255, (3, 36, 36), "uint8"), spaces.Discrete(2), **SMALL, seed=0)
+    drawn, no = generator(0, "images"), torch.zeros(2, dtype=torch.bool)
+    reported: dict[str, Tensor] = {}
+    for _ in range(8):
+        image = torch.randint(256, (2, 3, 36, 36), generator=drawn, dtype=torch.uint8)
+        action, _ = agent.select_action(image)
+        agent.record_observation(rein.Transition(image, action, torch.ones(2), no, no, image, ~no, {}))
+        reported = agent.optimize_model() or reported
+    assert set(reported) == set(RecurrentDQN.reports)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"sequence_length": 0}, "sequence_length=0"),
+        ({"burn_in": -1}, "burn_in=-1"),
+        ({"epsilon": 1.5}, "epsilon goes from 1.5"),
+        ({"huber": 0.0}, "huber=0.0"),
+        ({"n_step": 3}, "returns of one step"),
+        ({"prioritized": True}, "all sequences alike"),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_given(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        fitted(Memory(1, seed=0), **options)
+
+
+def test_values_are_learned_of_discrete_actions() -> None:
+    with pytest.raises(ValueError, match="Discrete"):
+        fitted(Memory(1, continuous=True, seed=0))
+
+
+MEMORY: dict[str, Any] = {
+    "hidden": (16,),
+    "batch_size": 32,
+    "learning_rate": 1e-2,
+    "gamma": 0.9,
+    "learning_starts": 100,
+    "train_frequency": 16,
+    "update_to_data": 1 / 16,
+    "tau": 0.05,
+    "epsilon": linear(1.0, 0.05, env_steps=1600),
+    "capacity": 10_000,
+    "seed": 0,
+}
+
+
+def recalled(kind: Any, steps: int, **options: Any) -> float:
+    environment = Memory(16, cues=4, delay=2, seed=0)
+    agent = kind(environment.single_observation_space, environment.single_action_space, **{**MEMORY, **options})
+    rein.train(agent, environment, epochs=1, iterations=steps)
+    return rein.evaluate(agent.policy(), Memory(256, cues=4, delay=2, seed=1), 256).mean_return
+
+
+@pytest.mark.parametrize("burn_in", [0, 1])
+@pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
+def test_with_a_core_it_remembers(kind: Any, burn_in: int) -> None:
+    core = functools.partial(kind, features=16)
+    assert recalled(RecurrentDQN, 200, core=core, sequence_length=4, burn_in=burn_in) >= 0.95
+
+
+def test_without_a_core_it_is_at_chance() -> None:
+    assert abs(recalled(DQN, 200) - 0.25) < 0.1

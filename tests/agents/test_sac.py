@@ -1,0 +1,236 @@
+"""SAC: the contracts, the probes, and what its ancestor got wrong."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.sac import SAC
+from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
+from rein.envs.wrappers.observation_history import observation_history
+from rein.learning.temperature import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
+from rein.ops.random import generator
+from rein.testing import AgentContract
+from rein.types import Transition
+
+BOX, UNITS = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-2.0, 5.0, (2,))
+SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
+
+
+def fitted(environment, **options) -> SAC:
+    return SAC(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestSAC(AgentContract):
+    steps, num_envs = 40, 4
+    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+
+
+class TestOfOneEnvironment(TestSAC):
+    num_envs = 1
+    options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
+
+
+class TestWithAFixedTemperatureAndThreeCritics(TestSAC):
+    options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
+
+
+class TestInRoundsAfterEpisodes(TestSAC):
+    """Which end at any time; the ring is full after 25 steps."""
+
+    num_envs = 4
+    options: ClassVar[dict[str, Any]] = {
+        "train_frequency_episodes": 2,
+        "update_to_data": 0.25,
+        "capacity": 102,
+        "normalize_observation": True,
+    }
+
+    def environment(self, num_envs, seed):
+        return Corridor(num_envs, length=3, continuous=True, seed=seed, max_episode_steps=8)
+
+
+class TestOfWindowsInUnits(TestSAC):
+    """Windows of observations, and actions that are not between -1 and 1."""
+
+    steps = 25
+
+    def make(self, seed):
+        return SAC(self.environment(1, 0).single_observation_space, UNITS, seed=seed, **SMALL, update_to_data=0.25)
+
+    def environment(self, num_envs, seed):
+        return observation_history(super().environment(num_envs, seed), 3)
+
+
+PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
+PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
+PROBES = {
+    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 200, {"initial_temperature": 0.1}),
+    "corridor": (lambda n, seed: Corridor(n, continuous=True, seed=seed), 300, {"initial_temperature": 0.1}),
+    "corridor, three steps at once": (
+        lambda n, seed: Corridor(n, continuous=True, seed=seed),
+        300,
+        {"initial_temperature": 0.1, "n_step": 3, "prioritized": True},
+    ),
+    "reach": (Reach, 400, {"initial_temperature": 0.1}),
+}
+
+
+def trained_on(make, steps, options):
+    environment = make(16, seed=0)
+    agent = fitted(environment, seed=0, **{**PROBE, **options})
+    rein.train(agent, environment, epochs=1, iterations=steps)
+    return agent, environment
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_it_solves_the_probe(name):
+    make, steps, options = PROBES[name]
+    agent, environment = trained_on(make, steps, options)
+    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
+    assert reached >= environment.optimal_return - 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "observation"),
+    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
+)
+def test_it_learns_what_states_are_worth(make, observation):
+    """With next to no temperature, whose entropy is worth nothing then."""
+    options = {"temperature": 1e-4}
+    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200, options)
+    x = torch.tensor(observation)
+    expected = environment.optimal_value(x, PROBE["gamma"])
+    networks = agent.networks
+    for action in (-0.5, 0.5):
+        value_KB = networks.critics(networks.encoder(x), torch.full((len(x), 1), action))
+        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.06, rtol=0)
+
+
+def test_it_takes_the_road_that_pays_beyond_the_time_limit():
+    """An agent that takes a truncation for an end prefers the prize that is paid at once."""
+    agent, environment = trained_on(lambda n, seed: Fork(n, continuous=True, seed=seed), 400, {"temperature": 0.05})
+    reached = rein.evaluate(agent.policy(), Fork(64, continuous=True, seed=1), 64).mean_return
+    assert reached == pytest.approx(environment.optimal_return, abs=0.5)
+
+
+def given(agent, steps, num_envs=4):
+    """Episodes of one step from random observations; the further an action is from the middle, the less it pays."""
+    no = torch.zeros(num_envs, dtype=torch.bool)
+    for step in range(steps):
+        observation, after = torch.rand(2, num_envs, 2, generator=generator(0, "rows", step)) - 0.5
+        action, extras = agent.select_action(observation)
+        reward = -4.0 * agent.networks.scale.from_action(action).square().sum(1)
+        agent.record_observation(Transition(observation, action, reward, ~no, no, after, ~no, extras))
+        agent.optimize_model()
+    return agent
+
+
+@pytest.mark.parametrize("critics", [2, 3])
+def test_critics_differ_from_each_other_and_stay_different(critics):
+    """B9: two that are alike are one."""
+    agent = SAC(BOX, BOX, critics=critics, seed=0, **SMALL)
+    x, action = torch.rand(2, 50, 2, generator=generator(0, "rows"))
+    for learned in (False, True):
+        if learned:
+            given(agent, 40)
+        value_KB = agent.networks.critics(x, action)
+        for one in range(critics):
+            for other in range(one):
+                assert (value_KB[one] - value_KB[other]).abs().mean() > 1e-3
+    assert not torch.equal(agent.networks.critics.weight, agent.networks.target_critics.weight)
+
+
+@pytest.mark.parametrize("target_entropy", [0.5, None])
+def test_entropy_goes_where_it_is_wanted(target_entropy):
+    """B12: minus the number of dimensions by default, whatever the units of an action are."""
+    options = {"learning_rate": 2e-2, "target_entropy": target_entropy, "batch_size": 64, "learning_starts": 64}
+    agent = given(SAC(BOX, UNITS, seed=0, **{**SMALL, **options}), 120)
+    x = torch.rand(2000, 2, generator=generator(0, "rows")) - 0.5
+    distribution = agent.networks.actor.distribution(agent.networks.encoder(x))
+    entropy = -distribution.log_prob(distribution.sample(generator(0, "test"))).mean().detach()
+    assert float(entropy) == pytest.approx(-2.0 if target_entropy is None else target_entropy, abs=0.5)
+
+
+@pytest.mark.parametrize(("log_prob", "wanted", "grows"), [(-1.0, 2.0, True), (-3.0, 2.0, False), (3.0, -2.0, True)])
+def test_the_temperature_rises_while_there_is_too_little_entropy(log_prob, wanted, grows):
+    temperature, batch = Temperature(0.3, torch.device("cpu")), TemperatureBatch(torch.full((5,), log_prob))
+    loss, _ = temperature_loss(temperature, batch, wanted)
+    (expected,) = torch.autograd.grad(loss, [temperature.log])
+    (found,), _ = temperature_gradient(temperature, batch, wanted, None, report=False)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        temperature_gradient(temperature, batch, wanted, 0.25, report=False)[0][0], 0.25 * expected
+    )
+    assert (found < 0.0) == grows
+
+
+def test_a_fixed_temperature_stays():
+    agent = given(SAC(BOX, BOX, temperature=0.3, seed=0, **SMALL), 20)
+    assert agent.networks.temperature.log.exp().item() == pytest.approx(0.3)
+    assert "temperature" not in agent.learners
+    learns = given(SAC(BOX, BOX, initial_temperature=0.3, seed=0, **SMALL), 20)
+    assert learns.networks.temperature.log.exp().item() != pytest.approx(0.3, rel=1e-4)
+
+
+def test_the_target_is_that_of_the_definition():
+    """r + gamma (min Q' - alpha log pi), with the targets, and r alone at an end."""
+    agent = given(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), temperature=0.7, gamma=0.8, seed=0, **SMALL), 20)
+    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
+    sample = sample._replace(terminated=torch.arange(30) % 3 == 0)
+    noise = torch.randn(30, 2, generator=generator(1, "test"))
+    found = agent._target(sample, sample.next_observation, noise, torch.tensor(0.7))
+    mean, log_std = networks.actor(sample.next_observation).chunk(2, -1)
+    u = mean + log_std.exp() * noise
+    gaussian = torch.distributions.Normal(mean, log_std.exp())
+    log_prob = (gaussian.log_prob(u) - torch.log1p(-u.tanh().square())).sum(1)
+    value = networks.target_critics(sample.next_observation, u.tanh()).min(0).values
+    expected = sample.reward + torch.where(sample.terminated, 0.0, 0.8 * (value - 0.7 * log_prob))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    alone = agent._target(
+        sample._replace(**{name: getattr(sample, name)[4:5] for name in ("reward", "terminated")}),
+        sample.next_observation[4:5],
+        noise[4:5],
+        torch.tensor(0.7),
+    )
+    torch.testing.assert_close(alone, found[4:5], rtol=1e-4, atol=1e-4)
+
+
+def test_the_exploring_policy_samples_as_the_agent_does():
+    agent = given(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), seed=0, **SMALL), 20)
+    x = torch.zeros(4000, 2)
+    acted, sampled = agent.select_action(x)[0], agent.policy(deterministic=False).select_action(x)[0]
+    torch.testing.assert_close(acted.mean(0), sampled.mean(0), atol=0.15, rtol=0)
+    torch.testing.assert_close(acted.std(0), sampled.std(0), atol=0.1, rtol=0)
+    middle = agent.policy().select_action(x[:1])[0]
+    torch.testing.assert_close(acted.median(0).values, middle[0], atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"critics": 0}, {"actor_frequency": 0}, {"initial_temperature": 0.0}, {"temperature": 0.0}, {"temperature": -1.0}],
+    ids=str,
+)
+def test_nonsense_is_refused_where_it_is_written(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"SAC\({name}="):
+        SAC(BOX, BOX, **options)
+
+
+def test_images_are_refused():
+    with pytest.raises(ValueError, match="learns from vectors"):
+        SAC(spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX)

@@ -1,0 +1,184 @@
+"""TD3: the contracts, the probes, and what its target is made of."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.td3 import TD3
+from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
+from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
+from rein.learning.exploration import Plateau
+from rein.ops.random import generator
+from rein.schedules import linear
+from rein.testing import AgentContract
+from rein.testing.stateful import copy_state, first_difference
+from rein.types import Transition
+
+BOX = spaces.Box(-1.0, 1.0, (2,))
+SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
+
+
+def fitted(environment, **options) -> TD3:
+    return TD3(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+
+
+class TestTD3(AgentContract):
+    steps, num_envs = 40, 4
+    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        return fitted(self.environment(1, 0), seed=seed, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+
+
+class TestOfOneEnvironmentWithNoiseThatAdapts(TestTD3):
+    num_envs = 1
+    options: ClassVar[dict[str, Any]] = {
+        "noise": OrnsteinUhlenbeck(sigma=Plateau(0.1, low=0.001, high=0.2)),
+        "n_step": 3,
+        "prioritized": True,
+        "actor_frequency": 1,
+    }
+
+
+PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
+PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000, "noise": GaussianNoise(0.3)}
+PROBES = {
+    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 300),
+    "reach": (Reach, 400),
+}
+
+
+def trained_on(make, steps):
+    environment = make(16, seed=0)
+    agent = fitted(environment, seed=0, **PROBE)
+    rein.train(agent, environment, epochs=1, iterations=steps)
+    return agent, environment
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_it_solves_the_probe(name):
+    make, steps = PROBES[name]
+    agent, environment = trained_on(make, steps)
+    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
+    assert reached >= environment.optimal_return - 0.05
+
+
+@pytest.mark.parametrize(("make", "observation"), [(ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])])
+def test_it_learns_what_states_are_worth(make, observation):
+    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200)
+    x = torch.tensor(observation)
+    expected = environment.optimal_value(x, PROBE["gamma"])
+    for action in (-0.5, 0.5):
+        value_KB = agent.networks.critics(agent.networks.encoder(x), torch.full((len(x), 1), action))
+        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.08, rtol=0)
+
+
+def given(agent, steps, num_envs=4):
+    no = torch.zeros(num_envs, dtype=torch.bool)
+    for step in range(steps):
+        observation, after = torch.rand(2, num_envs, 2, generator=generator(0, "rows", step)) - 0.5
+        action, extras = agent.select_action(observation)
+        agent.record_observation(Transition(observation, action, observation[:, 0], no, no, after, ~no, extras))
+        agent.optimize_model()
+    return agent
+
+
+def test_the_target_is_that_of_the_definition():
+    """The lesser of two target critics at the target actor's action, whose noise is clipped, and r alone at an end."""
+    agent = given(TD3(BOX, BOX, gamma=0.8, target_noise=0.4, target_noise_clip=0.5, seed=0, **SMALL), 20)
+    networks, sample = agent.networks, agent.replay.sample(200, generator(0, "test"), gamma=0.8)
+    sample = sample._replace(terminated=torch.arange(200) % 3 == 0)
+    agent._generator.set_state(generator(5, "noise").get_state())
+    found = agent._target(sample, sample.next_observation)
+    noise = torch.randn(200, 2, generator=generator(5, "noise")) * 0.4
+    assert (noise.abs() > 0.5).any()
+    action = (networks.target_actor(sample.next_observation).tanh() + noise.clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
+    value = networks.target_critics(sample.next_observation, action).min(0).values
+    expected = sample.reward + torch.where(sample.terminated, 0.0, 0.8 * value)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frequency", [1, 2, 3])
+def test_the_actor_and_all_targets_move_every_so_many_updates(frequency):
+    agent, moved = TD3(BOX, BOX, actor_frequency=frequency, seed=0, **SMALL), {"actor": [], "critics": [], "target": []}
+    given(agent, 2)  # as many rows as learning starts with
+    assert agent.updates == 0
+    given_rows = agent.replay.sample(4, generator(0, "test"))
+    assert len(given_rows.reward) == 4
+    for _ in range(6):
+        before = copy_state(dict(agent.networks.state_dict()))
+        agent.learn(1)
+        after = dict(agent.networks.state_dict())
+        for part, seen in moved.items():
+            names = [name for name in before if name.startswith(part)]
+            seen.append(any(not torch.equal(before[name], after[name]) for name in names))
+    due = [update % frequency == 0 for update in range(1, 7)]
+    assert moved == {"actor": due, "critics": [True] * 6, "target": due}
+
+
+def test_it_explores_by_its_noise_alone():
+    agent = given(TD3(BOX, spaces.Box(-2.0, 5.0, (2,)), noise=GaussianNoise(0.05), seed=0, **SMALL), 20)
+    x = torch.zeros(4000, 2)
+    acted, greedy = agent.select_action(x)[0], agent.policy().select_action(x)[0]
+    assert torch.equal(greedy, greedy[:1].expand_as(greedy))
+    torch.testing.assert_close((acted - greedy).std(0), torch.full((2,), 0.05 * 3.5), rtol=0.1, atol=0)
+    sampled = agent.policy(deterministic=False).select_action(x)[0]
+    torch.testing.assert_close((sampled - greedy).std(0), torch.full((2,), 0.05 * 3.5), rtol=0.1, atol=0)
+
+
+def test_a_noise_that_ends_is_gone_at_its_horizon():
+    agent = given(TD3(BOX, BOX, noise=GaussianNoise(linear(0.5, 0.0, env_steps=40)), seed=0, **SMALL), 10)
+    x = torch.rand(20, 2, generator=generator(0, "rows"))
+    assert torch.equal(agent.select_action(x)[0], agent.policy().select_action(x)[0])
+    assert torch.equal(agent.policy(deterministic=False).select_action(x)[0], agent.policy().select_action(x)[0])
+
+
+def test_a_walk_begins_anew_where_an_episode_ends_or_is_left():
+    agent = TD3(BOX, BOX, noise=OrnsteinUhlenbeck(), seed=0, **{**SMALL, "learning_starts": 0, "update_to_data": 1e-6})
+    given(agent, 5)
+    walk = agent.noise.state_dict()["state"].clone()
+    assert (walk != 0.0).all()
+    agent.observe_reset(torch.zeros(4, 2), torch.tensor([True, False, False, True]))
+    now = agent.noise.state_dict()["state"]
+    assert (now[[0, 3]] == 0.0).all() and torch.equal(now[[1, 2]], walk[[1, 2]])
+    yes = torch.ones(4, dtype=torch.bool)
+    x = torch.zeros(4, 2)
+    agent.record_observation(Transition(x, x, x[:, 0], ~yes, torch.tensor([False, True, False, False]), x, yes, {}))
+    now = agent.noise.state_dict()["state"]
+    assert (now[1] == 0.0).all() and torch.equal(now[2], walk[2])
+
+
+@pytest.mark.parametrize("critics", [1, 3])
+def test_critics_differ_from_each_other(critics):
+    agent = given(TD3(BOX, BOX, critics=critics, seed=0, **SMALL), 30)
+    x, action = torch.rand(2, 50, 2, generator=generator(0, "rows"))
+    value_KB = agent.networks.critics(x, action)
+    assert len(value_KB) == critics
+    assert all((value_KB[k] - value_KB[k - 1]).abs().mean() > 1e-3 for k in range(1, critics))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"critics": 0}, {"actor_frequency": 0}, {"target_noise": -0.1}, {"target_noise_clip": -0.1}],
+    ids=str,
+)
+def test_nonsense_is_refused_where_it_is_written(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"TD3\({name}="):
+        TD3(BOX, BOX, **options)
+
+
+def test_the_first_difference_is_in_the_seed():
+    one, other = (given(TD3(BOX, BOX, seed=seed, **SMALL), 10) for seed in (0, 1))
+    assert first_difference(dict(one.networks.state_dict()), dict(other.networks.state_dict())) is not None

@@ -1,0 +1,237 @@
+"""What learning from replay costs, side by side with Stable-Baselines3: `python tests/benchmarks/off_policy.py`.
+
+`updates`: gradient updates, sampling included, of agents with two hidden layers of 256 and batches of 256, observations
+of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: pushes of 8 environments
+and samples of 256 rows of these shapes, and prioritized samples with the update of their priorities.
+
+Each row is a child process of one thread, and rows take turns, so that a busy machine slows all of them alike: read the
+ratios. Times are of the CPU. The peer is the dependency group `bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+OBSERVATION, ACTION, BATCH, HIDDEN, ROWS = 17, 6, 256, (256, 256), 100_000
+ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+AGENTS = "SAC", "TD3", "DDPG", "DQN"
+SB3 = importlib.util.find_spec("stable_baselines3") is not None
+PARTS = "updates", "replay"
+
+LIKE_SB3 = {"DQN": {"double": False, "tau": 1.0, "target_frequency": 10_000}}  # where its defaults differ from ours
+
+Rounds = Iterator[int]  # what was done in each: updates, env steps or samples
+
+
+def spaces_of(name: str) -> tuple[Any, Any]:
+    import numpy as np
+    from gymnasium import spaces
+
+    action = spaces.Discrete(2) if name == "DQN" else spaces.Box(-1.0, 1.0, (ACTION,), np.float32)
+    return spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32), action
+
+
+def transitions(name: str, num_envs: int = 8) -> Any:
+    """Endless transitions of so many environments."""
+    import torch
+
+    from rein.types import Transition
+
+    drawing = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(num_envs, *shape, generator=drawing)
+
+    never, always = torch.zeros(num_envs, dtype=torch.bool), torch.ones(num_envs, dtype=torch.bool)
+    while True:
+        action = torch.randint(2, (num_envs,), generator=drawing) if name == "DQN" else draw(ACTION).tanh()
+        yield Transition(draw(OBSERVATION), action, draw(), draw() > 3.0, never, draw(OBSERVATION), always, {})
+
+
+def updates(name: str, **options: Any) -> Rounds:
+    kind = getattr(importlib.import_module(f"rein.agents.{name.lower()}"), name)
+    shape = {"hidden": HIDDEN, "batch_size": BATCH, "capacity": ROWS}
+    agent, stream = kind(*spaces_of(name), **shape, **options, seed=0), transitions(name)
+    while len(agent.replay) < ROWS:
+        agent.record_observation(next(stream))
+    agent.learn(10)
+    yield 0
+    while True:
+        agent.learn(100)
+        yield 100
+
+
+def sb3_updates(name: str) -> Rounds:
+    import gymnasium
+    import numpy as np
+    import stable_baselines3
+    from stable_baselines3.common.logger import configure
+
+    class Nowhere(gymnasium.Env[Any, Any]):
+        observation_space, action_space = spaces_of(name)
+
+    shape = {"policy_kwargs": {"net_arch": list(HIDDEN)}, "batch_size": BATCH, "buffer_size": ROWS, "device": "cpu"}
+    model = getattr(stable_baselines3, name)("MlpPolicy", Nowhere(), **shape)
+    model.set_logger(configure(None, []))
+    drawing = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return drawing.standard_normal((1, *shape), dtype=np.float32)
+
+    for _ in range(ROWS):
+        action = drawing.integers(2, size=(1, 1)) if name == "DQN" else np.tanh(draw(ACTION))
+        model.replay_buffer.add(draw(OBSERVATION), draw(OBSERVATION), action, draw(), draw() > 3.0, [{}])
+    model.train(10, BATCH)
+    yield 0
+    while True:
+        model.train(100, BATCH)
+        yield 100
+
+
+def replay(what: str) -> Rounds:
+    """Of rein's: `push` (env steps), `sample`, `prioritized` (samples)."""
+    import torch
+
+    from rein.buffers.prioritized import PrioritizedReplay
+    from rein.buffers.replay import Replay
+
+    stream, drawing = transitions("SAC"), torch.Generator().manual_seed(0)
+    some = [next(stream) for _ in range(100)]
+    kept = (PrioritizedReplay if what == "prioritized" else Replay)(1_000_000)
+    while len(kept) < ROWS:
+        for transition in some:
+            kept.append(transition)
+    error_B = torch.rand(BATCH)
+    yield 0
+    while True:
+        if what == "push":
+            for _ in range(20):
+                for transition in some:
+                    kept.append(transition)
+            kept.flush()
+            yield 20 * len(some) * kept.num_envs
+            continue
+        for _ in range(2_000):
+            found = kept.sample(BATCH, drawing)
+            if isinstance(kept, PrioritizedReplay):
+                kept.weights(found.probability, 0.4)
+                kept.update(found.row, error_B)
+        yield 2_000
+
+
+def sb3_replay(what: str) -> Rounds:
+    import numpy as np
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    kept = ReplayBuffer(1_000_000, *spaces_of("SAC"), device="cpu", n_envs=8)
+    drawing = np.random.default_rng(0)
+    row = [drawing.standard_normal((8, size), dtype=np.float32) for size in (OBSERVATION, OBSERVATION, ACTION)]
+    row += [drawing.standard_normal(8), np.zeros(8)]
+    for _ in range(ROWS // 8):
+        kept.add(*row, [{}] * 8)
+    yield 0
+    while True:
+        if what == "push":
+            for _ in range(2_000):
+                kept.add(*row, [{}] * 8)
+            yield 16_000
+        else:
+            for _ in range(2_000):
+                kept.sample(BATCH)
+            yield 2_000
+
+
+WORKERS: dict[str, Callable[..., Rounds]] = {
+    "updates": updates,
+    "sb3_updates": sb3_updates,
+    "replay": replay,
+    "sb3_replay": sb3_replay,
+}
+
+
+def serve(rounds: Rounds) -> None:
+    """A round for each line that comes in, and what it did by CPU second."""
+    import torch
+
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # so that what a library prints is no answer
+    for _ in sys.stdin:
+        before = time.process_time()
+        done = next(rounds)
+        print(json.dumps(done / (time.process_time() - before)), file=answers)
+
+
+def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, list[float]]:
+    """By label, the rates of the rounds of each worker (name, positional arguments, options)."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = {
+        label: subprocess.Popen(
+            [sys.executable, __file__, "--worker", json.dumps(spec)], env=os.environ | ALONE, **pipes
+        )
+        for label, spec in specs.items()
+    }
+    rates: dict[str, list[float]] = {label: [] for label in specs}
+    for number in range(2 + repeats):  # the first builds, the second warms up, or compiles
+        for label, worker in workers.items():
+            print("go", file=worker.stdin, flush=True)
+            answer = worker.stdout.readline()
+            if not answer:
+                raise SystemExit(f"{label}: the worker died with status {worker.wait()}")
+            if number > 1:
+                rates[label].append(json.loads(answer))
+    for worker in workers.values():
+        worker.stdin.close()
+        worker.wait()
+    return rates
+
+
+def table(rates: Mapping[str, list[float]], unit: str) -> None:
+    """Medians, spread, and the ratio to the peer."""
+    print(f"{unit:>34} per CPU second   (least to most)        of SB3")
+    for label, found in rates.items():
+        name = label.split(",", maxsplit=1)[0]
+        peer = rates.get(f"{name}, SB3")
+        share = f"{statistics.median(found) / statistics.median(peer):.2f}x" if peer else ""
+        spread = f"({min(found):,.0f} to {max(found):,.0f})"
+        print(f"  {label:>26} {statistics.median(found):>21,.0f}   {spread:>22} {share:>9}", flush=True)
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What learning from replay costs, beside Stable-Baselines3.")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; both by default")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds of each row")
+    parser.add_argument("--agents", nargs="*", default=AGENTS, help="for the part `updates`")
+    parser.add_argument("--compile", action="store_true", help="rows with compile=True as well: minutes")
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        name, arguments, how = options.worker
+        serve(WORKERS[name](*arguments, **how))
+        return
+    for part in options.parts or PARTS:
+        specs: dict[str, tuple[Any, ...]] = {}
+        names = options.agents if part == "updates" else ("push", "sample", "prioritized")
+        for name in names:
+            like = LIKE_SB3.get(name, {})
+            specs[f"{name}, rein"] = part, [name], like
+            if part == "updates" and options.compile:
+                specs[f"{name}, rein, compile"] = part, [name], {**like, "compile": True}
+            if SB3 and name != "prioritized":  # it has none
+                specs[f"{name}, SB3"] = f"sb3_{part}", [name], {}
+        table(measure(specs, options.repeats), "updates" if part == "updates" else "env steps, or samples")
+
+
+if __name__ == "__main__":
+    main()

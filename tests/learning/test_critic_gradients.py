@@ -1,0 +1,208 @@
+"""The gradients of critics, actors and values that are written out are those that autograd finds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.learning.critic_gradients import (
+    critic_gradient,
+    deterministic_actor_gradient,
+    has_closed_form,
+    soft_actor_gradient,
+)
+from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, deterministic_actor_loss, soft_actor_loss
+from rein.learning.learner import Learner
+from rein.learning.value_loss import Batch, td_gradient, td_loss
+from rein.learning.value_loss import has_closed_form as values_have_one
+from rein.networks.continuous import LOG_STD, Actor, Critics
+from rein.networks.q_network import QNetwork
+
+FEATURES, ACTIONS, ROWS = 5, 3, 37
+OBSERVATION, DISCRETE = spaces.Box(-1.0, 1.0, (FEATURES,)), spaces.Discrete(4)
+SHARES = [None, 0.25, torch.tensor(0.3, dtype=torch.float64)]
+
+
+def drawn(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed):
+    return torch.randn(*shape, generator=drawn(seed), dtype=torch.float64)
+
+
+def critics_of(members, activation, hidden=(16, 8)) -> Critics:
+    made = Critics(members, FEATURES, ACTIONS, hidden, activation, drawn()).double()
+    for parameter in made.parameters():  # biases too, so that every part of the gradient counts
+        parameter.data.add_(normal(*parameter.shape, seed=parameter.numel()), alpha=0.2)
+    return made
+
+
+def actor_of(activation, stochastic, spread=1.0) -> Actor:
+    made = Actor(FEATURES, ACTIONS, (16, 8), activation, drawn(1), stochastic=stochastic).double()
+    made.head.weight.data.mul_(50.0 * spread)  # away from the small gain of the head
+    made.head.bias.data.add_(normal(len(made.head.bias), seed=5), alpha=0.3)
+    return made
+
+
+def compare(networks, batch, coefficients, loss, gradient, share, rtol=1e-9, atol=1e-13):
+    value, metrics = loss(networks, batch, coefficients)
+    scale = 1.0 if share is None else share
+    expected = torch.autograd.grad(value * scale, [*networks.parameters()])
+    found, reported = gradient(networks, batch, coefficients, share, report=True)
+    for (name, parameter), one, other in zip(networks.named_parameters(), expected, found, strict=True):
+        assert other.shape == parameter.shape, name
+        torch.testing.assert_close(other, one, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+    assert reported.keys() == metrics.keys()
+    for name, said in metrics.items():
+        torch.testing.assert_close(reported[name], said if said.ndim else said * scale, rtol=1e-9, atol=1e-13)
+    _, quiet = gradient(networks, batch, coefficients, share, report=False)
+    assert quiet.keys() == loss(networks, batch, coefficients, report=False)[1].keys()
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_that_of_critics(members, activation, weighted, share):
+    weight = normal(ROWS, seed=4).abs() if weighted else None
+    batch = CriticBatch(
+        normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2).tanh(), normal(ROWS, seed=3), weight
+    )
+    compare(critics_of(members, activation), batch, None, critic_loss, critic_gradient, share)
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.2], ids=str)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_that_of_a_stochastic_actor(members, activation, temperature, share):
+    critics, alpha = critics_of(members, activation), torch.tensor(temperature, dtype=torch.float64)
+    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    chosen = critics(batch.features, actor_of(activation, True)(batch.features)[:, :ACTIONS].tanh()).min(0).indices
+    assert len(chosen.unique()) == members  # every critic has rows of its own
+    compare(actor_of(activation, True), batch, (critics, alpha), soft_actor_loss, soft_actor_gradient, share)
+
+
+def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
+    actor, batch = (
+        actor_of("relu", True, 100.0),
+        ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2)),
+    )
+    log_std = actor(batch.features)[:, ACTIONS:]
+    assert (log_std > LOG_STD[1]).any() and (log_std < LOG_STD[0]).any()
+    coefficients = (critics_of(2, "relu"), torch.tensor(0.2, dtype=torch.float64))
+    # autograd divides by a deviation of exp(-20) and multiplies by it again
+    compare(actor, batch, coefficients, soft_actor_loss, soft_actor_gradient, None, atol=1e-6)
+    assert all(torch.isfinite(g).all() for g in soft_actor_gradient(actor, batch, coefficients, None, report=False)[0])
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("members", [1, 2])
+def test_that_of_a_deterministic_actor(members, activation, share):
+    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    critics = critics_of(members, activation)
+    compare(
+        actor_of(activation, False), batch, (critics,), deterministic_actor_loss, deterministic_actor_gradient, share
+    )
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
+@pytest.mark.parametrize("delta", [None, 0.3], ids=["squares", "huber"])
+def test_that_of_values(delta, weighted, share):
+    network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16, 8), layer_norm=False).double()
+    assert values_have_one(network)
+    target, weight = 3.0 * normal(ROWS, seed=3), normal(ROWS, seed=4).abs() if weighted else None
+    action = torch.randint(4, (ROWS,), generator=drawn(2))
+    batch = Batch(normal(ROWS, FEATURES, seed=1), action, target, target, None, weight)
+    compare(network, batch, delta, td_loss, td_gradient, share)
+
+
+def test_values_of_actions_that_were_not_taken_are_not_moved():
+    network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16,), layer_norm=False).double()
+    target = normal(ROWS, seed=3)
+    batch = Batch(normal(ROWS, FEATURES, seed=1), torch.full((ROWS,), 2), target, target, None)
+    of_head = td_gradient(network, batch, None, None, report=False)[0][-1]
+    assert of_head.nonzero().flatten().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("networks", "knows"),
+    [
+        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "silu", drawn()), has_closed_form),
+        (lambda: Critics(2, FEATURES, ACTIONS, (), "relu", drawn()), has_closed_form),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), values_have_one),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), values_have_one),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), values_have_one),
+    ],
+    ids=["another activation", "no layers", "normalized", "dueling", "values without layers"],
+)
+def test_other_networks_have_none(networks, knows):
+    assert not knows(networks())
+    assert has_closed_form(critics_of(1, "tanh"))
+
+
+def test_an_actor_does_not_move_its_critics():
+    critics, actor = critics_of(2, "relu"), actor_of("relu", True)
+    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    loss, _ = soft_actor_loss(actor, batch, (critics, torch.tensor(0.1, dtype=torch.float64)))
+    assert torch.autograd.grad(loss, [*critics.parameters()], allow_unused=True) == (None,) * 6
+
+
+def test_the_loss_of_critics_is_half_the_mean_square_of_each_in_sum():
+    critics = critics_of(3, "relu")
+    batch = CriticBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3), None)
+    value_KB = critics(batch.features, batch.action)
+    expected = sum(0.5 * torch.nn.functional.mse_loss(value_B, batch.target) for value_B in value_KB)
+    loss, metrics = critic_loss(critics, batch, None)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(metrics["td_error"], (value_KB - batch.target).abs().mean(0))
+
+
+def test_the_actor_s_density_is_summed_over_an_action_and_not_over_the_batch():
+    """B10: what is said of a row does not depend on the others, and is that of torch's own transformed Gaussian."""
+    actor, features, noise = actor_of("relu", True), normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2)
+    coefficients = (critics_of(2, "relu"), torch.tensor(0.2, dtype=torch.float64))
+    whole = soft_actor_loss(actor, ActorBatch(features, noise), coefficients)[1]["log_prob"]
+    alone = [soft_actor_loss(actor, ActorBatch(features[k : k + 1], noise[k : k + 1]), coefficients) for k in range(3)]
+    torch.testing.assert_close(whole[:3], torch.cat([metrics["log_prob"] for _, metrics in alone]))
+    mean, log_std = actor(features).chunk(2, -1)
+    gaussian = torch.distributions.Normal(mean, log_std.exp())
+    sample = mean + log_std.exp() * noise
+    expected = (
+        gaussian.log_prob(sample) - 2.0 * (math.log(2.0) - sample - torch.nn.functional.softplus(-2.0 * sample))
+    ).sum(-1)
+    assert whole.shape == (ROWS,)
+    torch.testing.assert_close(whole, expected)
+
+
+def test_densities_stay_finite_where_actions_are_at_their_bounds():
+    """B13: log(1 - tanh(u)^2) of a u for which tanh is 1, in single precision."""
+    actor = Actor(FEATURES, ACTIONS, (8,), "relu", drawn(), stochastic=True)
+    actor.head.bias.data = torch.tensor([30.0, -30.0, 80.0, -50.0, 50.0, 0.0])
+    distribution = actor.distribution(torch.zeros(1, FEATURES))
+    assert distribution.log_std.tolist() == [[LOG_STD[0], LOG_STD[1], 0.0]]
+    log_prob = distribution.log_prob(distribution.sample(drawn()))
+    assert torch.isfinite(log_prob).all() and log_prob.abs() < 500.0
+
+
+@pytest.mark.parametrize("rows", [1, 5, 36])
+def test_a_learner_makes_the_same_step_of_parts(rows):
+    """With weights, and errors that come back in the order of the rows, by both ways to a gradient."""
+    weight = normal(ROWS, seed=4).abs()
+    batch = CriticBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3), weight)
+    moved, said = [], []
+    for micro_batch, written in ((None, critic_gradient), (rows, critic_gradient), (rows, None)):
+        critics = critics_of(2, "relu")
+        how = {"max_grad_norm": 1.0, "micro_batch": micro_batch, "closed_form": written}
+        learner = Learner(critics, critic_loss, lambda parameters: torch.optim.SGD(parameters, lr=0.1), **how)
+        said.append(learner.step(batch, None))
+        moved.append(torch.nn.utils.parameters_to_vector(critics.parameters()).detach())
+    for other, metrics in zip(moved[1:], said[1:], strict=True):
+        torch.testing.assert_close(other, moved[0], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(metrics, said[0], rtol=1e-10, atol=1e-13)

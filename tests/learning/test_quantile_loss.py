@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.learning.adam import Adam
+from rein.learning.learner import Learner
+from rein.learning.quantile_loss import QuantileBatch, quantile_loss
+from rein.networks.quantile_network import QuantileNetwork
+from rein.ops.random import generator
+
+B, Q, S, NUMBERS, A = 6, 4, 3, 2, 3
+
+
+def network() -> QuantileNetwork:
+    drawn = generator(0, "networks")
+    return QuantileNetwork(spaces.Box(-1.0, 1.0, (NUMBERS,)), spaces.Discrete(A), drawn, hidden=(8,), cosines=5)
+
+
+def batch(weight: bool = True) -> QuantileBatch:
+    drawn = generator(0, "batch")
+    numbers = [torch.rand(size, generator=drawn) for size in ((B, NUMBERS), (B, Q), (B, S), (B,))]
+    action = torch.randint(A, (B,), generator=drawn)
+    return QuantileBatch(numbers[0], action, numbers[1], 3.0 * numbers[2] - 1.5, numbers[3] if weight else None)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("kappa", [0.3, 1.0])
+def test_it_is_the_equation_of_the_paper(kappa, weight):
+    it, rows, total = network(), batch(weight), 0.0
+    for b in range(B):
+        for i in range(Q):
+            tau, z = rows.level[b, i], it.quantiles(rows.features, rows.level)[b, i, rows.action[b]]
+            for j in range(S):
+                delta = rows.target[b, j] - z
+                huber = 0.5 * delta**2 if delta.abs() <= kappa else kappa * (delta.abs() - 0.5 * kappa)
+                pair = (tau - (1.0 if delta < 0 else 0.0)).abs() * huber / kappa / S
+                total = total + pair * (1.0 if rows.weight is None else rows.weight[b])
+    loss, metrics = quantile_loss(it, rows, kappa)
+    assert torch.allclose(loss, total / B, atol=1e-6)
+    assert metrics["value_loss"] == loss.detach()
+
+
+def test_errors_are_those_of_the_action_that_was_taken_whatever_the_weights():
+    it, rows = network(), batch()
+    _, metrics = quantile_loss(it, rows, 1.0, report=False)
+    assert metrics.keys() == {"td_error"}
+    for b in range(B):
+        z = it.quantiles(rows.features, rows.level)[b, :, rows.action[b]]
+        assert torch.allclose(metrics["td_error"][b], (rows.target[b][:, None] - z).abs().mean(), atol=1e-6)
+    assert not metrics["td_error"].requires_grad
+
+
+def test_it_has_no_side_effects_and_draws_nothing():
+    it, rows, position = network(), batch(), torch.get_rng_state()
+    assert torch.equal(quantile_loss(it, rows, 1.0)[0], quantile_loss(it, rows, 1.0)[0])
+    assert torch.equal(position, torch.get_rng_state())
+
+
+def test_micro_batches_change_nothing_but_the_last_bits():
+    found = []
+    for micro_batch in (None, 4):
+        it = network()
+        learner = Learner(it, quantile_loss, Adam, max_grad_norm=1.0, micro_batch=micro_batch)
+        metrics = learner.step(batch(), 0.5)
+        found.append((metrics, [p.detach().clone() for p in it.parameters()]))
+    (one, p), (other, q) = found
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(p, q, strict=True))

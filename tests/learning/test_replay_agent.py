@@ -1,0 +1,484 @@
+"""What every agent does that learns from replay: how often, by what options, on what rows."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.ddpg import DDPG
+from rein.agents.dqn import DQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Corridor, Reach
+from rein.envs.wrappers.observation_history import observation_history
+from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
+from rein.learning.exploration import Plateau
+from rein.ops.random import generator
+from rein.rollout.simulated import SimulatedEnvironment
+from rein.rollout.simulation import Moved, Physics
+from rein.schedules import linear
+from rein.testing.stateful import copy_state, first_difference
+from rein.types import Transition
+
+SMALL = {"hidden": (8,), "batch_size": 8, "capacity": 500, "learning_starts": 0, "seed": 0}
+CONTINUOUS = [SAC, TD3, DDPG]
+KINDS = [*CONTINUOUS, DQN]
+BOX = spaces.Box(-1.0, 1.0, (2,))
+
+
+def made(kind, action_space=None, observation_space=BOX, **options):
+    action_space = action_space or (spaces.Discrete(3) if kind is DQN else BOX)
+    return kind(observation_space, action_space, **{**SMALL, **options})
+
+
+def transition(agent, num_envs, step, **changes):
+    """A random one, with an action of the agent's."""
+    drawn = generator(0, "rows", step)
+    observation, after = torch.rand(2, num_envs, 2, generator=drawn)
+    no = torch.zeros(num_envs, dtype=torch.bool)
+    reward = torch.randn(num_envs, generator=drawn)
+    action, extras = agent.select_action(observation)
+    return Transition(observation, action, reward, no, no, after, ~no, dict(extras))._replace(**changes)
+
+
+def fed(agent, steps, num_envs=1, first=0, **changes):
+    """So many steps of random data, with learning in between; the updates after each of them."""
+    counts = []
+    for step in range(first, first + steps):
+        agent.record_observation(transition(agent, num_envs, step, **changes))
+        agent.optimize_model()
+        counts.append(agent.updates)
+    return counts
+
+
+def parameters(agent):
+    return dict(agent.networks.state_dict())
+
+
+COUNTS = [  # options, num_envs, updates after each of the first steps
+    ({}, 1, [1, 2, 3, 4]),
+    ({}, 8, [8, 16, 24, 32]),
+    ({"learning_starts": 2}, 1, [0, 0, 1, 2, 3]),
+    ({"learning_starts": 16}, 8, [0, 0, 8, 16]),
+    ({"learning_starts": 10}, 8, [0, 6, 14]),
+    ({"update_to_data": 0.5}, 1, [0, 1, 1, 2, 2, 3]),
+    ({"update_to_data": 0.1}, 1, [*[0] * 9, *[1] * 10, *[2] * 10, 3]),
+    ({"update_to_data": 2.0}, 1, [2, 4, 6]),
+    ({"update_to_data": 0.25}, 8, [2, 4, 6]),
+    ({"update_to_data": 0.3}, 1, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]),
+    ({"train_frequency": 4}, 1, [0, 0, 0, 4, 4, 4, 4, 8]),
+    ({"train_frequency": 4, "update_to_data": 0.25}, 1, [0, 0, 0, 1, 1, 1, 1, 2]),
+    ({"train_frequency": 16}, 8, [0, 16, 16, 32]),
+    ({"train_frequency": 12}, 8, [0, 16, 16, 32]),
+    ({"train_frequency": 4, "learning_starts": 3}, 1, [0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8]),
+    ({"train_frequency": 16, "update_to_data": 0.125, "learning_starts": 8}, 8, [0, 0, 2, 2, 4]),
+]
+
+
+@pytest.mark.parametrize(("options", "num_envs", "expected"), COUNTS, ids=str)
+def test_it_makes_exactly_the_updates_that_it_is_asked_for(options, num_envs, expected):
+    assert fed(made(DQN, **options), len(expected), num_envs) == expected
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
+def test_all_kinds_count_alike(kind):
+    assert fed(made(kind, learning_starts=8, update_to_data=0.5), 4, 4) == [0, 0, 2, 4]
+
+
+EPISODES = [  # options, num_envs, steps at which all episodes end, updates after each of the first steps
+    ({"train_frequency_episodes": 1}, 1, [2, 4], [0, 0, 3, 3, 5, 5]),
+    ({"train_frequency_episodes": 2}, 1, [2, 4], [0, 0, 0, 0, 5, 5]),
+    ({"train_frequency_episodes": 8}, 8, [2, 4], [0, 0, 24, 24, 40]),
+    ({"train_frequency_episodes": 9}, 8, [2, 4], [0, 0, 0, 0, 40]),
+    ({"train_frequency_episodes": 1, "update_to_data": 0.5}, 1, [2, 4], [0, 0, 1, 1, 2, 2]),
+    ({"train_frequency_episodes": 1, "learning_starts": 3}, 1, [2, 4], [0, 0, 0, 0, 2, 2]),
+]
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize(("options", "num_envs", "ends", "expected"), EPISODES, ids=str)
+def test_it_learns_when_so_many_episodes_have_ended(options, num_envs, ends, expected, end):
+    """B11: also where it is the clock that ends them."""
+    agent, counts = made(DQN, **options), []
+    for step in range(len(expected)):
+        ended = {end: torch.full((num_envs,), step in ends)}
+        counts += fed(agent, 1, num_envs, step, **ended)
+    assert counts == expected
+
+
+def test_what_is_not_valid_ends_no_episode():
+    agent = made(DQN, train_frequency_episodes=1)
+    hidden = {"terminated": torch.tensor([True, False]), "valid": torch.tensor([False, True])}
+    assert fed(agent, 3, 2, **hidden) == [0, 0, 0]
+
+
+def test_an_environment_with_a_time_limit_alone_is_learned_from():
+    environment = Reach(2, seed=0, max_episode_steps=5)
+    agent = SAC(
+        environment.single_observation_space, environment.single_action_space, **SMALL, train_frequency_episodes=2
+    )
+    rein.train(agent, environment, epochs=1, iterations=10)
+    assert agent.updates == 20
+
+
+def test_before_it_learns_actions_are_drawn_uniformly():
+    agent = made(
+        SAC, spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([5.0, 0.5], np.float32)), learning_starts=100
+    )
+    agent.record_observation(transition(agent, 4000, 0, reward=torch.zeros(4000)))
+    action = agent.replay.columns["action"][0]
+    for drawn, low, high in ((action[:, 0], -2.0, 5.0), (action[:, 1], 0.0, 0.5)):
+        share = torch.histc(drawn, 7, low, high) / 4000
+        assert torch.all((share - 1 / 7).abs() < 0.03)
+    assert action.corrcoef().isfinite().any() and abs(torch.corrcoef(action.T)[0, 1]) < 0.06
+
+
+BEGIN = {"learning_rate": 3e-3, "target_frequency": 2, "priority_alpha": 0.6}
+EFFECTS = {
+    "learning_rate": 1e-3,
+    "gamma": 0.5,
+    "capacity": 12,
+    "batch_size": 7,
+    "learning_starts": 3,
+    "update_to_data": 0.5,
+    "train_frequency": 5,
+    "n_step": 3,
+    "tau": 0.1,
+    "target_frequency": 3,
+    "prioritized": True,
+    "hidden": (9,),
+    "normalize_observation": True,
+    "max_grad_norm": 0.01,
+    "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize("option", EFFECTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_changes_what_is_learned(kind, option):
+    """B7: an option that is taken and forgotten is worse than none."""
+    given = {**BEGIN, "prioritized": option.startswith("priority")}
+    one, other = made(kind, **given), made(kind, **{**given, option: EFFECTS[option]})
+    for agent in (one, other):
+        fed(agent, 30)
+    assert first_difference(parameters(one), parameters(other)) is not None
+
+
+@pytest.mark.parametrize("option", ["priority_alpha", "priority_beta", "priority_normalize"])
+def test_every_option_of_priorities_changes_what_is_learned(option):
+    value = {"priority_alpha": 0.9, "priority_beta": linear(0.4, 1.0, env_steps=20), "priority_normalize": "buffer"}
+    one, other = made(DQN, prioritized=True), made(DQN, prioritized=True, **{option: value[option]})
+    for agent in (one, other):
+        fed(agent, 30)
+    assert first_difference(parameters(one), parameters(other)) is not None
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
+def test_the_activation_is_that_which_is_asked_for(kind):
+    for activation in ("relu", "tanh", "silu", "gelu"):
+        agent = made(kind, activation=activation)
+        fed(agent, 3)
+        assert agent.networks.actor.hidden.activation == agent.networks.critics.hidden.activation == activation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_changes_nothing_at_all(kind):
+    one, other = made(kind), made(kind, storage="memmap")
+    for agent in (one, other):
+        fed(agent, 30)
+    assert first_difference(parameters(one), parameters(other)) is None
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_micro_batches_change_nothing_but_rounding(kind, micro_batch):
+    plain = {"optimizer": functools.partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.05, "prioritized": True}
+    whole, parts = (made(kind, micro_batch=rows, **plain) for rows in (None, micro_batch))
+    for agent in (whole, parts):
+        fed(agent, 20)
+    assert whole.updates == parts.updates == 20
+    for (name, one), other in zip(parameters(whole).items(), parameters(parts).values(), strict=True):
+        torch.testing.assert_close(other, one, rtol=2e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_learns_nearly_the_same(kind):
+    one, other = made(kind, learning_rate=1e-3), made(kind, learning_rate=1e-3, precision="bfloat16")
+    for agent in (one, other):
+        fed(agent, 10)
+    assert first_difference(parameters(one), parameters(other)) is not None
+    for first, second in zip(parameters(one).values(), parameters(other).values(), strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=2.5e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guard_that_refuses_leaves_everything_as_it_is(kind):
+    asked = []
+
+    def guard(metrics, gradients):
+        asked.append(sorted(metrics))
+        return False
+
+    agent, untouched = made(kind, guard=guard), parameters(made(kind))
+    fed(agent, 10)
+    assert first_difference(untouched, parameters(agent)) is None
+    assert agent.updates == 10 and len(asked) >= 10 and all("grad_norm" in metrics for metrics in asked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_follow_by_tau_and_no_gradient(kind):
+    def targets(agent):
+        return {name: value.clone() for name, value in parameters(agent).items() if name.startswith("target")}
+
+    still = made(kind, tau=0.0)
+    before = targets(still)
+    fed(still, 10)
+    assert first_difference(before, targets(still)) is None
+    copies = made(kind, tau=1.0, target_frequency=5)
+    learned = fed(copies, 10) and parameters(copies)
+    for name, value in targets(copies).items():
+        source = name.replace("target_", "") if kind is not DQN else name.replace("target.", "online.")
+        assert torch.equal(value, learned[source]), name
+    begun = targets(copies)
+    fed(copies, 4, first=10)
+    assert first_difference(begun, targets(copies)) is None
+    fed(copies, 1, first=14)
+    assert first_difference(begun, targets(copies)) is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_uses_the_learning_rate_of_its_time(kind):
+    agent = made(kind, learning_rate=linear(1e-2, 0.0, env_steps=10))
+    fed(agent, 10)
+    before = copy_state(parameters(agent))
+    targets = [name for name in before if name.startswith("target")]
+    fed(agent, 5, first=10)
+    after = parameters(agent)
+    assert all(torch.equal(before[name], after[name]) for name in before if name not in targets)
+
+
+class Counting(SimulatedEnvironment):
+    """Observes the number of the step and of the environment; an action pays 10 times itself."""
+
+    def __init__(self, num_envs: int = 2, seed: int = 0) -> None:
+        physics = Physics(self._move, [(0.0, 0.0)], observe=lambda state_SN: state_SN)
+        super().__init__(
+            physics,
+            spaces.Box(0.0, 1e6, (1,)),
+            spaces.Box(-2.0, 5.0, (1,)),
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=6,
+            device="cpu",
+            options={},
+        )
+
+    def _move(self, state_SN, action):
+        after = state_SN + 1.0
+        return Moved(after, 10.0 * action[:, 0] + state_SN[0], after[0] == 4.0)
+
+    def _draw(self, state):
+        return None
+
+
+@pytest.mark.parametrize("history", [0, 3])
+@pytest.mark.parametrize("kind", CONTINUOUS)
+def test_what_is_kept_is_what_was_seen_and_done_and_what_came_of_it(kind, history):
+    """B2: (s_t, a_t, r_t, s_t+1), with windows of observations too, whose last one is s_t."""
+    environment = Counting() if not history else observation_history(Counting(), history)
+    agent = kind(environment.single_observation_space, environment.single_action_space, **SMALL)
+    rein.train(agent, environment, epochs=3, iterations=9)
+    kept = {name: value.flatten(0, 1) for name, value in agent.replay.columns.items()}
+    assert len(kept["reward"]) == 27 * 2
+    for action, reward, before, after, terminated in zip(
+        *(kept[name] for name in ("action", "reward", "observation", "next_observation", "terminated")), strict=True
+    ):
+        time = float(before.flatten()[-1])
+        torch.testing.assert_close(reward, 10.0 * action[0] + time)
+        assert float(after.flatten()[-1]) == time + 1.0
+        assert bool(terminated) == (time == 3.0)
+        if history:
+            assert before.flatten().tolist() == [max(0.0, time - back) for back in (2, 1, 0)]
+            assert after.flatten().tolist() == [max(0.0, time + 1 - back) for back in (2, 1, 0)]
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
+def test_actions_fill_the_bounds_whatever_they_are(kind):
+    low, high = np.array([[-2.0, 100.0], [0.0, -1e-3]], np.float32), np.array([[5.0, 101.0], [8.0, 1e-3]], np.float32)
+    agent = made(kind, spaces.Box(low, high))
+    x = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, -1.0]])
+    scale = agent.networks.scale
+    action = scale.to_action(x)
+    middle = (low + high) / 2
+    torch.testing.assert_close(action[0], torch.tensor(np.stack([low[0], high[1]])))
+    torch.testing.assert_close(action[1], torch.tensor(middle))
+    torch.testing.assert_close(action[2], torch.tensor(np.stack([high[0], low[1]])))
+    torch.testing.assert_close(scale.from_action(action), x, atol=1e-4, rtol=0)
+    chosen = agent.select_action(torch.rand(50, 2))[0]
+    assert all(agent.action_space.contains(row.numpy()) for row in chosen)
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
+def test_the_unit_of_an_action_changes_nothing(kind):
+    """The same lessons of the same task in metres and in millimetres."""
+    ends = []
+    for unit in (1.0, 1024.0):
+        agent = made(kind, spaces.Box(-unit, unit, (2,)), **{"learning_rate": 1e-3})
+        for step in range(20):
+            row = transition(agent, 2, step)
+            agent.record_observation(row._replace(reward=row.action[:, 0] / unit))
+            agent.optimize_model()
+        ends.append(parameters(agent))
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_return_reaches_over_a_reset_outside_a_step(kind):
+    agent = made(kind, n_step=3, learning_starts=100)
+    for step in range(6):
+        if step == 3:
+            agent.observe_reset(torch.zeros(2, 2), torch.tensor([True, False]))
+        agent.record_observation(transition(agent, 2, step, reward=torch.full((2,), 10.0**step)))
+    taken = agent.replay.take(torch.arange(12), n_step=3, gamma=1.0).reward.view(6, 2).T.tolist()
+    assert taken[0] == [111.0, 110.0, 100.0, 111000.0, 110000.0, 100000.0]
+    assert taken[1] == [111.0, 1110.0, 11100.0, 111000.0, 110000.0, 100000.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_terminates_is_sampled_like_all_else_that_is_new(kind):
+    """B4: its priority is not what the value of nothing makes of it."""
+    agent = made(kind, prioritized=True, learning_starts=1000)
+    for step in range(10):
+        agent.record_observation(transition(agent, 4, step, terminated=torch.arange(4) == step % 4))
+    sample = agent.replay.sample(4000, generator(0, "test"))
+    assert 0.22 < sample.terminated.double().mean() < 0.28
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_priorities_are_the_sizes_of_errors(kind):
+    """The rows that were learned from have |error|^alpha, a terminated one that of its reward alone."""
+    agent = made(kind, prioritized=True, priority_alpha=1.0, batch_size=400, tau=0.0, learning_rate=0.0)
+    agent.record_observation(
+        transition(agent, 4, 0, reward=torch.tensor([0.0, 50.0, 100.0, 1000.0]), terminated=torch.ones(4) > 0)
+    )
+    agent.learn(1)
+    priority = agent.replay.priorities[torch.arange(4)]
+    torch.testing.assert_close(
+        priority, torch.tensor([0.0, 50.0, 100.0, 1000.0], dtype=torch.float64), atol=5.0, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "noise", [GaussianNoise, lambda sigma: OrnsteinUhlenbeck(sigma=sigma)], ids=["gaussian", "walk"]
+)
+@pytest.mark.parametrize("kind", [TD3, DDPG])
+def test_noise_adapts_from_the_start(kind, noise):
+    """B22: with the second episode that ends, and not after hundreds."""
+    agent = made(kind, noise=noise(Plateau(0.1, low=0.001, high=0.2, up=1.5, down=0.5)))
+    scale = []
+    for step in range(4):
+        fed(agent, 1, 1, step, reward=torch.zeros(1), truncated=torch.ones(1) > 0)
+        scale.append(agent.noise.amount())
+    assert scale == pytest.approx([0.1, 0.15, 0.2, 0.2])
+
+
+def test_epsilon_adapts_from_the_start():
+    agent = made(DQN, epsilon=Plateau(0.5, up=1.5, down=0.5))
+    fed(agent, 2, 1, reward=torch.zeros(1), terminated=torch.ones(1) > 0)
+    assert agent.exploration() == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("kind", [TD3, DDPG])
+def test_two_agents_share_no_noise(kind):
+    noise = OrnsteinUhlenbeck()
+    one, other = (made(kind, noise=noise) for _ in range(2))
+    fed(one, 5)
+    assert one.noise is not other.noise and noise.state_dict()["state"] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_that_only_acted_can_be_reseeded(kind):
+    agent, other = made(kind), made(kind, seed=1)
+    agent.select_action(torch.zeros(3, 2))
+    agent.reseed(1)
+    assert first_difference(agent.state_dict(), other.state_dict()) is None
+
+
+NONSENSE = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
+NONSENSE += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
+NONSENSE += [{"train_frequency_episodes": 0}, {"learning_starts": -1}, {"learning_rate": -1.0}, {"max_grad_norm": 0.0}]
+NONSENSE += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}]
+
+
+@pytest.mark.parametrize("options", NONSENSE, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nonsense_is_refused_where_it_is_written(kind, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name}="):
+        made(kind, **options)
+
+
+@pytest.mark.parametrize("name", ["batchsize", "critic", "rollout_steps"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_option_is_refused_by_name(kind, name):
+    with pytest.raises(TypeError, match=f"{kind.__name__}: there is no option {name}"):
+        made(kind, **{name: 3})
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(np.float32([0, 0]), np.float32([0, 1]))],
+    ids=str,
+)
+def test_continuous_actions_need_bounds(kind, space):
+    with pytest.raises(ValueError, match="continuous actions need a Box with finite bounds"):
+        made(kind, space)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_of_observations_are_used_and_kept(kind):
+    agent = made(kind, normalize_observation=True)
+    fed(agent, 20, 2)
+    assert agent.networks.encoder.normalizer.rows == 40
+    other = made(kind, normalize_observation=True)
+    other.load_state_dict(copy_state(agent.state_dict()))
+    assert first_difference(agent.state_dict(), other.state_dict()) is None
+
+
+@pytest.mark.parametrize("make", [lambda: Gridworld(3, seed=0), lambda: Corridor(3, seed=0)])
+def test_actions_are_those_of_the_space(make):
+    environment = make()
+    agent = DQN(environment.single_observation_space, environment.single_action_space, **SMALL)
+    rein.train(agent, environment, epochs=1, iterations=20)
+    assert all(
+        environment.single_action_space.contains(int(action)) for action in agent.replay.columns["action"].flatten()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+def test_compiled_for_real_it_learns_the_same_to_rounding(kind):
+    one, other = (made(kind, compile=compile, learning_rate=1e-3) for compile in (False, True))
+    for agent in (one, other):
+        fed(agent, 10)
+    for (name, first), second in zip(parameters(one).items(), parameters(other).values(), strict=True):
+        torch.testing.assert_close(second, first, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_reaches_a_compiled_loss_as_it_is(kind, monkeypatch):
+    """Critics, for an actor; that is not what a tensor can be made of."""
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+    one, other = made(kind), made(kind, compile=True)
+    for agent in (one, other):
+        fed(agent, 5)
+    torch.testing.assert_close(parameters(one), parameters(other), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,77 @@
+"""What agents share that choose by values: how they explore, and that frames kept once are what was seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.dqn import DQN
+from rein.agents.iqn import IQN
+from rein.buffers.frame_replay import FrameReplay, PrioritizedFrameReplay
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.testing.stateful import first_difference
+
+SMALL = {"hidden": (8,), "batch_size": 8, "capacity": 60, "learning_starts": 20, "train_frequency": 4, "seed": 0}
+BOTH = pytest.mark.parametrize("kind", [DQN, IQN])
+
+
+def trained(kind, **options):
+    environment = FrameStack(Gridworld(num_envs=2, seed=0, max_episode_steps=7, observation="vector"), 4)
+    spaces_ = environment.single_observation_space, environment.single_action_space
+    agent = kind(*spaces_, **{**SMALL, "update_to_data": 0.25, **options})
+    loop = rein.training_loop(agent, environment, seed=0, epochs=2, iterations=40)
+    loop.run()
+    return agent
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"prioritized": True, "n_step": 3}])
+def test_keeping_frames_once_changes_no_bit_of_what_is_learned(kind, options):
+    agent, frames = trained(kind, **options), trained(kind, frame_stack=4, **options)
+    assert agent.updates == frames.updates > 0
+    assert first_difference(dict(agent.networks.state_dict()), dict(frames.networks.state_dict())) is None
+    assert type(frames.replay) is (PrioritizedFrameReplay if options else FrameReplay)
+    assert len(frames.replay) == len(agent.replay)
+
+
+def test_a_prioritized_replay_of_frames_has_the_options_of_the_agent():
+    replay = trained(DQN, frame_stack=4, prioritized=True, priority_alpha=0.3, priority_normalize="buffer").replay
+    assert (replay.priorities.alpha, replay.priorities.normalize, replay.capacity) == (0.3, "buffer", 60)
+
+
+@BOTH
+def test_an_observation_that_is_no_stack_is_refused_where_it_is_said_to_be_one(kind):
+    with pytest.raises(ValueError, match="frame_stack=4"):
+        kind(spaces.Box(0.0, 1.0, (84, 84, 3)), spaces.Discrete(2), frame_stack=4)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 1.5}, "epsilon goes from 1.5"),
+        ({"epsilon": -0.5}, "epsilon goes from -0.5"),
+        ({"temperature": -2.0}, "temperature goes from -2.0"),
+        ({"huber": 0.0}, "huber"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused_by_name(kind, options, message):
+    with pytest.raises(ValueError, match=f"{kind.__name__}.*{message}"):
+        kind(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2), **options)
+
+
+@BOTH
+def test_a_temperature_takes_the_place_of_epsilon(kind):
+    how = {**SMALL, "learning_starts": 0, "epsilon": 0.0}
+    greedy, soft = (
+        kind(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(3, start=5), **how, temperature=temperature)
+        for temperature in (None, 0.5)
+    )
+    observation = torch.ones(4000, 1)
+    value_A = soft.networks.online(observation[:1])[0].detach()
+    assert greedy.select_action(observation)[0].unique().tolist() == [5 + int(value_A.argmax())]
+    found_A = soft.select_action(observation)[0].bincount(minlength=8)[5:] / 4000
+    assert torch.allclose(found_A, (value_A / 0.5).softmax(0), atol=0.04)
