@@ -17,6 +17,7 @@ from rein.buffers.rollout import Rows
 from rein.events import Event
 from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
+from rein.loggers.csv import CSVLogger
 from rein.loop import Loop, checks
 from rein.ops.trees import to_device
 from rein.protocols import Agent, Environment, Store
@@ -75,9 +76,10 @@ def training_loop(
         halt_when_all_ended(loop)
     if store is not None:
         loop.own("store", store)
-        write_trajectories(loop, store, rows, statistics)
-        if hasattr(store, "write_run"):
+        if hasattr(store, "write_run"):  # it has the folder of a run
             describe(loop, store)
+            record_metrics(loop, store)
+        write_trajectories(loop, store, rows, statistics)
     return loop
 
 
@@ -194,6 +196,17 @@ def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> No
 
     for name in METRICS:
         loop.metrics.compute(name, lambda name=name: statistics.read(name))
+
+
+def record_metrics(loop: Loop, store: Any) -> None:
+    """Take down each epoch in `metrics.csv`, each evaluation in `evaluations.csv`, and both in `metrics.h5`.
+
+    The files lie in `store.path`, the run's folder. What goes wrong there is reported once; the run goes on without.
+    """
+    from rein.stores.metrics import EPOCHS, EVALUATIONS, RunMetrics  # brings h5py, which `import rein` does without
+
+    epochs, evaluations = (CSVLogger(store.path / name) for name in (EPOCHS, EVALUATIONS))
+    loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
 
 
 def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: EpisodeStatistics) -> None:

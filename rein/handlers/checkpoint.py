@@ -8,7 +8,6 @@ from typing import Any, Literal
 from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.loop.unowned import unowned
-from rein.protocols import Store
 from rein.types import State
 
 
@@ -110,8 +109,8 @@ class Saver:
             return
         self._check_owned()
         for part in self._loop.parts.values():  # a barrier: no checkpoint counts on what is not on the disk
-            if isinstance(part, Store):
-                part.flush()
+            if callable(flush := getattr(part, "flush", None)):
+                flush()
         stem = self._name(state) if self._name is not None else None
         self.checkpoints.take(self._loop, self._rules, stem, self._on_failure)
         self._last = here

@@ -35,6 +35,9 @@ def evaluate(
     raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
     See `rein.rollout.evaluate`.
 
+    Then the event `evaluated` fires, and `state.memory["evaluations"]` says what the latest one found: its `number`,
+    counted over the whole run and all evaluations, `name`, mean `return` and `length`, and `episodes`.
+
     Raises ValueError where the environment is part of the loop already, for a name that is taken, and for fewer than
     one episode.
     """
@@ -51,6 +54,7 @@ def evaluate(
     loop.own(f"{name}_environment", environment)
     if isinstance(policy, Stateful):
         loop.own(f"{name}_policy", policy)
+    evaluated = loop.events.get("evaluated") or loop.define("evaluated")
 
     @attach
     def evaluate_policy(state: State) -> None:
@@ -63,3 +67,7 @@ def evaluate(
             return
         state.metrics[f"{name}_return"] = result.mean_return
         state.metrics[f"{name}_length"] = result.mean_length
+        found = {"return": result.mean_return, "length": result.mean_length, "episodes": episodes}
+        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
+        state.memory["evaluations"] = {"number": number, "name": name, **found}
+        evaluated.fire(state)

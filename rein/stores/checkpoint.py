@@ -18,6 +18,7 @@ from rein.ops.trees import leaves
 from rein.protocols import Store
 from rein.stores.files import read_sealed, write_whole
 from rein.stores.image import Memory
+from rein.stores.shards import rows_of
 from rein.stores.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
 
 FORMAT = 1  # of what is said about a state; counted up when an older rein could not load it
@@ -45,10 +46,13 @@ def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: M
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a file back, once its hash was checked. Raises CheckpointError with the path and the reason."""
+    """Read a file back, and the rows that it lists, once their hashes were checked.
+
+    Raises CheckpointError with the path and the reason.
+    """
     path = Path(path)
     try:
-        state, about = decode_state(read_sealed(path))
+        state, about = decode_state(read_sealed(path), rows_of(path))
         if about.get("format") != FORMAT:
             raise ValueError(f"it is of format {about.get('format')!r}, and this version of rein reads format {FORMAT}")
         if not isinstance(state, dict):
@@ -75,7 +79,7 @@ def look(path: Path) -> dict[str, Any] | None:
 
 
 def save(part: Any, path: str | Path) -> None:
-    """Write one part, an agent say, to a file of its own.
+    """Write one part, an agent say, to a file of its own, with all that it holds, the rows of its replay too.
 
     Raises CheckpointError where that cannot be done, TypeError for a policy, whose weights are its agent's.
     """

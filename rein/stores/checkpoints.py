@@ -3,6 +3,7 @@
 checkpoints/epoch-000100.h5                     after epoch 100
 checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
 checkpoints/best/epoch-000040.h5                the best one by a metric
+checkpoints/rows/<sha256>.h5                    rows of replays that they list, see `rein.stores.shards`
 checkpoints/latest                              the name of the newest one, and nothing else
 """
 
@@ -12,11 +13,10 @@ import contextlib
 import functools
 import logging
 import math
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -35,7 +35,9 @@ from rein.stores.checkpoint import (
 from rein.stores.files import remove_leftovers, sync_folder, write_whole
 from rein.stores.folder import move_aside
 from rein.stores.image import Memory
-from rein.stores.state import snapshot
+from rein.stores.retention import Kept, Order, Rules, order, superfluous, value_of
+from rein.stores.shards import BEST, Shards, names_of
+from rein.stores.state import Shard, snapshot
 from rein.stores.writer import Writer
 
 FOLDER = "checkpoints"
@@ -43,22 +45,6 @@ FOLDER = "checkpoints"
 logger = logging.getLogger(__name__)
 
 _WAITING = 256 << 20  # bytes that may wait for the disk before training waits too
-
-Order = tuple[int, int]  # finished iterations and epochs: how far a run was
-
-
-class Rules(NamedTuple):
-    """Which checkpoints are kept: a file goes when no rule keeps it. The newest without NaN or infinity stays."""
-
-    last: int | None = None  # the newest so many; None keeps all
-    every: int | None = None  # those after each so many epochs
-    best: tuple[str, Literal["min", "max"]] | None = None  # the best one by that metric, kept apart
-
-
-class _Kept(NamedTuple):
-    order: Order
-    path: Path
-    about: dict[str, Any]
 
 
 class Checkpoints:
@@ -69,7 +55,8 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._kept: list[_Kept] = []
+        self._kept: list[Kept] = []
+        self._shards = Shards(self.folder)
         self._memory = Memory()
         self._writers: list[Writer] = []  # none or one; a list, so that the finalizer need not hold this object
         self._finalizer = weakref.finalize(self, _end, self._writers)
@@ -81,11 +68,14 @@ class Checkpoints:
         """
         self.flush()
         try:
-            for folder in (self.folder, self.folder / "best"):
+            for folder in (self.folder, self.folder / BEST):
                 remove_leftovers(folder)
+            self._shards.remove_leftovers()
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
-            move_aside(run, self.newer(order_of(loop)), stem_of(loop))
-            self._kept = [_Kept(order(about), path, about) for path in _files(self.folder) if (about := look(path))]
+            newer = self.newer(order_of(loop))
+            move_aside(run, newer, stem_of(loop), shared=self.rows_of(newer))
+            self._kept = [Kept(order(about), path, about) for path in _files(self.folder) if (about := look(path))]
+            self._clean_rows()
         except (OSError, StoreError) as error:
             raise CheckpointError(f"{self.folder}: cannot be prepared: {error}") from error
 
@@ -105,7 +95,7 @@ class Checkpoints:
             raise ValueError(f"the name of a checkpoint is {stem!r}: give text without '/', and not '.' first")
         state = loop.state_dict()
         about = describe(loop)
-        held = snapshot(state)
+        held = snapshot(state, self._shards.hold)
         about["finite"] = is_finite(held["parts"].get("agent"))
         path = self.folder / f"{stem}.h5"
         write = functools.partial(self._write, path, held, about, Rules(**rules))
@@ -135,8 +125,12 @@ class Checkpoints:
 
     def newer(self, than: Order) -> list[Path]:
         """The files of runs that were further than that, and those too damaged to say."""
-        every = [path for folder in (self.folder, self.folder / "best") for path in _files(folder)]
+        every = [path for folder in (self.folder, self.folder / BEST) for path in _files(folder)]
         return [path for path in every if order(look(path)) > than]
+
+    def rows_of(self, checkpoints: Iterable[Path]) -> list[Path]:
+        """The files of rows that some of them list."""
+        return self._shards.paths(map(look, checkpoints))
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones before it are reported. None where there is none."""
@@ -164,34 +158,37 @@ class Checkpoints:
 
     def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Rules) -> None:
         """Write one checkpoint and whatever follows from it; on the writer's thread."""
-        write_checkpoint(path, held, about, self._memory)
+        try:
+            if names := self._shards.write(held, self._memory):
+                about["rows"] = names
+            write_checkpoint(path, held, about, self._memory)
+        except BaseException:
+            self._shards.forget()
+            raise
         self._kept = [kept for kept in self._kept if kept.path != path]
-        self._kept.append(_Kept(order(about), path, about))
+        self._kept.append(Kept(order(about), path, about))
         if rules.best is not None:
             self._keep_if_best(path, about, *rules.best)
         write_whole(self.folder / "latest", f"{path.name}\n".encode())
-        for kept in self._superfluous(rules):
+        for kept in superfluous(self._kept, rules):
             with contextlib.suppress(FileNotFoundError):
                 kept.path.unlink()
             self._kept.remove(kept)
+        self._clean_rows()
 
-    def _superfluous(self, rules: Rules) -> list[_Kept]:
-        if rules.last is None:
-            return []
-        newest_first = sorted(self._kept, reverse=True, key=lambda kept: kept.order)
-        stay = {kept.path for kept in newest_first[: rules.last]}
-        stay |= {kept.path for kept in [kept for kept in newest_first if kept.about.get("finite")][:1]}
-        if rules.every:
-            stay |= {kept.path for kept in newest_first if _ends_multiple(kept.about, rules.every)}
-        return [kept for kept in newest_first if kept.path not in stay]
+    def _clean_rows(self) -> None:
+        """Remove the rows that no checkpoint lists any more; none, where one does not say what it lists."""
+        abouts = [*(kept.about for kept in self._kept), *map(look, _files(self.folder / BEST))]
+        if None not in abouts:
+            self._shards.clean(names_of(abouts))
 
     def _keep_if_best(self, path: Path, about: dict[str, Any], metric: str, mode: str) -> None:
-        folder = self.folder / "best"
-        value = _value(about, metric)
+        folder = self.folder / BEST
+        value = value_of(about, metric)
         if about["epoch_open"] or not about["finite"] or math.isnan(value):
             return
         others = [other for other in _files(folder) if other.name != path.name]
-        values = [_value(look(other) or {}, metric) for other in others]
+        values = [value_of(look(other) or {}, metric) for other in others]
         if any(other >= value if mode == "max" else other <= value for other in values):
             return
         if not folder.is_dir():
@@ -249,25 +246,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
 
 
-def order(about: dict[str, Any] | None) -> Order:
-    """That of a file; one that is too damaged to say is looked at first, so as to be reported."""
-    try:
-        return int((about or {})["total_iterations"]), int((about or {})["epochs_ended"])
-    except (KeyError, TypeError, ValueError):
-        return sys.maxsize, sys.maxsize
-
-
-def _ends_multiple(about: dict[str, Any], every: int) -> bool:
-    return not about.get("epoch_open") and about.get("epochs_ended", 1) % every == 0
-
-
-def _value(about: dict[str, Any], metric: str) -> float:
-    value = about.get("metrics", {}).get(metric)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
 def _size(tree: Any) -> int:
-    return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
+    return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor | Shard))
 
 
 def _warn_of(write: Callable[[], None]) -> None:

@@ -67,6 +67,12 @@ def verify(path: Path) -> None:
         _compare(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
 
 
+def promised_hash(path: Path) -> str:
+    """The SHA-256 that a file's user block promises, unchecked but for the file's length. Raises StoreError."""
+    with _open_checked(path) as (_, sha256):
+        return sha256
+
+
 def read_sealed(path: Path) -> bytearray:
     """All of a sealed file, read once and checked as `verify` does. Raises StoreError."""
     with _open_checked(path) as (file, sha256):
@@ -86,7 +92,7 @@ def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str]]:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block for ever
             raise StoreError(f"{path}: is not a regular file")
         with open(path, "rb") as file:
-            length, sha256 = _parse_user_block(path, file.read(USER_BLOCK))
+            length, sha256 = parse_user_block(path, file.read(USER_BLOCK))
             size = os.fstat(file.fileno()).st_size - USER_BLOCK
             if size != length:
                 raise StoreError(f"{path}: was cut or added to: {size} bytes where its user block says {length}")
@@ -149,7 +155,7 @@ def _write(path: Path, rest: memoryview) -> None:
         os.close(descriptor)
 
 
-def _parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
+def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
     """The length and hash that a user block promises."""
     match = _HEADER.match(block)
     if match is None:

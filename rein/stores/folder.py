@@ -3,7 +3,7 @@
 runs/<name>/
   trajectories/000001-000128.h5       epochs 1 to 128
   trajectories/000129-part-02.h5      the second part of epoch 129, too large for one file
-  aside/epoch-000100/                 files newer than the checkpoint that a resumed run went on from
+  aside/epoch-000100/                 what is newer than the checkpoint that a resumed run went on from
 """
 
 from __future__ import annotations
@@ -11,19 +11,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rein.errors import StoreError
-from rein.stores.files import remove_leftovers, sync_folder
+from rein.stores.files import remove_leftovers, sync_folder, verify, write_whole
 from rein.stores.layout import Part
+from rein.stores.replaced import find_replaced
 
-TRAJECTORIES = "trajectories"
+TRAJECTORIES, ASIDE = "trajectories", "aside"
 
 _NAME = re.compile(r"(\d{6,18})-(?:(\d{6,18})|part-(\d{2,9}))\.h5")
 
 logger = logging.getLogger(__name__)
+
+
+class Cut(NamedTuple):
+    """A file of rows, some of which are to be moved."""
+
+    path: Path
+    stays: bytes | None  # what the file shall be; None where nothing of it stays
+    moves: bytes  # the others, a file of the same kind
 
 
 def file_name(first: int, last: int, part: Part) -> str:
@@ -32,9 +43,27 @@ def file_name(first: int, last: int, part: Part) -> str:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """The trajectory files in a folder, by epoch and part."""
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=_order)
+    """The trajectory files in a folder, by epoch and part, without those that another one has replaced."""
+    found = _all_files(folder)
+    replaced = _replaced(found)
+    return [path for path in found if path not in replaced]
+
+
+def remove_replaced(folder: Path) -> list[Path]:
+    """Remove what was replaced when whoever did it was killed; returns what was removed. Raises OSError."""
+    removed = []
+    for path, by in _replaced(_all_files(folder)).items():
+        try:
+            verify(by)
+        except StoreError as error:
+            logger.warning("%s; %s, which it replaces, is kept", error, path.name)
+            continue
+        path.unlink(missing_ok=True)
+        removed.append(path)
+    if removed:
+        sync_folder(folder)
+        logger.warning("%s: removed %d file(s) that a compaction had replaced", folder, len(removed))
+    return removed
 
 
 def claim(path: Path, exist: str) -> Path:
@@ -51,7 +80,9 @@ def claim(path: Path, exist: str) -> Path:
         (folder / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         for changed in (folder.parent, folder):
             sync_folder(changed)
-        removed = remove_leftovers(folder) + remove_leftovers(folder / TRAJECTORIES)
+        places = (folder, folder / TRAJECTORIES, *(folder / ASIDE).glob("*"))
+        removed = [path for place in places for path in remove_leftovers(place)]
+        remove_replaced(folder / TRAJECTORIES)
     except OSError as error:
         raise StoreError(f"{path}: cannot be made or entered: {_reason(error)}") from error
     if folder != path:
@@ -69,20 +100,67 @@ def newer_files(run: Path, after: int) -> list[Path]:
     return newer
 
 
-def move_aside(run: Path, files: Sequence[Path], name: str) -> None:
-    """Move files of a run to a fresh folder `aside/<name>/`; nothing is deleted. Raises StoreError."""
-    if not files:
+def move_aside(
+    run: Path, files: Sequence[Path], name: str, cuts: Sequence[Cut] = (), shared: Sequence[Path] = ()
+) -> None:
+    """Move files of a run, and rows of files, to a fresh folder `aside/<name>/`; nothing is deleted.
+
+    What is `shared` with files that stay is there afterwards too, in a folder of the name that it is in.
+
+    Raises StoreError.
+    """
+    if not files and not cuts:
         return
     try:
-        aside = _make_fresh(run / "aside" / name)
+        aside = _make_fresh(run / ASIDE / name)
+        for cut in cuts:  # first there, then no longer here
+            write_whole(aside / cut.path.name, cut.moves)
+            if cut.stays is None:
+                cut.path.unlink()
+            else:
+                write_whole(cut.path, cut.stays)
+        for path in shared:  # before those that need it
+            (aside / path.parent.name).mkdir(exist_ok=True)
+            _link(path, aside / path.parent.name / path.name)
         for path in files:
             same = (aside / path.name).exists()  # the best checkpoint may be among the others, too
             path.rename(aside / (f"{path.parent.name}-{path.name}" if same else path.name))
-        for changed in {aside, aside.parent, run, *(path.parent for path in files)}:
+        for changed in {
+            aside,
+            aside.parent,
+            run,
+            *(path.parent for path in files),
+            *(aside / path.parent.name for path in shared),
+        }:
             sync_folder(changed)
     except OSError as error:
         raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {_reason(error)}") from error
-    logger.warning("%s: %d file(s) newer than %s were moved to %s", run, len(files), name, aside)
+    count = len(files) + len(cuts)
+    logger.warning("%s: %d file(s) newer than %s were moved to %s", run, count, name, aside)
+
+
+def _all_files(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=_order)
+
+
+def _replaced(files: Sequence[Path]) -> dict[Path, Path]:
+    """The files that another one has replaced, and which one; looked for where names overlap only."""
+    overlaps, wide, last = set(), None, 0
+    for path in files:
+        begin, end, part = _order(path)
+        if wide is not None and begin <= last:
+            overlaps |= {wide, path} if not part or not _order(wide)[2] else set()
+        if end > last:
+            wide, last = path, end
+    return find_replaced(files, sorted(overlaps)) if overlaps else {}
+
+
+def _link(path: Path, other: Path) -> None:
+    try:
+        os.link(path, other)
+    except OSError:  # not every file system has links
+        write_whole(other, path.read_bytes())
 
 
 def _order(path: Path) -> tuple[int, int, int]:

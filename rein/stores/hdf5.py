@@ -24,6 +24,7 @@ from rein.stores.folder import TRAJECTORIES, claim, file_name, move_aside, newer
 from rein.stores.host import to_host
 from rein.stores.image import Memory, compose
 from rein.stores.layout import WHOLE, Part, size_of, split, structure, write_trajectories
+from rein.stores.lock import Lock
 from rein.stores.writer import Writer
 from rein.types import Trajectory
 
@@ -45,7 +46,8 @@ class HDF5Store:
         max_seconds: how long an epoch may wait to be written.
 
     Raises:
-        StoreError: the folder exists, or something cannot be written: with the path and the system's reason.
+        StoreError: the folder exists, is being compacted, or something cannot be written: with the path and the
+            system's reason.
         ValueError: an argument or a trajectory makes no sense, or an epoch comes twice.
     """
 
@@ -147,6 +149,7 @@ class _Files:
     def __init__(self, folder: Path, max_bytes: int, max_epochs: int, max_seconds: float) -> None:
         self.folder = folder
         self.run: str | None = None
+        self._in_use = Lock(folder.parent)  # as long as a thread may write there, even when nobody closes the store
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # over what follows: the writer's thread takes epochs that have grown old
         self._epochs: list[Trajectory] = []
@@ -190,8 +193,11 @@ class _Files:
             if self._writer.works:
                 self._submit()
         finally:
-            self._writer.close()
-            self._memory = Memory()  # as large as a file, and of no use any more
+            try:
+                self._writer.close()
+            finally:
+                self._memory = Memory()  # as large as a file, and of no use any more
+                self._in_use.release()
 
     def release(self) -> None:
         """Close without waiting: the garbage collector calls it from any thread, which may hold HDF5's own lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from rein.stores.files import USER_BLOCK, user_block
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorized loads from a memory map like
 _RESERVE = 16 << 20  # bytes of address space beside the data; the system gives memory for what is touched only
+_REMEMBERED = 4096
+
+_composed: dict[bytes, None] = {}  # user blocks of what this process composed last
 
 
 class Memory:
@@ -112,5 +116,15 @@ def compose(
         memory.write(trailer())
     content = memory.view()
     sha256 = hashlib.sha256(content[USER_BLOCK:]).hexdigest()
-    content[:USER_BLOCK] = user_block(len(content) - USER_BLOCK, sha256)
+    block = user_block(len(content) - USER_BLOCK, sha256)
+    content[:USER_BLOCK] = block
+    _composed[block] = None
+    while len(_composed) > _REMEMBERED:
+        with contextlib.suppress(KeyError, RuntimeError):  # another thread does the same
+            del _composed[next(iter(_composed))]
     return content
+
+
+def is_own(block: bytes) -> bool:
+    """Whether a file of that user block, whose hash is right, is to the byte one that this process has composed."""
+    return block in _composed

@@ -1,4 +1,4 @@
-"""Reading a run's trajectories back, as numpy arrays.
+"""Reading a run's trajectories back, as numpy arrays or torch tensors.
 
 No file is read before its hash was checked, and nothing before it is asked for. The files of a run appear as one:
 tables and fields are joined over files, and the parts of an epoch that was cut are put together again.
@@ -9,135 +9,241 @@ Shapes: R rows of all epochs, N environments, K epochs, E episodes.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from rein.errors import StoreError
-from rein.ops.trees import leaves, map_tree
-from rein.stores.files import open_sealed
+from rein.stores import files
 from rein.stores.folder import TRAJECTORIES, list_files
-from rein.stores.layout import decode_name
-from rein.types import Episodes, Trajectory, Tree
+from rein.stores.mapping import MappedFile, Stamp, stamp_of
+from rein.stores.pieces import Episode, join_fields, read_episode, read_epoch
+from rein.stores.scan import layouts
+from rein.stores.tables import EPISODES, EPOCHS, Content, Table, join, read_content, read_tree, take_rows
+from rein.types import Trajectory, Tree
 
-Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table
+if TYPE_CHECKING:
+    from rein.stores.datasets import Sequences, Transitions
 
-_MISREAD = (KeyError, OSError, ValueError, TypeError, RuntimeError, AttributeError, IndexError)  # what odd files cause
-
-
-def open_run(path: str | Path) -> Run:
-    """The trajectories of a run folder, or of one file. Raises StoreError if there are none."""
-    return Run(Path(path))
+_MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # what odd files cause
 
 
-class _Content(NamedTuple):
-    """A file with its tables."""
+def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
+    """The trajectories of a run folder, or of one file. Raises StoreError if there are none.
 
-    file: Path
-    epochs: Table
-    episodes: Table
+    With `follow` the run may still be writing, its first file even: iterating over it goes on with what was finished
+    meanwhile, as `refresh` does. A file is scanned in a child process before it is read here, for a hash does not say
+    who made it; `trusted=True` spares that.
+    """
+    return Run(Path(path), follow=follow, trusted=trusted)
 
 
 class Run:
-    """The files of a run that were finished when it was opened; `path` is its folder, or one file."""
+    """The files of a run that were finished when it was opened or last refreshed; `path` is its folder, or one file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follow: bool = False, trusted: bool = False) -> None:
         self.path = path
-        self._found = [path] if path.is_file() else list_files(path / TRAJECTORIES) or list_files(path)
-        self._checked: dict[Path, tuple[int, ...]] = {}
-        if not self._found:
+        self._follow = follow
+        self._trusted = trusted
+        self._checked: dict[Path, Content] = {}
+        self._found = self._find()
+        if not self._found and not follow:
             raise StoreError(f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/")
 
     def __repr__(self) -> str:
         epochs, episodes = len(self.epochs["number"]), len(self.episodes["id"])
         return f"Run({str(self.path)!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
 
-    @functools.cached_property
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Every epoch in order; of a run that is followed, those too that are finished until the last one was given."""
+        last = 0
+        while True:
+            numbers = self.epochs["number"]
+            for number in numbers[numbers > last].tolist():
+                yield self.trajectory(number)
+                last = number
+            if not self._follow or not self.refresh():
+                return
+
+    def refresh(self) -> bool:
+        """Look for files that were finished, or taken away, since; whether there were any.
+
+        Datasets that were made before keep the files that they have.
+        """
+        found = self._find()
+        changed = found != self._found
+        self._found = found
+        for name in ("epochs", "episodes", "fields", "_contents", "_rows") if changed else ():
+            self.__dict__.pop(name, None)
+        return changed
+
+    @property
     def info(self) -> dict[str, Any]:
         """What `run.json` says about the run; empty without one."""
         file = self.path / "run.json"
         try:
             return dict(json.loads(file.read_bytes())) if file.is_file() else {}
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreError(f"{file}: cannot be read as JSON: {error}") from error
 
     @property
     def files(self) -> list[Path]:
         """The files in order, without those of an epoch of which a part is missing (one part alone may be opened)."""
-        return [content.file for content in self._contents]
+        return [content.file.path for content in self._contents]
 
     @functools.cached_property
     def epochs(self) -> Table:
         """One row for each epoch: number, first_row, length, first_step, status, metrics and clocks; (K,) each."""
         rows = self._rows
         first = np.flatnonzero(np.diff(rows["number"], prepend=0))  # of the parts of an epoch
-        table = map_tree(lambda column: column[first], rows)
-        table["length"] = np.add.reduceat(rows["length"], first)
+        table = take_rows(rows, first)
+        if len(first):
+            table["length"] = np.add.reduceat(rows["length"], first)
         table["first_row"] = np.cumsum(table["length"]) - table["length"]
         return {name: table[name] for name in table if name not in ("part", "parts", "file", "index")}
 
     @functools.cached_property
     def episodes(self) -> Table:
         """One row for each episode, in the order in which they ended; the columns are those of the file, (E,) each."""
-        return _join([content.episodes for content in self._contents])
+        empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
+        return join([content.episodes for content in self._contents] or [empty])
 
     @functools.cached_property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Type and shape (R, N, ...) of every field by its path, `observation/camera`, as the first rows have them."""
-        rows, found = int(self.epochs["length"].sum()), {}
+        rows = int(self.epochs["length"].sum())
+        first = self._filled[0].fields if self._filled else {}
+        return {path: (stored.dtype, (rows, *stored.shape[1:])) for path, stored in first.items()}
 
-        def visit(path: str, node: Any) -> None:
-            if isinstance(node, h5py.Dataset):
-                found[path] = node.dtype, (rows, *node.shape[1:])
+    def field(self, name: str, rows: slice = slice(None)) -> Tree:
+        """A field of all epochs, (R, N, ...), or of those rows; a dictionary of arrays where it is nested.
 
-        for file in self._filled[:1]:
-            with self._open(file) as entry:
-                entry["trajectory"].visititems(visit)
-        return found
-
-    def field(self, name: str) -> Tree:
-        """A field of all epochs, (R, N, ...); a dictionary of them where it is nested."""
+        Floats that lie in one file are a read-only map of it, which takes no memory; other arrays are their own.
+        Raises ValueError where there is no such field, or not of the same kind in all files.
+        """
         if not any(path == name or path.startswith(f"{name}/") for path in self.fields):
             raise ValueError(f"{self.path}: no field {name!r}; there are {', '.join(self.fields)}")
+        total = int(self.epochs["length"].sum())
+        first, stop, step = rows.indices(total)
+        if step != 1:
+            raise ValueError(f"field({name!r}, {rows}): read rows one after the other, and take every {step}th of them")
+        wanted, begin = [], 0
+        for content in self._filled:
+            if begin < stop and begin + content.rows > first:
+                wanted.append((content.file, slice(max(0, first - begin), min(stop - begin, content.rows))))
+            begin += content.rows
         parts = []
-        for file in self._filled:
-            with self._open(file) as entry:
-                parts.append(_read(entry["trajectory"][name], lambda node: node[()]))
-        return map_tree(lambda *arrays: np.concatenate(arrays), *parts)
+        for file, part in wanted or [(self._filled[0].file, slice(0))]:
+            node = file.node("trajectory", *name.split("/"))
+            if node is None:
+                raise ValueError(f"{file.path}: has no field {name!r}; read its epochs one by one")
+            parts.append(read_tree(node, lambda stored, f=file, rows=part: f.read(stored, rows)))
+        return join_fields(parts, self.path)
+
+    def tensor(self, name: str, rows: slice = slice(None)) -> Tree:
+        """What `field` gives, as torch tensors of their own."""
+        from rein.stores.datasets import to_torch
+
+        return to_torch(self.field(name, rows))
 
     def trajectory(self, epoch: int) -> Trajectory:
         """One epoch as the store was given it, in numpy arrays."""
         rows = np.flatnonzero(self._rows["number"] == epoch)
         if not len(rows):
             numbers = self.epochs["number"]
-            raise ValueError(f"{self.path}: no epoch {epoch}; it has {len(numbers)} from {numbers[0]} to {numbers[-1]}")
-        parts = [self._read_part(map_tree(lambda column, row=row: column[row], self._rows)) for row in rows]
-        ended = [part.episodes for part in parts if len(part.episodes.id)] or [parts[0].episodes]
-        return parts[0]._replace(
-            fields=map_tree(lambda *arrays: np.concatenate(arrays), *(part.fields for part in parts)),
-            next_observation=parts[-1].next_observation,
-            episodes=map_tree(lambda *arrays: np.concatenate(arrays), *ended),
-        )
+            there = f"it has {len(numbers)} from {numbers[0]} to {numbers[-1]}" if len(numbers) else "it has none yet"
+            raise ValueError(f"{self.path}: no epoch {epoch}; {there}")
+        return read_epoch(self._contents, [take_rows(self._rows, row) for row in rows], self.path)
+
+    def episode(self, id: int) -> Episode:
+        """One whole episode, whatever epochs and files it lies in.
+
+        Raises ValueError for an id that is not there, StoreError where some of its transitions are not.
+        """
+        found = np.flatnonzero(self.episodes["id"] == id)
+        if not len(found):
+            raise ValueError(f"{self.path}: no episode {id} has ended; {len(self.episodes['id'])} have")
+        row = {name: column[found[0]].item() for name, column in self.episodes.items()}
+        ends = np.cumsum([len(content.episodes["id"]) for content in self._contents])
+        file = int(np.searchsorted(ends, found[0], "right"))
+        index = int(found[0] - ends[file] + len(self._contents[file].episodes["id"]))
+        return read_episode(self._contents, row | {"file": file, "index": index}, self.path)
+
+    def transitions(
+        self, fields: Collection[str] | None = None, episodes: Collection[int] | np.ndarray | None = None
+    ) -> Transitions:
+        """Every transition of the run as a `torch.utils.data.Dataset`; see `rein.stores.datasets.Transitions`.
+
+        `fields` are the names wanted, all by default; `episodes` the ids of those whose transitions are.
+        """
+        from rein.stores.datasets import Transitions
+
+        return Transitions(self._filled, fields, self._spans(episodes))
+
+    def sequences(
+        self,
+        length: int,
+        stride: int = 1,
+        fields: Collection[str] | None = None,
+        episodes: Collection[int] | np.ndarray | None = None,
+    ) -> Sequences:
+        """Windows of `length` transitions that follow each other; see `rein.stores.datasets.Sequences`."""
+        from rein.stores.datasets import Sequences
+
+        return Sequences(self._filled, length, stride, fields, self._spans(episodes))
+
+    def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
+        """Environment, first and last vector step of episodes by id. Raises ValueError for one that is not there."""
+        if episodes is None:
+            return None
+        table, wanted = self.episodes, np.asarray(list(episodes), np.int64)
+        if missing := np.setdiff1d(wanted, table["id"]).tolist():
+            raise ValueError(f"{self.path}: no episode {missing[0]} has ended; {len(table['id'])} have")
+        chosen = np.isin(table["id"], wanted)
+        return table["environment"][chosen], table["first_step"][chosen], table["last_step"][chosen]
+
+    def _find(self) -> list[Path]:
+        path = self.path
+        return [path] if path.is_file() else list_files(path / TRAJECTORIES) or list_files(path)
 
     @functools.cached_property
-    def _contents(self) -> list[_Content]:
-        contents = [self._read_tables(file) for file in self._found]
+    def _contents(self) -> list[Content]:
+        contents = self._read_contents()
         parts = collections.Counter(content.epochs["number"][0] for content in contents)
         whole = [c for c in contents if c.epochs["parts"][0] in (1, parts[c.epochs["number"][0]])]
-        if not whole and len(contents) != 1:
+        if not whole and len(contents) != 1 and not self._follow:
             raise StoreError(f"{self.path}: of its one epoch a part is missing; open the parts by themselves")
-        return whole or contents
+        chosen = whole or ([] if self._follow else contents)
+        for before, after in itertools.pairwise(chosen):
+            last, first = (before.epochs["number"][-1], before.epochs["part"][-1]), after.epochs
+            if not (first["number"][0] > last[0] or (first["number"][0], first["part"][0]) == (last[0], last[1] + 1)):
+                raise StoreError(f"{after.file.path}: begins with epoch {first['number'][0]} after epoch {last[0]}")
+        return chosen
+
+    def _read_contents(self) -> list[Content]:
+        """Every file, whose hash is checked the first time and whenever it has changed; one scan for all new ones."""
+        stamps: dict[Path, Stamp] = {}
+        for path in self._found:
+            stamp = stamp_of(path)
+            if path not in self._checked or self._checked[path].file.stamp != stamp:
+                files.verify(path)
+                stamps[path] = stamp
+        for path, layout in zip(stamps, layouts(list(stamps), self._trusted), strict=True):
+            try:
+                self._checked[path] = read_content(MappedFile(path, stamps[path], layout))
+            except _MISREAD as error:
+                raise StoreError(f"{path}: is not laid out as a file of trajectories: {error}") from error
+        return [self._checked[path] for path in self._found]
 
     @property
-    def _filled(self) -> list[Path]:
+    def _filled(self) -> list[Content]:
         """The files that have rows; one of nothing but skipped epochs has no fields."""
-        return [content.file for content in self._contents if content.epochs["length"].any()]
+        return [content for content in self._contents if content.rows]
 
     @functools.cached_property
     def _rows(self) -> Table:
@@ -146,76 +252,5 @@ class Run:
         for number, content in enumerate(self._contents):
             index = np.arange(len(content.epochs["number"]))
             tables.append(content.epochs | {"file": np.full_like(index, number), "index": index})
-        return _join(tables)
-
-    def _read_tables(self, file: Path) -> _Content:
-        with self._open(file) as entry:
-            epochs = {name: entry["epochs"][name][()] for name in ("number", "first_row", "length", "first_step")}
-            epochs |= {name: entry["epochs"][name][()] for name in ("part", "parts")}
-            epochs["status"] = entry["epochs"]["status"][()].astype(str)
-            for kind in ("metrics", "clocks"):
-                epochs[kind] = {decode_name(name): column[()] for name, column in entry["epochs"][kind].items()}
-            names = [name for name in entry["episodes"] if name != "final_observation"]
-            content = _Content(file, epochs, {name: entry["episodes"][name][()] for name in names})
-            if not len(epochs["number"]) or len({len(column) for _, column in leaves(epochs)}) != 1:
-                raise ValueError("its table of epochs is empty or uneven")
-            return content
-
-    def _read_part(self, row: Table) -> Trajectory:
-        content = self._contents[row["file"]]
-        rows = slice(row["first_row"], row["first_row"] + row["length"])
-        ended = np.flatnonzero(content.episodes["epoch"] == row["number"])
-        chosen = slice(ended[0], ended[-1] + 1) if len(ended) else slice(0)
-        columns = {name: content.episodes[_on_disk(name)][chosen] for name in Episodes._fields[:-1]}
-        final = following = None
-        with self._open(content.file) as entry:
-            fields = _read(entry["trajectory"], lambda node: node[rows])
-            if len(ended) and "final_observation" in entry["episodes"]:
-                final = _read(entry["episodes"]["final_observation"], lambda node: node[chosen])
-            if "next_observation" in entry["epochs"]:
-                following = _read(entry["epochs"]["next_observation"], lambda node: node[row["index"]])
-        return Trajectory(
-            epoch=int(row["number"]),
-            status=str(row["status"]),
-            first_step=int(row["first_step"]),
-            fields=fields,
-            next_observation=following,
-            episodes=Episodes(**columns, final_observation=final),
-            metrics={name: float(value) for name, value in row["metrics"].items()},
-            clocks={name: float(value) for name, value in row["clocks"].items()},
-        )
-
-    @contextlib.contextmanager
-    def _open(self, file: Path) -> Iterator[Any]:
-        """The group `entry` of a file, whose hash is checked the first time and whenever it has changed."""
-        try:
-            status = file.stat()
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-            with open_sealed(file, verified=self._checked.get(file) == stamp) as opened:
-                self._checked[file] = stamp
-                yield opened["entry"]
-        except _MISREAD as error:
-            raise StoreError(f"{file}: is not laid out as a file of trajectories: {error}") from error
-
-
-def _on_disk(name: str) -> str:
-    return "return" if name == "episode_return" else name
-
-
-def _read(node: Any, read: Callable[[h5py.Dataset], Any]) -> Any:
-    """What `read` gives for a dataset, and a dictionary of that for a group."""
-    return {name: _read(child, read) for name, child in node.items()} if isinstance(node, h5py.Group) else read(node)
-
-
-def _join(tables: Sequence[Table], sizes: Sequence[int] | None = None) -> Table:
-    """One table below the other; NaN where one of them has no such column."""
-    sizes = sizes or [len(next(iter(table.values()))) for table in tables]
-    joined: Table = {}
-    for name in dict.fromkeys(name for table in tables for name in table):
-        columns = [table.get(name) for table in tables]
-        if any(isinstance(column, dict) for column in columns):
-            joined[name] = _join([column or {} for column in columns], sizes)
-        else:
-            filled = [np.full(n, np.nan) if c is None else c for c, n in zip(columns, sizes, strict=True)]
-            joined[name] = np.concatenate(filled)
-    return joined
+        empty: Table = {name: np.zeros(0, np.int64) for name in (*EPOCHS, "file", "index")}
+        return join(tables or [empty | {"status": np.zeros(0, "U9"), "metrics": {}, "clocks": {}}])

@@ -11,9 +11,11 @@ import torch
 from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.stores.checkpoint import Checkpoint, describe_parts, differences, read_checkpoint, versions
-from rein.stores.checkpoints import FOLDER, Checkpoints, order
+from rein.stores.checkpoints import FOLDER, Checkpoints
+from rein.stores.columns import evaluations_of, newer_rows
 from rein.stores.folder import move_aside, newer_files
 from rein.stores.hdf5 import HDF5Store
+from rein.stores.retention import order
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +65,17 @@ def find(path: str | Path) -> Checkpoint:
 
 
 def _set_aside(loop: Loop, found: Checkpoint) -> None:
-    """Trajectories and checkpoints that are newer, where this loop writes to the run that the checkpoint is of."""
+    """All that is newer, rows of metrics too, where this loop writes to the run that the checkpoint is of."""
     for name, part in loop.parts.items():
         if isinstance(part, HDF5Store) and part.path.resolve() in found.path.resolve().parents:
             parts: Any = found.state.get("parts")
             saved = parts.get(name) if isinstance(parts, dict) else None
             if isinstance(saved, dict) and type(saved.get("epoch")) is int:
                 part.flush()
+                files, rows = newer_rows(part.path, order(found.about)[1], evaluations_of(found.state.get("memory")))
                 newer = part.checkpoints.newer(order(found.about))
-                move_aside(part.path, [*newer_files(part.path, saved["epoch"]), *newer], found.path.stem)
+                files += [*newer_files(part.path, saved["epoch"]), *newer]
+                move_aside(part.path, files, found.path.stem, rows, part.checkpoints.rows_of(newer))
 
 
 def _warn_of_versions(found: Checkpoint) -> None:

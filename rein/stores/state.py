@@ -35,7 +35,8 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_NAT
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_TENSOR, _ARRAY, _FLOAT = "$tensor", "$array", "$float"  # keys of a dictionary that stands for something else
+# keys of a dictionary that stands for something else
+_TENSOR, _ARRAY, _FLOAT, _ROWS = "$tensor", "$array", "$float", "$rows"
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # which strict JSON does not know
 _TRAILER = "#rein-state about {:018d} {:018d} structure {:018d} {:018d}\n"
 _TRAILER_PATTERN = re.compile(rb"#rein-state about (\d{18}) (\d{18}) structure (\d{18}) (\d{18})\n")
@@ -51,9 +52,32 @@ class Held(NamedTuple):
     device: str
 
 
-def snapshot(state: Any) -> Any:
+class Shard:
+    """A tensor in a file of its own (`rein.stores.shards`): `held` until it was written, then the file's `name`."""
+
+    def __init__(self, held: Held) -> None:
+        self.held: Held | None = held
+        self.name = ""
+        dtype = str(held.tensor.dtype).removeprefix("torch.")
+        self.described = {"dtype": dtype, "shape": list(held.tensor.shape), "device": held.device}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        held = self.held  # another thread may write it down and let go
+        return 0 if held is None else held.tensor.nbytes
+
+
+def hold(leaf: Any) -> Any:
+    """A copy of a leaf of a state, on the host."""
+    if isinstance(leaf, Tensor):
+        return Held(leaf.detach().to("cpu", copy=True), str(leaf.device))
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def snapshot(state: Any, hold: Callable[[Any], Any] = hold) -> Any:
     """A copy of a tree on the host, which shares no memory with it: training may go on while it is written."""
-    return map_tree(_hold, state)
+    return map_tree(hold, state)
 
 
 def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> memoryview:
@@ -80,11 +104,11 @@ def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = N
     return compose(build, memory, capacity=size, trailer=trailer)
 
 
-def decode_state(content: bytearray) -> tuple[Any, dict[str, Any]]:
+def decode_state(content: bytearray, rows: Callable[[str], Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
     """The state and what is said about it, from all bytes of a file whose hash is right.
 
-    Tensors are on the device they came from where there is one, else on the host. Raises ValueError for what is not
-    laid out as `encode_state` does it, whatever it is.
+    `rows(name)` gives what lies in a file of its own. Tensors are on the device they came from where there is one,
+    else on the host. Raises ValueError for what is not laid out as `encode_state` does it, whatever it is.
     """
     about_at, structure_at = find_texts(bytes(content[-TRAILER_LENGTH:]))
     about = parse_json(content, about_at)
@@ -92,14 +116,18 @@ def decode_state(content: bytearray) -> tuple[Any, dict[str, Any]]:
         raise ValueError("what is said about it is no dictionary")
     left = len(content)  # bytes that tensors may still take: each byte of the file is theirs once
 
-    def place(length: int) -> None:
+    def take(kind: str, described: Mapping[str, Any]) -> Tensor:
         nonlocal left
-        left -= length
+        if kind == _ROWS:
+            return _check_rows(described, rows)
+        tensor = _decode_tensor(described, content)
+        left -= tensor.nbytes
         if left < 0:
             raise ValueError("its tensors are larger than the file")
+        return tensor
 
     try:
-        return _decode(parse_json(content, structure_at), content, place), about
+        return _decode(parse_json(content, structure_at), take), about
     except (RecursionError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(f"its structure makes no sense: {error!r:.200}") from error
 
@@ -147,12 +175,6 @@ def _json(value: Any) -> Any:
     return {_FLOAT: str(float(value))} if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _hold(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return Held(leaf.detach().to("cpu", copy=True), str(leaf.device))
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
 def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], Any]) -> Any:
     """What stands for `value` in the JSON; its tensors are added to `datasets`."""
     if value is None or type(value) in (bool, int, str):
@@ -161,6 +183,8 @@ def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], A
         return value if math.isfinite(value) else {_FLOAT: str(value)}
     if isinstance(value, Held):
         return _encode_tensor(value.tensor, value.device, path, datasets)
+    if isinstance(value, Shard):
+        return {_ROWS: {"file": value.name, **value.described}}
     if isinstance(value, Tensor):
         return _encode_tensor(value.detach().cpu(), str(value.device), path, datasets)
     if isinstance(value, np.ndarray):
@@ -227,21 +251,30 @@ def _write_json(entry: h5py.Group, name: str, value: Any) -> tuple[int, int]:
     return dataset.id.get_offset(), len(text.encode())
 
 
-def _decode(value: Any, content: bytearray, place: Callable[[int], None]) -> Any:
+def _decode(value: Any, take: Callable[[str, Mapping[str, Any]], Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decode(item, content, place) for item in value]
+        return [_decode(item, take) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((key, inner),) = value.items()
-        if key == _TENSOR:
-            return _decode_tensor(inner, content, place).to(_device(inner["device"]))
+        if key in (_TENSOR, _ROWS):
+            return take(key, inner).to(_device(inner["device"]))
         if key == _ARRAY:
-            return _decode_tensor(inner, content, place).numpy()
-    return {key[1:] if key.startswith("$") else key: _decode(item, content, place) for key, item in value.items()}
+            return take(key, inner).numpy()
+    return {key[1:] if key.startswith("$") else key: _decode(item, take) for key, item in value.items()}
 
 
-def _decode_tensor(described: Mapping[str, Any], content: bytearray, place: Callable[[int], None]) -> Tensor:
+def _check_rows(described: Mapping[str, Any], rows: Callable[[str], Tensor] | None) -> Tensor:
+    if rows is None:
+        raise ValueError("it names another file, which has no place here")
+    found = rows(str(described["file"]))
+    if [*found.shape] != described["shape"] or found.dtype != _DTYPES[described["dtype"]]:
+        raise ValueError(f"the rows in {described['file']} are not of the shape and type that it says")
+    return found
+
+
+def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:
     dtype, shape, offset = _DTYPES[described["dtype"]], described["shape"], described["offset"]
     if type(shape) is not list or len(shape) > 64 or any(type(n) is not int or n < 0 for n in (offset, *shape)):
         raise ValueError("a tensor of a shape or at a place that cannot be")
@@ -250,7 +283,6 @@ def _decode_tensor(described: Mapping[str, Any], content: bytearray, place: Call
         return torch.empty(shape, dtype=dtype)
     if offset < USER_BLOCK or offset + length > len(content):
         raise ValueError("a tensor that lies outside the file")
-    place(length)
     raw = torch.frombuffer(content, dtype=torch.uint8, count=length, offset=offset).clone()  # aligned, and its own
     return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(shape)
 

@@ -23,11 +23,14 @@ import rein.agents
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Reach
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
 from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.learning.on_policy import OnPolicyAgent
 from rein.learning.options import DEFAULTS
+from rein.learning.replay_agent import ReplayAgent
+from rein.learning.replay_options import REPLAY_DEFAULTS
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.stores.checkpoint import write_checkpoint
 from rein.types import State
@@ -39,12 +42,13 @@ ENVIRONMENTS: dict[str, Callable[[int], Any]] = {
     "cartpole": lambda seed: CartPole(num_envs=4, seed=seed),
     "taxi": lambda seed: GymnasiumEnvironment("Taxi-v4", num_envs=3, seed=seed, max_episode_steps=9),
     "gymnasium_cartpole": lambda seed: GymnasiumEnvironment("CartPole-v1", num_envs=3, seed=seed, max_episode_steps=9),
+    "reach": lambda seed: Reach(4, dimensions=2, seed=seed, max_episode_steps=9),
     "half_cheetah": lambda seed: GymnasiumEnvironment("HalfCheetah-v5", num_envs=2, seed=seed, max_episode_steps=15),
 }
 
 
 def agents() -> dict[str, Any]:
-    """Every agent that there is, by its module, and with a memory those that can have one: `ppo`, `ppo_lstm`, ..."""
+    """Every agent that there is, by its module, and with what it can have: `ppo`, `ppo_lstm`, `sac_prioritized`, ..."""
     found: dict[str, Any] = {}
     for module in pkgutil.iter_modules(rein.agents.__path__):
         members = vars(importlib.import_module(f"rein.agents.{module.name}")).values()
@@ -55,6 +59,8 @@ def agents() -> dict[str, Any]:
                 cores = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU} if kind is PPO else {"lstm": LSTM}
                 made = {name: functools.partial(core, features=8) for name, core in cores.items()}
                 found |= {f"{module.name}_{name}": functools.partial(kind, core=core) for name, core in made.items()}
+            if issubclass(kind, ReplayAgent):
+                found[f"{module.name}_prioritized"] = functools.partial(kind, prioritized=True, n_step=3)
     return found
 
 
@@ -63,8 +69,10 @@ def make_agent(kind: Any, environment: Any) -> Any:
     spaces = environment.single_observation_space, environment.single_action_space
     small = {"rollout_steps": 5, "minibatches": 2, "learning_rate": 0.01, "hidden": (16,)}
     small |= {"normalize_observation": True, "normalize_reward": True}
+    replay = issubclass(getattr(kind, "func", kind), ReplayAgent)
+    small |= {"capacity": 83, "batch_size": 8, "learning_starts": 11, "update_to_data": 0.4} if replay else {}
     named = set(inspect.signature(kind).parameters)
-    known = named | set(DEFAULTS) if "options" in named else named
+    known = named | set(REPLAY_DEFAULTS if replay else DEFAULTS) if "options" in named else named
     return kind(*spaces, seed=3, **{name: value for name, value in small.items() if name in known})
 
 

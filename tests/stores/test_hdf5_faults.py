@@ -74,8 +74,8 @@ def test_a_store_that_is_dropped_is_written_and_leaves_nothing(tmp_path):
 def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path, monkeypatch):
     """At each write in turn: the process lives, nothing half-written has a name, and closing is quiet afterwards."""
     for room in range(6):
-        store = HDF5Store(tmp_path / str(room), max_epochs=1)
         descriptors, safe, last = len(os.listdir("/dev/fd")), 0, 0
+        store = HDF5Store(tmp_path / str(room), max_epochs=1)
         with monkeypatch.context() as patch, pytest.raises(StoreError) as caught:
             patch.setattr(files, "os", FullDisk(room))
             for last in range(1, 100):

@@ -1,0 +1,133 @@
+"""Rows in a CSV file, for pandas, numpy and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+Cell = float | int | str | None
+
+
+class CSVLogger:
+    """Appends a line to `path` for each row; the file and its folder are made by the first one.
+
+    Each row is one write of a whole line, so a kill tears the last line at most, and that is cut off when the file is
+    opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
+    What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
+    what `flush` or `close` returned from. Raises OSError where the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: io.FileIO | None = None
+        self._columns: dict[str, None] = {}
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A row of all clocks and metrics; a metric that has the name of a clock is called `<name>_metric`."""
+        self.append(merge(clocks, metrics))
+
+    def append(self, row: Mapping[str, Cell]) -> None:
+        """One line; after a failure the file is opened, and mended, anew."""
+        try:
+            file = self._open() if self._file is None else self._file
+            if not row.keys() <= self._columns.keys():
+                row = {_on_one_line(name): cell for name, cell in row.items()}
+                if new := [name for name in row if name not in self._columns]:
+                    file = self._add_columns(file, new)
+            _write(file, _line(map(row.get, self._columns)))
+        except BaseException:
+            self._release()
+            raise
+
+    def flush(self) -> None:
+        """Return when all rows are safe on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and let go of the file; another row opens it again."""
+        try:
+            self.flush()
+        finally:
+            self._release()
+
+    def _open(self) -> io.FileIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file = io.FileIO(self.path, "a+")
+        _cut_torn_line(file)
+        with open(self.path, "rb") as start:
+            header = start.readline().decode()
+        self._columns = dict.fromkeys(next(csv.reader([header]))) if header else {}
+        return file
+
+    def _add_columns(self, file: io.FileIO, new: list[str]) -> io.FileIO:
+        """Rewrite the file with a wider header; the older rows have nothing there."""
+        file.seek(0)
+        rows = file.readall().splitlines()[1:]
+        columns = [*self._columns, *new]
+        blank = b"," * len(new) + b"\n"
+        content = _line(columns) + b"".join(row + blank for row in rows)
+        self._release()  # Windows does not replace a file that is open
+        _replace(self.path, content)
+        return self._open()
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def merge(clocks: Mapping[str, Cell], metrics: Mapping[str, float]) -> dict[str, Cell]:
+    """Both in one row."""
+    return {**clocks, **{f"{name}_metric" if name in clocks else name: value for name, value in metrics.items()}}
+
+
+def _line(cells: Iterable[Cell]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_on_one_line(cell) if isinstance(cell, str) else cell for cell in cells])
+    return text.getvalue().encode()
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _cut_torn_line(file: io.FileIO) -> None:
+    end = position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        step = min(position, 1 << 16)
+        position -= step
+        file.seek(position)
+        if (newline := file.read(step).rfind(b"\n")) >= 0:
+            position += newline + 1
+            break
+    if position < end:
+        file.truncate(position)
+
+
+def _write(file: io.FileIO, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        written = file.write(rest)
+        if not written:
+            raise OSError(errno.EIO, "the system accepts no more bytes", str(file.name))
+        rest = rest[written:]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Whole or not at all; under a name that the next start of the run removes where this process is killed."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

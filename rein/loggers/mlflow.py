@@ -1,0 +1,68 @@
+"""Curves in MLflow."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rein.types import CLOCKS
+
+_ODD = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
+
+
+class MlflowLogger:
+    """Logs each metric over a clock to a new run of the experiment of that name, which is made where it is missing.
+
+        MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
+
+    A metric that is NaN, as where no episode ended, has no point there. `run_id` says which run it is once it has
+    begun; give it to go on with that run. Raises ImportError without MLflow, ValueError for no clock.
+    """
+
+    def __init__(
+        self,
+        experiment: str,
+        *,
+        tracking_uri: str | None = None,
+        run_id: str | None = None,
+        clock: str = "env_steps",
+    ) -> None:
+        if clock not in CLOCKS:
+            raise ValueError(f"MlflowLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+        try:
+            mlflow: Any = importlib.import_module("mlflow")
+            entities: Any = importlib.import_module("mlflow.entities")
+        except ImportError as error:
+            raise ImportError(f"MlflowLogger needs MLflow: pip install 'rein[mlflow]' ({error})") from error
+        self.run_id = run_id
+        self._client, self._metric = mlflow.MlflowClient(tracking_uri), entities.Metric
+        self._experiment, self._clock = experiment, clock
+        self._running = False
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A point for each metric."""
+        if not self._running:
+            self._begin()
+        now, step = int(time.time() * 1000), int(clocks[self._clock])
+        known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
+        points = [self._metric(name, value, now, step) for name, value in known.items()]
+        self._client.log_batch(self.run_id, metrics=points)
+
+    def close(self) -> None:
+        """Mark the run as finished; another `write` goes on with it."""
+        if self._running:
+            self._client.set_terminated(self.run_id, "FINISHED")
+            self._running = False
+
+    def _begin(self) -> None:
+        if self.run_id is None:
+            found = self._client.get_experiment_by_name(self._experiment)
+            experiment_id = found.experiment_id if found else self._client.create_experiment(self._experiment)
+            self.run_id = self._client.create_run(experiment_id).info.run_id
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+        self._running = True

@@ -1,0 +1,45 @@
+"""Curves in TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rein.types import CLOCKS
+
+
+class TensorBoardLogger:
+    """Writes each metric as a scalar over a clock to event files in `folder`.
+
+    A metric that is NaN, as where no episode ended, has no point there. A run that goes on in the same folder hides the
+    points at and after the place where it goes on. Raises ImportError without TensorBoard, ValueError for no clock.
+    """
+
+    def __init__(self, folder: str | Path, *, clock: str = "env_steps") -> None:
+        if clock not in CLOCKS:
+            raise ValueError(f"TensorBoardLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            hint = "pip install 'rein[tensorboard]'"
+            raise ImportError(f"TensorBoardLogger needs TensorBoard: {hint} ({error})") from error
+        self._open = SummaryWriter
+        self._folder, self._clock = str(folder), clock
+        self._writer: Any = None
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A point for each metric."""
+        step = int(clocks[self._clock])
+        if self._writer is None:
+            self._writer = self._open(self._folder, purge_step=step)
+        for name, value in metrics.items():
+            if not math.isnan(value):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left; another `write` opens another event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

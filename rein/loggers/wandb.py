@@ -1,0 +1,47 @@
+"""Curves in Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rein.types import CLOCKS
+
+
+class WandbLogger:
+    """Logs all metrics, and all clocks as `clocks/<name>`, over one clock to a run that `wandb.init(**options)` begins.
+
+        WandbLogger(project="cartpole", dir="runs/cartpole")
+
+    A metric that is NaN, as where no episode ended, has no point there. After `close` the same run is gone on with; for
+    that in another process give its `id` and `resume="allow"`. Raises ImportError without wandb, ValueError for no
+    clock.
+    """
+
+    def __init__(self, *, clock: str = "env_steps", **options: Any) -> None:
+        if clock not in CLOCKS:
+            raise ValueError(f"WandbLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+        try:
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ImportError(f"WandbLogger needs wandb: pip install 'rein[wandb]' ({error})") from error
+        self._begin = wandb.init
+        self._options, self._clock = options, clock
+        self._run: Any = None
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A point for each metric and clock."""
+        if self._run is None:
+            self._run = self._begin(**self._options)
+            self._options |= {"id": self._run.id, "resume": "allow"}
+        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        times = {f"clocks/{name}": value for name, value in clocks.items()}
+        self._run.log({**times, **known}, step=int(clocks[self._clock]))
+
+    def close(self) -> None:
+        """Send what is left and finish the run."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

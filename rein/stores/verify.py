@@ -1,0 +1,213 @@
+"""Whether a run, or one of its files, is whole: hashes, layout, numbering, tables against rows, checkpoints, metrics.
+
+Files may be anybody's: HDF5 parses them in a child process alone (`rein.stores.scan`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rein.errors import StoreError
+from rein.stores import files
+from rein.stores.checkpoint import read_checkpoint
+from rein.stores.checkpoints import FOLDER as CHECKPOINTS
+from rein.stores.checks import check_file, check_sequence
+from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT
+from rein.stores.contents import MISREAD, content_of
+from rein.stores.folder import TRAJECTORIES, list_files
+from rein.stores.mapping import Stamp, stamp_of
+from rein.stores.scan import layouts
+from rein.stores.state import TRAILER_LENGTH, find_texts
+from rein.stores.tables import Content
+
+_KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
+
+
+class Problem(NamedTuple):
+    """What is wrong with a file."""
+
+    path: Path
+    reason: str
+
+
+class Report(NamedTuple):
+    """What was looked at, and what is wrong."""
+
+    files: int
+    bytes: int
+    epochs: int
+    episodes: int
+    problems: list[Problem]
+
+
+def verify_run(path: str | Path) -> Report:
+    """Check every file of the run in the folder `path`, or that one file. Raises StoreError where there is nothing."""
+    path = Path(path)
+    if path.is_dir():
+        trajectories = list_files(path / TRAJECTORIES) or list_files(path)
+        checkpoints = [file for place in ("", "best") for file in _checkpoints(path / CHECKPOINTS / place)]
+        others = [path / name for name in ("run.json", EPOCHS, EVALUATIONS, PLOT) if (path / name).is_file()]
+    elif path.name in ("run.json", *_KEYS, PLOT):
+        trajectories, checkpoints, others = [], [], [path]
+    else:
+        saved = path.is_file() and _is_checkpoint(path)
+        trajectories, checkpoints, others = ([], [path], []) if saved else ([path] * path.is_file(), [], [])
+    looked_at = [*trajectories, *checkpoints, *others]
+    if not looked_at:
+        raise StoreError(f"{path}: there is no run and no file of one")
+    problems: list[Problem] = []
+    contents = _check_trajectories(trajectories, problems)
+    for file, content in contents.items():
+        _guard(file, problems, lambda c=content: [Problem(c.file.path, wrong) for wrong in check_file(c)])
+    known = list(contents.values())
+    if path.is_dir() and known:
+        problems += [Problem(content.file.path, wrong) for content, wrong in check_sequence(known)]
+    last = max((int(content.epochs["number"][-1]) for content in known), default=0)
+    for file in checkpoints:
+        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last if path.is_dir() else None)))
+    for file in others:
+        _guard(file, problems, lambda f=file: list(_check_other(f)))
+    if path.is_dir():
+        problems += _check_latest(path / CHECKPOINTS)
+    epochs = {number for content in known for number in content.epochs["number"].tolist()}
+    size = sum(file.stat().st_size for file in looked_at if file.exists())
+    return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
+
+
+def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem]]) -> None:
+    """Whatever a check raises of what a file may cause is what is wrong with that file."""
+    try:
+        problems += check()
+    except StoreError as error:
+        problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
+    except OSError as error:
+        problems.append(Problem(path, f"cannot be read: {error.strerror}"))
+    except (*MISREAD, MemoryError, OverflowError, RecursionError) as error:
+        problems.append(Problem(path, f"makes no sense: {error!r:.300}"))
+
+
+def _check_trajectories(paths: Sequence[Path], problems: list[Problem]) -> dict[Path, Content]:
+    """The files whose hash, layout and tables are right; the others are problems."""
+    stamps: dict[Path, Stamp] = {}
+    for path in paths:
+        _guard(path, problems, lambda p=path: _check_hash(p, stamps))
+    left, found = list(stamps), {}
+    while left:
+        try:
+            layouts(left, trusted=False)  # one child for all, which ends with the first bad one
+            good, bad = left, None
+        except StoreError:
+            bad = next((n for n, path in enumerate(left) if not _scans(path, problems)), None)
+            good = left if bad is None else left[:bad]
+        left = [] if bad is None else left[bad + 1 :]
+        for path in good:
+            _guard(path, problems, lambda p=path: _open(p, stamps[p], found))
+    return found
+
+
+def _check_hash(path: Path, stamps: dict[Path, Stamp]) -> list[Problem]:
+    stamp = stamp_of(path)
+    files.verify(path)
+    stamps[path] = stamp
+    return []
+
+
+def _scans(path: Path, problems: list[Problem]) -> bool:
+    before = len(problems)
+    _guard(path, problems, lambda: _check_layout(path))
+    return len(problems) == before
+
+
+def _check_layout(path: Path) -> list[Problem]:
+    layouts([path], trusted=False)
+    return []
+
+
+def _open(path: Path, stamp: Stamp, found: dict[Path, Content]) -> list[Problem]:
+    (layout,) = layouts([path], trusted=False)
+    found[path] = content_of(path, stamp, layout)
+    return []
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """By its last line; a damaged one may be taken for a file of trajectories, and is damaged in either case."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - TRAILER_LENGTH))
+            find_texts(file.read(TRAILER_LENGTH))
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _check_checkpoint(path: Path, last: int | None) -> Iterator[Problem]:
+    """The whole state is read, and its rows; the epochs that its store counts on must be among those up to `last`."""
+    parts = read_checkpoint(path).state.get("parts")
+    if last is None or not isinstance(parts, dict):
+        return
+    stores = [part for part in parts.values() if isinstance(part, dict) and part.keys() == {"epoch"}]
+    for epoch in (store["epoch"] for store in stores):
+        if type(epoch) is int and epoch > last:
+            yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
+
+
+def _check_latest(folder: Path) -> Iterator[Problem]:
+    latest = folder / "latest"
+    if latest.is_file():
+        name = latest.read_bytes()[:200].decode(errors="replace").strip()
+        if name not in [path.name for path in _checkpoints(folder)]:
+            yield Problem(latest, f"names {name!r}, which is not there")
+
+
+def _check_other(path: Path) -> Iterator[Problem]:
+    if path.name == PLOT:
+        files.verify(path)
+    elif path.name in _KEYS:
+        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name]))
+    elif not isinstance(json.loads(path.read_bytes()), dict):
+        yield Problem(path, "is JSON of something else than a run")
+
+
+def _check_rows_of(path: Path, key: str, text: str) -> Iterator[str]:
+    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end."""
+    with open(path, "rb") as file:
+        names = _cells(file.readline())
+        if key not in names:
+            yield f"has no column {key!r}"
+            return
+        before = None
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                yield f"ends within line {number}, which the next start of the run cuts off"
+                return
+            cells = _cells(line)
+            wrong = _check_row(dict(zip(names, cells, strict=False)), key, text, before)
+            if len(cells) != len(names) or wrong:
+                yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"
+                return
+            before = int(cells[names.index(key)])
+
+
+def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> str | None:
+    for name, cell in row.items():
+        try:
+            _ = float(cell) if cell and name != text else None
+        except ValueError:
+            return f"{cell!r:.40} is no number"
+    if not row.get(key, "").isdecimal():
+        return f"{row.get(key)!r:.40} does not count it"
+    if before is not None and int(row[key]) != before + 1:
+        return f"{key} {row[key]} comes after {key} {before}"
+    return None
+
+
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode(errors="replace")]), [])

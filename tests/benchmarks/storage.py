@@ -1,0 +1,157 @@
+"""How fast trajectories are read back, beside arrays in memory, in one run: `python tests/benchmarks/storage.py`.
+
+Batches per second of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of
+them alike: read the ratios. A batch is 256 sequences of 16 whole transitions (or 4,096 transitions) drawn at random
+from 200,000 steps: observation 17, action 6, reward, ends, next observation. The files are in the page cache.
+
+Shapes: T steps, N environments, O features of an observation, A of an action.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1")
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rein
+from rein.stores import windows
+from rein.types import Episodes, Trajectory
+
+STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = 200_000, 8, 50, 5, 250
+SEQUENCES, LENGTH = 256, 16
+FEATURES, ACTIONS = 17, 6
+REPEATS, SECONDS = 9, 0.3  # of CPU time each
+TARGET = 0.5
+
+
+def write_run(path: Path) -> dict[str, np.ndarray]:
+    """A run of episodes of `EPISODE` steps each in several files; returns its fields, (T, N, ...)."""
+    random = np.random.default_rng(0)
+    total = STEPS // ENVIRONMENTS
+    lead = (total, ENVIRONMENTS)
+    ended = np.broadcast_to((np.arange(total) % EPISODE == EPISODE - 1)[:, None], lead)
+    fields: dict[str, np.ndarray] = {
+        "observation": random.standard_normal((*lead, FEATURES), np.float32),
+        "action": random.standard_normal((*lead, ACTIONS), np.float32),
+        "reward": random.standard_normal(lead, np.float32),
+        "terminated": np.zeros(lead, bool),
+        "truncated": ended.copy(),
+        "valid": np.ones(lead, bool),
+    }
+    store = rein.HDF5Store(path, max_epochs=EPOCHS // FILES)
+    for epoch in range(EPOCHS):
+        begin, stop = epoch * total // EPOCHS, (epoch + 1) * total // EPOCHS
+        row_E, environment_E = np.nonzero(ended[begin:stop])
+        last_E = begin + row_E
+        store.append(
+            Trajectory(
+                epoch=epoch + 1,
+                status="completed",
+                first_step=begin,
+                fields={name: array[begin:stop] for name, array in fields.items()},
+                next_observation=fields["observation"][min(stop, total - 1)],
+                episodes=Episodes(
+                    id=last_E // EPISODE * ENVIRONMENTS + environment_E,
+                    environment=environment_E,
+                    first_step=last_E - EPISODE + 1,
+                    last_step=last_E,
+                    seed=np.full(len(row_E), -1),
+                    episode_return=np.zeros(len(row_E)),
+                    length=np.full(len(row_E), EPISODE),
+                    terminated=np.zeros(len(row_E), bool),
+                    truncated=np.ones(len(row_E), bool),
+                    final_observation=fields["observation"][last_E, environment_E],
+                ),
+                metrics={},
+                clocks={},
+            )
+        )
+    store.close()
+    return fields
+
+
+def in_memory(fields: dict[str, np.ndarray], take: bool) -> Callable[[np.ndarray], Any]:
+    """The same gathers from arrays in memory, next observations in one of their own; by `take` or by indexing."""
+    columns = {name: field.reshape(STEPS, *field.shape[2:]) for name, field in fields.items() if name != "valid"}
+    columns["next_observation"] = np.roll(columns["observation"], -ENVIRONMENTS, axis=0)
+    if take:
+        return lambda index: {name: np.take(column, index, axis=0) for name, column in columns.items()}
+    return lambda index: {name: column[index] for name, column in columns.items()}
+
+
+def measure(work: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Calls per second of CPU time, the medians."""
+    found: dict[str, list[float]] = {name: [] for name in work}
+    for name in list(work) * REPEATS:
+        calls, begin = 0, time.process_time()
+        while time.process_time() - begin < SECONDS:
+            work[name]()
+            calls += 1
+        found[name].append(calls / (time.process_time() - begin))
+    return {name: statistics.median(rates) for name, rates in found.items()}
+
+
+def opening(path: Path) -> None:
+    for how in ("scanned by a child", "again"):
+        begin, cpu = time.perf_counter(), time.process_time()
+        run = rein.open_run(path)
+        rows = int(run.epochs["length"].sum())
+        wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        what = f"{len(run.files)} files, {sum(file.stat().st_size for file in run.files) / 2**20:.0f} MiB, {rows} rows"
+        print(f"opening {what}, {how}: {wall:.3f} s, {cpu:.3f} s of CPU here")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        fields = write_run(path)
+        opening(path)
+        for small, how in ((windows._SMALL, "small fields held in memory"), (0, "every float mapped, file by file")):
+            windows._SMALL = small
+            compare(path, fields, how)
+
+
+def compare(path: Path, fields: dict[str, np.ndarray], how: str) -> None:
+    run, draws = rein.open_run(path), np.random.default_rng(1)
+    sequences, transitions = run.sequences(LENGTH), run.transitions()
+    starts = np.flatnonzero(np.arange(STEPS) // ENVIRONMENTS % EPISODE <= EPISODE - LENGTH)
+    span = ENVIRONMENTS * np.arange(LENGTH)
+    assert len(sequences) == len(starts) and len(transitions) == STEPS
+    indexing, taking = in_memory(fields, take=False), in_memory(fields, take=True)
+    check = draws.integers(0, len(starts), SEQUENCES)
+    assert np.array_equal(sequences[check].observation, indexing(starts[check][:, None] + span)["observation"])
+
+    def sequence_rows() -> np.ndarray:
+        return starts[draws.integers(0, len(starts), SEQUENCES)][:, None] + span
+
+    def rows() -> np.ndarray:
+        return draws.integers(0, STEPS, SEQUENCES * LENGTH)
+
+    for what, dataset, size, index in (
+        ("sequences", sequences, SEQUENCES, sequence_rows),
+        ("transitions", transitions, SEQUENCES * LENGTH, rows),
+    ):
+        work: dict[str, Callable[[], Any]] = {
+            "arrays in memory, indexed": lambda index=index: indexing(index()),
+            "arrays in memory, numpy.take": lambda index=index: taking(index()),
+            f"run.{what}": lambda d=dataset, size=size: d[draws.integers(0, len(d), size)],
+        }
+        found = measure(work)
+        indexed, taken, ours = found.values()
+        print(f"\n{what}, {how}: batches of {SEQUENCES * LENGTH} transitions per CPU second")
+        for name, rate in found.items():
+            print(f"  {name:30} {rate:8.0f}   {rate / indexed:.2f} of indexing, {rate / taken:.2f} of numpy.take")
+        print(f"  target {TARGET} of indexing: {'reached' if ours >= TARGET * indexed else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The program that `docs/loggers.md` is made of runs, and every logger has its place there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/loggers.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_are_one_program_that_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+    exec(compile(program, "docs/loggers.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [" 1,000  0.0010", " 2,000  0.0005", "done"]
+    assert len((tmp_path / "every-tenth.csv").read_text().splitlines()) == 1 + 4
+    assert len((tmp_path / "fine.csv").read_text().splitlines()) == 1 + 40 * 50 // 25
+
+
+def test_every_logger_has_a_line() -> None:
+    loggers = {path.stem for path in (ROOT / "rein/loggers").glob("*.py")} - {"__init__", "attach"}
+    assert loggers == set(re.findall(r"^\| `rein\.loggers\.(\w+)\.\w+\(", PAGE, re.MULTILINE))
