@@ -1,0 +1,124 @@
+"""Advantage-weighted actor-critic.
+
+Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.replay import Sample
+from rein.learning.actor_policy import ActorPolicy
+from rein.learning.critic_gradients import critic_gradient, has_closed_form
+from rein.learning.critic_loss import CriticBatch, critic_loss
+from rein.learning.imitation import ImitationBatch, likelihood_loss
+from rein.learning.options import above_zero, at_least_one
+from rein.learning.replay_agent import ReplayAgent
+from rein.learning.replay_options import ReplayOptions
+from rein.networks.continuous import ContinuousNetworks
+from rein.ops.random import generator
+from rein.ops.values import td_target
+from rein.types import Tree
+
+WEIGHTS = ("softmax", "exp")
+
+
+class AWAC(ReplayAgent[ContinuousNetworks]):
+    """AWAC (Nair et al. 2020): to do what was done, and that more often which was better than what it would have done.
+
+        y    = r + gamma * min_k Q'_k(s', a'),  a' ~ pi(s'),  and r alone where s' is the end
+        L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
+        A    = min_k Q_k(s, a) - min_k Q_k(s, b),  b ~ pi(s)
+        L_pi = mean -w log pi(a | s),  w = exp(A / temperature), or B times the batch's softmax of A / temperature
+
+    It learns from a filled replay by `rein.offline.offline_loop`, and goes on in environments by `training_loop`.
+
+    Args:
+        observation_space: of one environment; flattened to a vector.
+        action_space: a Box with finite bounds.
+        critics: K, drawn independently of each other.
+        temperature: by how much an action must be better to count e times as much, in units of the return.
+        weights: "softmax", whose mean in a batch is 1, or "exp".
+        max_weight: the largest w.
+        **options: those of `rein.learning.replay_options.ReplayOptions`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        critics: int = 2,
+        temperature: float = 1.0,
+        weights: str = "softmax",
+        max_weight: float = 100.0,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        at_least_one(self, "critics", critics)
+        above_zero(self, "temperature", temperature)
+        above_zero(self, "max_weight", max_weight)
+        if weights not in WEIGHTS:
+            raise ValueError(f"AWAC(weights={weights!r}): use one of {', '.join(WEIGHTS)}")
+        own = {"critics": critics, "temperature": temperature, "weights": weights, "max_weight": max_weight}
+        super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
+
+    def _make_networks(self, drawn: torch.Generator) -> ContinuousNetworks:
+        options = self._options
+        shape = {name: options[name] for name in ("critics", "hidden", "activation", "normalize_observation")}
+        networks = ContinuousNetworks(self.observation_space, self.action_space, drawn, stochastic=True, **shape)
+        written = has_closed_form(networks.critics)
+        self._critics = self.learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
+        self._actor = self.learner("actor", networks.actor, likelihood_loss)
+        self.follow(networks.target_critics, networks.critics)
+        return networks
+
+    def _explore(self, observation: Tree) -> Tensor:
+        networks = self.networks
+        distribution = networks.actor.distribution(networks.encoder(observation))
+        return networks.scale.to_action(distribution.sample(self._generator).tanh())
+
+    def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        networks = self.networks
+        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        action_BA = networks.scale.from_action(sample.action)
+        batch = CriticBatch(features, action_BA, self._target(sample, next_features), weight_B)
+        metrics = self._critics.step(batch, None, report=report)
+        advantage_B = self._advantage(features, action_BA)
+        imitated_B = advantage_weight(advantage_B / self._options["temperature"], self._options["weights"])
+        imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
+        metrics |= self._actor.step(ImitationBatch(features, action_BA, imitated_B), None, report=report)
+        if report:
+            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
+        metrics.pop("error")
+        return metrics, metrics.pop("td_error")
+
+    @torch.no_grad()
+    def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
+        networks = self.networks
+        action_BA = networks.actor.distribution(next_features).sample(self._generator).tanh()
+        value_B = networks.target_critics(next_features, action_BA).amin(0)
+        return td_target(sample.reward, sample.terminated, value_B, sample.discount)
+
+    @torch.no_grad()
+    def _advantage(self, features: Tensor, action_BA: Tensor) -> Tensor:
+        networks = self.networks
+        own_BA = networks.actor.distribution(features).sample(self._generator).tanh()
+        return networks.critics(features, action_BA).amin(0) - networks.critics(features, own_BA).amin(0)
+
+    def policy(self, deterministic: bool = True) -> ActorPolicy:
+        """Acts by the actor as it is at any time: the middle of its distribution, or samples under an own generator."""
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return ActorPolicy(self.networks, own, self.device)
+
+
+def advantage_weight(advantage_B: Tensor, weights: str) -> Tensor:
+    """exp A, or B times the softmax of A over the batch; (B,)."""
+    return advantage_B.exp() if weights == "exp" else advantage_B.softmax(0) * len(advantage_B)

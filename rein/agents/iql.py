@@ -1,0 +1,126 @@
+"""Implicit Q-learning.
+
+Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.buffers.replay import Sample
+from rein.learning.actor_policy import ActorPolicy
+from rein.learning.critic_gradients import critic_gradient, has_closed_form
+from rein.learning.critic_loss import CriticBatch, critic_loss
+from rein.learning.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
+from rein.learning.options import above_zero, at_least_one
+from rein.learning.replay_agent import ReplayAgent
+from rein.learning.replay_options import ReplayOptions
+from rein.networks.continuous import ContinuousNetworks
+from rein.networks.state_value import StateValue
+from rein.ops.random import generator
+from rein.ops.values import td_target
+from rein.types import Tree
+
+
+class IQL(ReplayAgent["_Networks"]):
+    """IQL (Kostrikov et al. 2022): the best of what was done, without ever asking what something else is worth.
+
+        L_V  = mean |expectile - [e < 0]| e^2,  e = min_k Q'_k(s, a) - V(s)
+        y    = r + gamma * V(s'),  and r alone where s' is the end
+        L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
+        L_pi = mean -min(exp(inverse_temperature * e), max_weight) log pi(a | s)
+
+    Q' are targets, which follow the K critics by `tau`. It learns from a filled replay by `rein.offline.offline_loop`,
+    and goes on in environments by `training_loop`.
+
+    Args:
+        observation_space: of one environment; flattened to a vector.
+        action_space: a Box with finite bounds.
+        critics: K, drawn independently of each other.
+        expectile: of what was done in a state, the value: 0.5 for the mean, toward 1 for the best.
+        inverse_temperature: how much more an action counts that is better by 1, in units of the return: e to the
+            power of it. 0 is behaviour cloning.
+        max_weight: the largest that an action counts.
+        **options: those of `rein.learning.replay_options.ReplayOptions`.
+
+    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    """
+
+    reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        critics: int = 2,
+        expectile: float = 0.7,
+        inverse_temperature: float = 3.0,
+        max_weight: float = 100.0,
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        at_least_one(self, "critics", critics)
+        above_zero(self, "max_weight", max_weight)
+        if not 0.0 < expectile < 1.0:
+            raise ValueError(f"IQL(expectile={expectile}): give a number between 0 and 1, neither of them")
+        if not inverse_temperature >= 0.0:
+            raise ValueError(f"IQL(inverse_temperature={inverse_temperature}): give 0 or more")
+        own = {
+            "critics": critics,
+            "expectile": expectile,
+            "inverse_temperature": inverse_temperature,
+            "max_weight": max_weight,
+        }
+        super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
+
+    def _make_networks(self, drawn: torch.Generator) -> _Networks:
+        options = self._options
+        shape = {name: options[name] for name in ("critics", "hidden", "activation", "normalize_observation")}
+        networks = _Networks(self.observation_space, self.action_space, drawn, stochastic=True, **shape)
+        networks.state_value = StateValue(
+            networks.encoder.features, tuple(options["hidden"]), options["activation"], drawn
+        )
+        written = has_closed_form(networks.critics)
+        self._critics = self.learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
+        self._value = self.learner("value", networks.state_value, expectile_loss)
+        self._actor = self.learner("actor", networks.actor, likelihood_loss)
+        self.follow(networks.target_critics, networks.critics)
+        return networks
+
+    def _explore(self, observation: Tree) -> Tensor:
+        networks = self.networks
+        distribution = networks.actor.distribution(networks.encoder(observation))
+        return networks.scale.to_action(distribution.sample(self._generator).tanh())
+
+    def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        networks = self.networks
+        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        action_BA = networks.scale.from_action(sample.action)
+        with torch.no_grad():
+            done_B = networks.target_critics(features, action_BA).amin(0)
+        metrics = self._value.step(ValueBatch(features, done_B), self._options["expectile"], report=report)
+        with torch.no_grad():
+            value_B, next_value_B = networks.state_value(torch.cat((features, next_features))).chunk(2)
+            advantage_B = done_B - value_B
+            imitated_B = (advantage_B * self._options["inverse_temperature"]).exp_()
+            imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
+            target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
+        metrics |= self._actor.step(ImitationBatch(features, action_BA, imitated_B), None, report=report)
+        metrics |= self._critics.step(CriticBatch(features, action_BA, target_B, weight_B), None, report=report)
+        if report:
+            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
+        metrics.pop("error")
+        return metrics, metrics.pop("td_error")
+
+    def policy(self, deterministic: bool = True) -> ActorPolicy:
+        """Acts by the actor as it is at any time: the middle of its distribution, or samples under an own generator."""
+        own = None if deterministic else generator(self._root, "policy", device=self.device)
+        return ActorPolicy(self.networks, own, self.device)
+
+
+class _Networks(ContinuousNetworks):
+    state_value: StateValue

@@ -1,0 +1,134 @@
+"""Learning without environments: the loop on a replay that is filled with what was recorded before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+
+from rein.buffers.filling import extend
+from rein.handlers.describe import describe
+from rein.learning.replay_agent import ReplayAgent
+from rein.loop import Loop
+from rein.ops.trees import map_tree, to_device
+from rein.protocols import Store
+from rein.training import record_metrics, seed_parts
+from rein.types import State, StepState, Transition
+
+if TYPE_CHECKING:
+    from rein.stores.datasets import Transitions
+    from rein.stores.reader import Run
+
+ITERATIONS = 100  # of an epoch, where nobody says
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """Transitions that can be had part by part, as those of a `rein.integrations.minari.MinariData`."""
+
+    def chunks(self) -> Iterator[Transition]:
+        """All of them, (B, ...), one after the other."""
+        ...
+
+
+Source = Union["Run", "Transitions", Recorded, Iterable[Transition]]
+
+
+def offline_loop(
+    agent: ReplayAgent[Any],
+    data: Source | None = None,
+    store: Store | None = None,
+    *,
+    epochs: int | None = 1,
+    iterations: int | None = None,
+    updates_per_iteration: int = 10,
+    seed: int | None = None,
+    debug: bool = False,
+) -> Loop:
+    """A loop that trains `agent` on what its replay holds, filled with `data` first where that is given.
+
+        loop = offline_loop(agent, rein.open_run("runs/sac"), epochs=20)
+        evaluate(loop, agent.policy(), environment, episodes=10)
+        loop.run()
+
+    An epoch has 100 iterations if not told, each of `updates_per_iteration` updates; `data` is what `fill` takes. The
+    loop owns the agent, and the replay with it: a checkpoint resumes exactly, with whatever `data` there is then. The
+    clock that advances is `updates`: nobody acts. Evaluation, checkpoints and early stopping are handlers, as they are
+    in every loop; what the agent reports are metrics. `store` takes `run.json`, the metrics' files and checkpoints.
+    `seed` seeds an agent that was built without one.
+
+    Raises TypeError for an agent that does not learn from replay; ValueError for numbers below 1, and where an agent
+    that is to be seeded has learned or been filled before, which it would forget.
+    """
+    if not isinstance(agent, ReplayAgent):
+        raise TypeError(f"offline_loop: {type(agent).__name__} does not learn from a replay, as a ReplayAgent does")
+    if updates_per_iteration < 1:
+        raise ValueError(f"offline_loop(updates_per_iteration={updates_per_iteration}): give 1 or more")
+    if agent.seed is None and (agent.updates or len(agent.replay)):
+        raise ValueError("offline_loop: to seed the agent would empty its replay; build it with a seed=")
+    seed_parts(seed, agent)
+    if data is not None:
+        fill(agent, data)
+
+    def step(state: State) -> StepState:
+        metrics = agent.learn(updates_per_iteration)
+        state.clocks.updates = agent.updates
+        return StepState(None, metrics=metrics)
+
+    loop = Loop(step, epochs=epochs, iterations=ITERATIONS if iterations is None else iterations, debug=debug)
+    loop.own("agent", agent)
+    for name in agent.reports:
+        loop.metric(name, name)
+    if store is not None:
+        loop.own("store", store)
+        if hasattr(store, "write_run"):  # it has the folder of a run
+            describe(loop, store)
+            record_metrics(loop, store)
+
+    @loop.started
+    def take_clocks(state: State) -> None:
+        if not len(agent.replay):
+            raise ValueError("offline_loop: there is nothing to learn from; give data=, or fill(agent, data) before")
+        state.clocks.env_steps, state.clocks.updates = agent.env_steps, agent.updates
+
+    return loop
+
+
+def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
+    """Put recorded transitions into an agent's replay; returns how many there were.
+
+    `data` is a run (`rein.open_run(...)`), whose environments come one after the other, a part of one
+    (`run.transitions(episodes=...)`), a `rein.integrations.minari.MinariData`, or any iterable of `Transition`s of rows
+    (B, ...) that were recorded one after the other. To go on in N environments later, give `num_envs=N`: each of them
+    then has a stretch of the rows. An observation normalizer learns of them, too.
+
+    Raises ValueError for data without one of the fields, or of other spaces than the agent's, and where there is more
+    of it than the replay's capacity.
+    """
+    seed_parts(None, agent)  # which would draw it anew, later
+    count = 0
+    for chunk in _chunks(data):
+        chunk = to_device(chunk, agent.device)
+        _check(agent, chunk)
+        count += extend(agent.replay, chunk, num_envs)
+        agent.networks.encoder.update(chunk.observation, chunk.valid)
+    return count
+
+
+def _chunks(data: Source) -> Iterable[Transition]:
+    from rein.stores.datasets import Transitions  # brings h5py, which `import rein` does without
+    from rein.stores.reader import Run
+    from rein.stores.streams import streams
+
+    if isinstance(data, Run | Transitions):
+        return streams(data).chunks()
+    return data.chunks() if isinstance(data, Recorded) else data
+
+
+def _check(agent: ReplayAgent[Any], chunk: Transition) -> None:
+    """ValueError where these are not the agent's actions or observations."""
+    if chunk.action is None or chunk.observation is None:
+        return  # the replay names all that is not there
+    mine, given = agent.action_space.shape, tuple(chunk.action.shape[1:])
+    if mine != given:
+        raise ValueError(f"fill: the agent's actions are {agent.action_space}, and those recorded of shape {given}")
+    agent.networks.encoder(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be

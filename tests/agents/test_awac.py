@@ -1,0 +1,109 @@
+"""AWAC: the contract, its weights, and what it makes of data in which most was done badly."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.agents.awac import AWAC, advantage_weight
+from rein.envs.pendulum import Pendulum
+from rein.offline import fill
+from rein.testing import AgentContract
+from rein.types import Transition
+
+SMALL: dict[str, Any] = {
+    "hidden": (16,),
+    "batch_size": 16,
+    "capacity": 512,
+    "train_frequency": 8,
+    "update_to_data": 0.125,
+}
+
+
+class TestAgent(AgentContract):
+    options: ClassVar[dict[str, Any]] = {"learning_starts": 24}
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        environment = self.environment(1, 0)
+        given = environment.single_observation_space, environment.single_action_space
+        return AWAC(*given, **SMALL, **self.options, seed=seed)
+
+    def environment(self, num_envs, seed):
+        return Pendulum(num_envs, seed=seed)
+
+
+class TestWithExponentialWeights(TestAgent):
+    options: ClassVar[dict[str, Any]] = {"weights": "exp", "max_weight": 5.0, "activation": "tanh", "prioritized": True}
+
+
+BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+def one_step(rows: int = 2000) -> Transition:
+    """Episodes of one step in one state, whose reward is highest, 0, for an action of 0.6, and most are far from it."""
+    generator = torch.Generator().manual_seed(0)
+    action = torch.rand(rows, 1, generator=generator) * 2 - 1
+    yes = torch.ones(rows, dtype=torch.bool)
+    still = torch.zeros(rows, 1)
+    return Transition(still, action, -4.0 * (action[:, 0] - 0.6).square(), yes, ~yes, still, yes, {})
+
+
+def trained(updates: int = 300, **options: Any) -> AWAC:
+    agent = AWAC(BOX, BOX, hidden=(16,), batch_size=64, learning_rate=2e-2, tau=0.1, seed=0, **options)
+    fill(agent, [one_step()])
+    agent.learn(updates)
+    return agent
+
+
+def chosen(agent: AWAC) -> float:
+    return agent.policy().select_action(torch.zeros(1, 1))[0].item()
+
+
+@pytest.mark.parametrize("weights", ["softmax", "exp"])
+def test_the_better_actions_are_imitated(weights):
+    assert abs(chosen(trained(temperature=1e3, weights=weights))) < 0.15  # all alike: the middle of what was done
+    assert chosen(trained(temperature=0.1, weights=weights)) == pytest.approx(0.6, abs=0.15)
+
+
+def test_weights_of_a_softmax_have_a_mean_of_1_and_the_ratios_of_the_others():
+    advantage = torch.tensor([0.5, -1.0, 2.0])
+    softmax, exponential = (advantage_weight(advantage, name) for name in ("softmax", "exp"))
+    assert softmax.mean().item() == pytest.approx(1.0)
+    torch.testing.assert_close(softmax / softmax[0], exponential / exponential[0])
+    torch.testing.assert_close(exponential, advantage.exp())
+
+
+def test_weights_are_bounded():
+    agent = trained(updates=1, temperature=1e-3, max_weight=3.0)
+    assert agent.learn(1)["largest_weight"].item() == 3.0
+
+
+def test_an_action_is_worth_what_comes_after_it_by_the_policy():
+    """Two states in a row, a reward of 1 at the end: whatever is done in the first is worth gamma."""
+    observation = torch.tensor([[0.0], [1.0]]).repeat(200, 1)
+    last = torch.tensor([False, True]).repeat(200)
+    action = torch.rand(400, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    data = Transition(observation, action, last.float(), last, ~last & last, observation.roll(-1, 0), ~last | last, {})
+    agent = AWAC(BOX, BOX, gamma=0.5, hidden=(16,), batch_size=64, learning_rate=2e-2, tau=0.1, seed=0)
+    fill(agent, [data])
+    agent.learn(300)
+    value = agent.networks.critics(torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1)).mean(0)
+    assert value.tolist() == [pytest.approx(0.5, abs=0.1), pytest.approx(1.0, abs=0.1)]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"weights": "linear"}, {"max_weight": 0.0}, {"critics": 0}])
+def test_numbers_out_of_their_range_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        AWAC(BOX, BOX, **options)
+
+
+def test_what_it_reports_is_what_it_says_it_does():
+    found = trained(updates=2).learn(1)
+    assert set(AWAC.reports) <= set(found)

@@ -1,0 +1,178 @@
+"""Behaviour cloning: the contract, and that it does what was done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.agents.bc import BC
+from rein.envs.gridworld import Gridworld
+from rein.envs.pendulum import Pendulum
+from rein.learning.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
+from rein.networks.continuous import Actor
+from rein.offline import fill
+from rein.testing import AgentContract
+from rein.types import Transition
+
+SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 512, "learning_starts": 24, "train_frequency": 8}
+SMALL |= {"update_to_data": 0.125}
+
+
+class TestDiscrete(AgentContract):
+    bootstraps = False
+
+    def learned(self, agent):
+        return dict(agent.networks.state_dict())
+
+    def make(self, seed):
+        environment = self.environment(1, 0)
+        return BC(environment.single_observation_space, environment.single_action_space, **SMALL, seed=seed)
+
+    def environment(self, num_envs, seed):
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+
+class TestContinuous(TestDiscrete):
+    def environment(self, num_envs, seed):
+        return Pendulum(num_envs, seed=seed)
+
+
+class TestWithoutChance(TestContinuous):
+    def make(self, seed):
+        environment = self.environment(1, 0)
+        given = environment.single_observation_space, environment.single_action_space
+        return BC(*given, **SMALL, stochastic=False, seed=seed)
+
+
+def recorded(observation, action) -> Transition:
+    """Transitions whose rewards and ends say nothing."""
+    rows = len(observation)
+    no = torch.zeros(rows, dtype=torch.bool)
+    return Transition(observation, action, torch.zeros(rows), no, no, observation, ~no, {})
+
+
+def states(rows: int = 512) -> torch.Tensor:
+    return torch.rand(rows, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_discrete_actions_are_cloned(start):
+    observation = states()
+    action = start + (observation[:, 0] > 0).long() + (observation[:, 1] > 0).long()
+    agent = BC(BOX, spaces.Discrete(3, start=start), hidden=(32,), learning_rate=1e-2, seed=0)
+    fill(agent, [recorded(observation, action)])
+    agent.learn(300)
+    chosen, _ = agent.policy().select_action(observation)
+    assert (chosen == action).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_continuous_actions_are_cloned_in_the_units_of_the_space(stochastic):
+    observation = states()
+    action = torch.stack([2.0 + observation[:, 0], 10.0 * observation[:, 1] * observation[:, 2]], 1)
+    space = spaces.Box(np.array([0.0, -20.0], np.float32), np.array([4.0, 20.0], np.float32))
+    agent = BC(BOX, space, hidden=(32,), learning_rate=1e-2, stochastic=stochastic, seed=0)
+    fill(agent, [recorded(observation, action)])
+    agent.learn(500)
+    chosen, _ = agent.policy().select_action(observation)
+    assert ((chosen - action).abs().mean(0) < torch.tensor([0.1, 1.0])).all()
+
+
+def test_what_was_done_at_random_is_cloned_at_random():
+    observation = torch.zeros(2000, 3)
+    generator = torch.Generator().manual_seed(1)
+    often = (torch.rand(2000, generator=generator) < 0.8).long()
+    agent = BC(BOX, spaces.Discrete(2), hidden=(8,), learning_rate=1e-2, seed=0)
+    fill(agent, [recorded(observation, often)])
+    agent.learn(300)
+    for chosen in (
+        agent.policy(deterministic=False).select_action(observation)[0],
+        agent.select_action(observation)[0],
+    ):
+        assert 0.75 < chosen.float().mean() < 0.85
+    assert (agent.policy().select_action(observation)[0] == 1).all()
+
+
+def test_a_gaussian_learns_how_far_actions_are_spread():
+    observation = torch.zeros(4000, 3)
+    generator = torch.Generator().manual_seed(1)
+    action = (0.3 + 0.5 * torch.randn(4000, 1, generator=generator)).tanh()
+    agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(8,), learning_rate=1e-2, seed=0)
+    fill(agent, [recorded(observation, action)])
+    agent.learn(300)
+    distribution = agent.networks.actor.distribution(torch.zeros(1, 3))
+    assert distribution.mean.item() == pytest.approx(0.3, abs=0.1)
+    assert distribution.log_std.exp().item() == pytest.approx(0.5, abs=0.1)
+
+
+def network(*, stochastic: bool) -> Actor:
+    return Actor(3, 2, (16,), "relu", torch.Generator().manual_seed(0), stochastic=stochastic)
+
+
+def test_actions_on_their_bounds_have_a_likelihood_whose_gradient_is_finite():
+    batch = ImitationBatch(states(4), torch.tensor([[1.0, -1.0]]).expand(4, 2), None)
+    networks = network(stochastic=True)
+    loss, metrics = likelihood_loss(networks, batch, None)
+    gradients = torch.autograd.grad(loss, [*networks.parameters()])
+    assert all(torch.isfinite(x).all() for x in (loss, metrics["error"], *gradients))
+    assert metrics["error"].max() < 50.0
+
+
+def test_cloning_actions_on_their_bounds_goes_there_and_stays_finite():
+    observation = states()
+    action = torch.where(observation[:, :1] > 0, 1.0, -1.0)
+    agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(32,), learning_rate=1e-2, seed=0)
+    fill(agent, [recorded(observation, action)])
+    agent.learn(1000)
+    chosen, _ = agent.policy().select_action(observation)
+    assert ((chosen > 0.9) == (action > 0)).float().mean() > 0.95
+    assert all(torch.isfinite(parameter).all() for parameter in agent.networks.parameters())
+
+
+@pytest.mark.parametrize(("log_std", "falls"), [(-4.0, True), (-8.0, False)])
+def test_the_deviation_of_data_without_chance_does_not_fall_for_ever(log_std, falls):
+    networks = network(stochastic=True)
+    with torch.no_grad():
+        networks.head.weight.zero_()
+        networks.head.bias.copy_(torch.tensor([0.5, -0.5, log_std, log_std]))
+    done = torch.tensor([[0.5, -0.5]]).tanh().expand(4, 2)
+    loss, _ = likelihood_loss(networks, ImitationBatch(states(4), done, None), None)
+    (gradient,) = torch.autograd.grad(loss, [networks.head.bias])
+    assert ((gradient[2:] > 0.0) == falls).all()
+
+
+@pytest.mark.parametrize("loss", [likelihood_loss, squared_action_loss])
+def test_a_weight_of_two_is_a_row_twice(loss):
+    networks, x = network(stochastic=loss is likelihood_loss), states(3)
+    action = torch.tensor([[0.1, 0.2], [0.3, -0.4], [-0.9, 0.5]])
+    weighed, _ = loss(networks, ImitationBatch(x, action, torch.tensor([2.0, 1.0, 0.0])), None)
+    twice = torch.tensor([0, 0, 1])
+    plain, _ = loss(networks, ImitationBatch(x[twice], action[twice], None), None)
+    torch.testing.assert_close(weighed, plain)
+
+
+def test_the_loss_of_logits_is_minus_the_log_of_what_they_give():
+    logits = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
+    loss, metrics = cross_entropy_loss(torch.nn.Identity(), ImitationBatch(logits, torch.tensor([1, 0]), None), None)
+    torch.testing.assert_close(metrics["error"], -logits.log_softmax(1)[[0, 1], [1, 0]])
+    torch.testing.assert_close(loss, metrics["error"].mean())
+
+
+def test_parts_of_a_batch_make_the_same_update():
+    def learned(micro_batch: int | None) -> torch.Tensor:
+        agent = BC(BOX, spaces.Discrete(3), hidden=(8,), batch_size=32, micro_batch=micro_batch, seed=0)
+        fill(agent, [recorded(states(), torch.arange(512) % 3)])
+        agent.learn(3)
+        return torch.cat([parameter.flatten() for parameter in agent.networks.parameters()])
+
+    torch.testing.assert_close(learned(None), learned(5))
+
+
+def test_an_action_space_without_bounds_is_refused():
+    with pytest.raises(ValueError, match="finite bounds"):
+        BC(BOX, spaces.Box(-np.inf, np.inf, (1,), np.float32))

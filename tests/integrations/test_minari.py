@@ -1,0 +1,237 @@
+"""Minari's datasets: transitions as they were recorded, the environment that they are of, and the normalized score."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import minari
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from minari.data_collector.episode_buffer import EpisodeBuffer
+
+from rein.agents.bc import BC
+from rein.agents.iql import IQL
+from rein.handlers.evaluate import evaluate
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.integrations.minari import MinariData, report_score
+from rein.offline import fill, offline_loop
+from rein.ops.trees import leaves
+
+PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
+pytestmark = [  # what Minari says of the datasets that are written here
+    pytest.mark.filterwarnings("ignore:`eval_env` is set to None:UserWarning"),
+    pytest.mark.filterwarnings("ignore:env_spec is None:UserWarning"),
+]
+
+SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096, "seed": 0}
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Minari has its datasets for the length of a test."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+ABOUT = {"algorithm_name": "random", "author": "me", "author_email": "me", "code_permalink": "none", "description": "x"}
+
+
+def collect(name: str, environment: Any, episodes: int, steps: int, **about: Any) -> Any:
+    """A dataset of random actions in so many episodes, each left after so many steps if it goes on for so long."""
+    environment.action_space.seed(0)
+    buffers = []
+    for number in range(episodes):
+        observations, actions, ends, ended = [environment.reset(seed=number)[0]], [], [], False
+        while not ended and len(actions) < steps:
+            actions.append(environment.action_space.sample())
+            observation, *end, _ = environment.step(actions[-1])
+            observations.append(observation)
+            ends.append(end)
+            ended = end[1] or end[2]
+        rewards, terminations, truncations = (list(column) for column in zip(*ends, strict=True))
+        columns = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
+        buffers.append(
+            EpisodeBuffer(id=number, observations=turned(observations), actions=actions, **columns, infos={})
+        )
+    environment.close()
+    return minari.create_dataset_from_buffers(name, buffers, env=environment, **{**ABOUT, **about})
+
+
+def turned(values: list[Any]) -> Any:
+    """Values of dictionaries and tuples as dictionaries and tuples of lists."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: turned([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(turned([value[place] for value in values]) for place in range(len(first)))
+    return values
+
+
+def cartpole(**about: Any) -> Any:
+    return collect("cartpole/test-v0", gymnasium.make("CartPole-v1"), 5, 15, **about)
+
+
+def whole(data: MinariData, size: int = 1 << 16) -> list[Any]:
+    return list(data.chunks(size))
+
+
+def test_every_transition_is_what_was_recorded(datasets):
+    dataset = cartpole()
+    (found,) = whole(MinariData("cartpole/test-v0"))
+    episodes = list(dataset.iterate_episodes())
+    for name, column, cut in (
+        ("observations", found.observation, slice(None, -1)),
+        ("observations", found.next_observation, slice(1, None)),
+        ("actions", found.action, slice(None)),
+        ("rewards", found.reward, slice(None)),
+        ("terminations", found.terminated, slice(None)),
+    ):
+        assert np.array_equal(np.concatenate([getattr(e, name)[cut] for e in episodes]), column.numpy())
+    assert (found.action.dtype, found.reward.dtype) == (torch.int64, torch.float32)
+    assert found.valid.all()
+
+
+def test_an_episode_that_fell_is_terminated_and_one_that_was_cut_is_truncated(datasets):
+    dataset = cartpole()
+    (found,) = whole(MinariData(dataset))
+    last = torch.from_numpy(np.cumsum([len(episode) for episode in dataset.iterate_episodes()]) - 1)
+    fell = torch.tensor([bool(episode.terminations[-1]) for episode in dataset.iterate_episodes()])
+    assert fell.any()
+    assert not fell.all()
+    assert torch.equal(found.terminated[last], fell)
+    assert torch.equal(found.truncated[last], ~fell)
+    assert found.terminated.sum() + found.truncated.sum() == len(last)
+
+
+def test_parts_are_whole_episodes_and_make_the_whole(datasets):
+    data = MinariData(cartpole())
+    parts, (together,) = whole(data, 20), whole(data)
+    assert len(parts) > 1
+    assert all(bool((part.terminated | part.truncated)[-1]) for part in parts)
+    assert torch.equal(torch.cat([part.observation for part in parts]), together.observation)
+
+
+def test_some_episodes_may_be_chosen_and_a_dataset_may_be_filtered(datasets):
+    dataset = cartpole()
+    lengths = [len(episode) for episode in dataset.iterate_episodes()]
+    assert len(whole(MinariData(dataset, [3, 1]))[0].reward) == lengths[1] + lengths[3]
+    some = dataset.filter_episodes(lambda episode: bool(episode.terminations[-1]))
+    assert len(whole(MinariData(some))[0].reward) == sum(len(episode) for episode in some.iterate_episodes())
+    with pytest.raises(ValueError, match="no episode 7; there are 5"):
+        MinariData(dataset, [1, 7])
+
+
+def test_learning_by_it_is_evaluated_in_the_environment_that_it_is_of(datasets):
+    data = MinariData(cartpole(ref_min_score=10.0, ref_max_score=500.0))
+    environment = GymnasiumEnvironment(data.environment_spec, num_envs=2, seed=1)
+    agent = BC(environment.single_observation_space, environment.single_action_space, **SMALL)
+    loop = offline_loop(agent, data, epochs=4, iterations=2)
+    evaluate(loop, agent.policy(), environment, episodes=2, every=2)
+    report_score(loop, data)
+    said: list[dict[str, float]] = []
+    loop.epoch_ended.attach(lambda state: said.append(dict(state.metrics)))
+    loop.run()
+    assert ["evaluation_score" in metrics for metrics in said] == [False, True, False, True]
+    score = 100.0 * (said[-1]["evaluation_return"] - 10.0) / 490.0
+    assert said[-1]["evaluation_score"] == pytest.approx(score)
+
+
+def test_continuous_actions_are_learned_of_and_have_their_types(datasets):
+    data = MinariData(collect("pendulum/test-v0", gymnasium.make("Pendulum-v1"), 2, 30))
+    agent = IQL(data.observation_space, data.action_space, **SMALL)
+    assert fill(agent, data) == 60
+    assert agent.replay.columns["action"].dtype == torch.float32
+    assert not agent.replay.columns["terminated"].any()
+    assert data.environment_spec.id == "Pendulum-v1"
+    agent.learn(2)
+
+
+def test_the_environment_for_evaluation_is_the_one_that_the_dataset_names(datasets):
+    data = MinariData(cartpole(eval_env="CartPole-v0"))
+    assert data.dataset.env_spec.id == "CartPole-v1"
+    assert data.environment_spec.id == "CartPole-v0"
+
+
+def test_the_reference_scores_are_0_and_100(datasets):
+    data = MinariData(cartpole(ref_min_score=-50.0, ref_max_score=150.0))
+    assert [data.normalized_score(x) for x in (-50.0, 150.0, 50.0, 250.0)] == [0.0, 100.0, 50.0, 150.0]
+    assert data.reference_scores == (-50.0, 150.0)
+
+
+def test_what_a_dataset_does_not_say_is_one_line(datasets):
+    buffer = EpisodeBuffer(
+        id=0,
+        observations=[np.zeros(2), np.ones(2)],
+        actions=[np.zeros(1, np.float32)],
+        rewards=[1.0],
+        terminations=[False],
+        truncations=[False],
+        infos={},
+    )
+    box = {"observation_space": spaces.Box(-1.0, 1.0, (2,), np.float64), "action_space": spaces.Box(-1.0, 1.0, (1,))}
+    dataset = minari.create_dataset_from_buffers("nothing/known-v0", [buffer], **box, **ABOUT)
+    data = MinariData(dataset)
+    assert data.reference_scores is None
+    with pytest.raises(ValueError, match="nothing/known-v0 has no reference scores"):
+        data.normalized_score(1.0)
+    with pytest.raises(ValueError, match="does not say of which environment"):
+        _ = data.environment_spec
+    (found,) = whole(data)
+    assert found.observation.dtype == torch.float32
+    assert found.truncated.tolist() == [True]  # nobody says how it ended: it was cut
+
+
+def test_nested_observations_become_dictionaries_of_tensors(datasets):
+    class Nested(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Dict(
+            {
+                "place": spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 255, (2, 2), np.uint8))),
+                "x": spaces.Box(0.0, 9.0),
+            }
+        )
+        action_space = spaces.MultiDiscrete([2, 3])
+
+        def _observe(self) -> Any:
+            box = np.full((2, 2), self.step_count, np.uint8)
+            return {"place": (np.int64(self.step_count % 3), box), "x": np.array([self.step_count], np.float32)}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.step_count = 0
+            return self._observe(), {}
+
+        def step(self, action: Any) -> Any:
+            self.step_count += 1
+            return self._observe(), 1.0, False, self.step_count == 4, {}
+
+    (found,) = whole(MinariData(collect("nested/test-v0", Nested(), 2, 9)))
+    assert found.observation["x"][:, 0].tolist() == [0.0, 1.0, 2.0, 3.0] * 2
+    assert found.next_observation["place"]["0"].tolist() == [1, 2, 0, 1] * 2
+    assert found.observation["place"]["1"].shape == (8, 2, 2)
+    assert found.action.shape == (8, 2)
+    assert all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(found.observation))
+
+
+def test_without_minari_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ImportError, match=r'pip install "rein\[minari\]"'):
+        MinariData("cartpole/test-v0")
+
+
+def test_a_dataset_that_is_not_there_is_an_error_of_minari(datasets):
+    with pytest.raises(FileNotFoundError):
+        MinariData("cartpole/none-v0")
+
+
+def test_the_example_of_the_page_runs(datasets):
+    collect("mujoco/halfcheetah/medium-v0", gymnasium.make("Pendulum-v1"), 3, 50, ref_min_score=-1e3, ref_max_score=0.0)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE[PAGE.index("## Minari") :], re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"IQL": IQL, "evaluate": evaluate, "offline_loop": offline_loop}
+    exec(compile(program, "docs/offline.md", "exec"), names)
+    metrics = names["loop"].state.metrics
+    assert metrics["evaluation_score"] == pytest.approx(100.0 + metrics["evaluation_return"] / 10.0)

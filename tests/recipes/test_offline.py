@@ -1,0 +1,74 @@
+"""The offline recipe: it records once, learns from that, and is better than what imitates all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rein
+from rein.cli import main
+from rein.recipes.pendulum_iql import ALGORITHMS, pendulum_iql
+from rein.testing.stateful import first_difference
+
+SMALL = {"data_env_steps": 40, "epochs": 2, "iterations": 3, "batch_size": 8, "hidden": (8,), "evaluation_episodes": 2}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_not_there_is_recorded_once_and_learned_from(algorithm, tmp_path):
+    data = tmp_path / "data"
+    loop = pendulum_iql(data=str(data), algorithm=algorithm, **SMALL)
+    files = {path: path.stat().st_mtime_ns for path in data.rglob("*.h5")}
+    state = loop.run()
+    assert len(loop.parts["agent"].replay) == 40
+    assert (state.clocks.updates, state.clocks.env_steps) == (2 * 3 * 5, 0)
+    assert "evaluation_return" in state.metrics
+    pendulum_iql(data=str(data), algorithm=algorithm, **SMALL)
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*.h5")} == files
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_the_same_seed_gives_the_same_agent(tmp_path):
+    def trained(seed: int, folder: str) -> object:
+        loop = pendulum_iql(data=str(tmp_path / folder), seed=seed, **SMALL)
+        loop.run()
+        return loop.parts["agent"].state_dict()
+
+    assert first_difference(trained(1, "a"), trained(1, "b")) is None
+    assert first_difference(trained(1, "a"), trained(2, "a")) is not None
+
+
+def test_an_unknown_algorithm_is_refused_before_anything_is_recorded(tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm='cql': use one of iql, awac, bc"):
+        pendulum_iql(data=str(tmp_path / "data"), algorithm="cql")
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_the_command_line_it_leaves_a_run_that_resumes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data-env-steps", "40", "--iterations", "3", "--batch-size", "8", "--hidden", "8", "--quiet"]
+    main(["train", "pendulum-iql", *flags, "--evaluation-episodes", "2", "--epochs", "2"])
+    assert Path("runs/pendulum-data/trajectories").is_dir()
+    run = Path("runs/pendulum-iql")
+    assert (run / "metrics.csv").read_text().count("\n") == 3
+    main(["resume", str(run), "--epochs", "4", "--quiet"])
+    assert (run / "metrics.csv").read_text().count("\n") == 5
+    assert "going on from" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_learning_from_what_was_better_beats_imitating_all_of_it(seed, tmp_path):
+    def late_return(algorithm: str) -> float:
+        how = {"data": str(tmp_path / "data"), "algorithm": algorithm, "seed": seed, "stop_when_solved": False}
+        evaluated: list[float] = []
+        loop = pendulum_iql(**how)
+        loop.epoch_ended.attach(lambda state: evaluated.append(state.metrics["evaluation_return"]))
+        loop.run()
+        return sum(evaluated[-5:]) / 5
+
+    imitated = late_return("bc")
+    for algorithm in ("iql", "awac"):
+        assert late_return(algorithm) > imitated + 100.0
+    assert rein.open_run(tmp_path / "data").fields["reward"][1] == (6_000, 1)

@@ -1,0 +1,304 @@
+"""The loop without environments: what it counts and reports, how a replay is filled, and that it resumes exactly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.bc import BC
+from rein.agents.iql import IQL
+from rein.agents.ppo import PPO
+from rein.buffers.filling import extend
+from rein.buffers.replay import Replay
+from rein.envs.gridworld import Gridworld
+from rein.envs.pendulum import Pendulum
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.early_stop import early_stop
+from rein.handlers.evaluate import evaluate
+from rein.handlers.solved import solved
+from rein.handlers.stop_at import stop_at
+from rein.offline import fill, offline_loop
+from rein.testing.stateful import copy_state, first_difference
+from rein.types import Transition
+
+PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
+BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
+SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096}
+
+
+def rows(count: int = 64, *, ends: tuple[int, ...] = (), first: float = 0.0) -> Transition:
+    """One environment whose observation counts its steps; `ends` are the rows in which the task ends."""
+    observation = first + torch.arange(count, dtype=torch.float32).unsqueeze(1)
+    terminated = torch.zeros(count, dtype=torch.bool)
+    terminated[list(ends)] = True
+    action = observation.clamp(-1.0, 1.0)
+    no = torch.zeros_like(terminated)
+    return Transition(observation, action, observation[:, 0], terminated, no, observation + 1.0, ~no, {})
+
+
+def agent(kind: Any = IQL, **options: Any) -> Any:
+    return kind(BOX, BOX, **{**SMALL, "seed": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 3 gridworlds, some of whose episodes end in termination and some by the clock."""
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    environment = Gridworld(num_envs=3, seed=0, max_episode_steps=7)
+    learner = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
+    store = rein.HDF5Store(path)
+    rein.training_loop(learner, environment, store, epochs=4, iterations=20).run()
+    store.close()
+    return path
+
+
+def cloner(**options: Any) -> BC:
+    environment = Gridworld(num_envs=1)
+    given = environment.single_observation_space, environment.single_action_space
+    return BC(*given, **{**SMALL, "seed": 0, **options})
+
+
+def test_a_loop_counts_updates_and_reports_what_the_agent_does():
+    loop = offline_loop(agent(), [rows()], epochs=3, iterations=4, updates_per_iteration=5)
+    said: list[dict[str, float]] = []
+    loop.epoch_ended.attach(lambda state: said.append(dict(state.metrics)))
+    state = loop.run()
+    assert (state.clocks.updates, state.clocks.env_steps, state.clocks.iterations) == (3 * 4 * 5, 0, 12)
+    assert all(set(IQL.reports) <= set(metrics) and np.isfinite(list(metrics.values())).all() for metrics in said)
+
+
+def test_an_iteration_is_so_many_updates_of_the_agent():
+    by_hand, in_loop = agent(), agent()
+    fill(by_hand, [rows()])
+    for _ in range(4):
+        by_hand.learn(3)
+    offline_loop(in_loop, [rows()], iterations=4, updates_per_iteration=3).run()
+    assert first_difference(by_hand.state_dict(), in_loop.state_dict()) is None
+
+
+def test_handlers_work_as_in_every_loop():
+    learner = IQL(*spaces_of(Pendulum(1)), **SMALL, seed=0)
+    loop = offline_loop(learner, [pendulum_rows()], epochs=9, iterations=2, updates_per_iteration=2)
+    evaluate(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
+    early_stop(loop, "value_loss", patience=50)
+    solved(loop, "evaluation_return", at_least=-1e9)
+    state = loop.run()
+    assert (state.epoch, state.reason) == (3, "solved")
+
+
+def spaces_of(environment: Any) -> tuple[Any, Any]:
+    return environment.single_observation_space, environment.single_action_space
+
+
+def pendulum_rows(steps: int = 40) -> Transition:
+    environment, generator = Pendulum(1, seed=0), torch.Generator().manual_seed(0)
+    observation, found = environment.reset(), []
+    for _ in range(steps):
+        action = torch.rand(1, 1, generator=generator) * 4 - 2
+        now = environment.apply_action(action)
+        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
+        found.append(Transition(observation, action, *ends, {}))
+        observation = now.observation
+    columns = zip(*(part[:7] for part in found), strict=True)
+    return Transition(*(torch.cat(column) for column in columns), {})
+
+
+def test_it_stops_at_a_number_of_updates():
+    loop = offline_loop(agent(), [rows()], epochs=None, updates_per_iteration=4)
+    stop_at(loop, updates=30)
+    assert loop.run().clocks.updates == 32
+
+
+def test_a_run_resumed_from_its_folder_ends_equal_to_the_bit(tmp_path):
+    def loop_of(path: Path, exist: str, data: Any) -> Any:
+        store = rein.HDF5Store(path, exist=exist)
+        learner = agent(prioritized=True, normalize_observation=True)
+        loop = offline_loop(learner, data, store, epochs=4, iterations=5, updates_per_iteration=2)
+        checkpoint(loop, store)
+        return loop
+
+    whole = loop_of(tmp_path / "whole", "error", [rows()])
+    whole.run()
+    broken = loop_of(tmp_path / "broken", "error", [rows()])
+    broken.iteration_completed(when=lambda state: state.total_iterations == 8)(
+        lambda state: broken.interrupt("for a test")
+    )
+    broken.run()
+    again = loop_of(tmp_path / "broken", "resume", None)  # what was learned from comes with the checkpoint
+    rein.resume(again, tmp_path / "broken")
+    assert again.run().clocks.updates == 40
+    ended, resumed = (loop.parts["agent"].state_dict() for loop in (whole, again))
+    assert first_difference(ended, resumed) is None
+    assert (tmp_path / "whole/metrics.csv").read_text().count("\n") == 5
+    assert "learning_rate" in (tmp_path / "whole/run.json").read_text()
+
+
+def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
+    def learned(seed: int) -> Any:
+        learner = agent(seed=None)
+        offline_loop(learner, [rows()], iterations=3, seed=seed).run()
+        return copy_state(learner.state_dict())
+
+    assert first_difference(learned(1), learned(1)) is None
+    assert first_difference(learned(1), learned(2)) is not None
+
+
+def test_an_agent_that_was_filled_keeps_its_rows_whatever_the_seed_of_the_loop():
+    learner = agent(seed=None)
+    fill(learner, [rows()])
+    offline_loop(learner, iterations=2, seed=5).run()
+    assert len(learner.replay) == 64
+
+
+def test_an_agent_goes_on_in_environments():
+    environment = Pendulum(2, seed=0)
+    learner = IQL(*spaces_of(environment), **SMALL, seed=0)
+    fill(learner, [pendulum_rows()], num_envs=2)
+    offline_loop(learner, iterations=2, updates_per_iteration=3).run()
+    rein.training_loop(learner, environment, epochs=1, iterations=10).run()
+    assert (learner.updates, learner.env_steps, len(learner.replay)) == (6 + 20, 20, 40 + 20)
+
+
+def test_nonsense_is_refused():
+    environment = Gridworld(num_envs=1)
+    with pytest.raises(TypeError, match="PPO does not learn from a replay"):
+        offline_loop(PPO(environment.single_observation_space, environment.single_action_space))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="updates_per_iteration=0"):
+        offline_loop(agent(), [rows()], updates_per_iteration=0)
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        offline_loop(agent()).run()
+    with pytest.raises(ValueError, match="have no reward"):
+        fill(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="have no action, next_observation"):
+        fill(agent(), [rows()._replace(action=None, next_observation=None)])
+    with pytest.raises(ValueError, match=r"of shape \(2,\)"):
+        fill(agent(), [rows()._replace(action=torch.zeros(64, 2))])
+    with pytest.raises(ValueError, match="1 numbers each, not 2"):
+        fill(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
+    unseeded = agent(seed=None)
+    extend(unseeded.replay, rows())
+    with pytest.raises(ValueError, match="would empty its replay"):
+        offline_loop(unseeded, seed=0)
+
+
+def test_more_than_the_capacity_is_refused_and_as_much_is_not():
+    assert fill(agent(capacity=64), [rows()]) == 64
+    with pytest.raises(ValueError, match="room for 63 transitions, and there are at least 64"):
+        fill(agent(capacity=63), [rows()])
+    learner = agent(capacity=100)
+    fill(learner, [rows()])
+    with pytest.raises(ValueError, match="room for 100 transitions, and there are at least 128"):
+        fill(learner, [rows()])
+    assert len(learner.replay) == 64
+
+
+def test_a_run_fills_a_replay_with_every_transition_and_with_its_true_next_observation(recorded):
+    run, learner = rein.open_run(recorded), cloner()
+    assert fill(learner, run) == 3 * 4 * 20
+    columns = learner.replay.columns
+    assert columns["terminated"].any()
+    ended = (columns["terminated"] | columns["truncated"])[:, 0]
+    after, begins = columns["next_observation"][:-1, 0], columns["observation"][1:, 0]
+    assert (after[~ended[:-1]] == begins[~ended[:-1]]).all()
+    assert (after[ended[:-1]] != begins[ended[:-1]]).any()  # the final one, not what the next episode begins with
+    assert columns["reward"].sum().item() == pytest.approx(run.field("reward").sum())
+
+
+def test_termination_and_truncation_stay_apart(recorded):
+    run, learner = rein.open_run(recorded), cloner()
+    fill(learner, run)
+    columns = learner.replay.columns
+    terminated, truncated = run.field("terminated"), run.field("truncated")
+    assert columns["terminated"].sum() == terminated.sum()
+    assert not (columns["terminated"] & columns["truncated"]).any()
+    at_the_end = 3  # what each environment was in the middle of is cut where the next one's rows begin
+    assert truncated.sum() <= columns["truncated"].sum() <= truncated.sum() + at_the_end
+
+
+def test_some_episodes_of_a_run_may_be_chosen(recorded):
+    run, learner = rein.open_run(recorded), cloner()
+    best = np.argsort(run.episodes["return"])[-4:]
+    chosen = run.episodes["id"][best]
+    assert fill(learner, run.transitions(episodes=chosen)) == run.episodes["length"][best].sum()
+    assert learner.replay.columns["reward"].sum() == pytest.approx(run.episodes["return"][best].sum())
+
+
+def test_returns_of_several_steps_are_those_of_one_environment_and_one_episode():
+    replay = Replay(64)
+    extend(replay, rows(8, ends=(3,)))
+    found = replay.take(torch.arange(8), n_step=3, gamma=1.0)
+    assert found.reward.tolist() == [3.0, 6.0, 5.0, 3.0, 15.0, 18.0, 13.0, 7.0]
+    assert found.terminated.tolist() == [False, True, True, True, False, False, False, False]
+    assert found.next_observation[:, 0].tolist() == [3.0, 4.0, 4.0, 4.0, 7.0, 8.0, 8.0, 8.0]
+
+
+def test_rows_that_do_not_follow_each_other_are_not_added_up():
+    """One after the other: two stretches of an environment, of which none ended in what was recorded."""
+    replay = Replay(64)
+    data = [torch.cat(pair) for pair in zip(rows(4)[:7], rows(4, first=100.0)[:7], strict=True)]
+    extend(replay, Transition(*data, {}))
+    found = replay.take(torch.arange(8), n_step=4, gamma=1.0)
+    assert found.reward.tolist() == [6.0, 6.0, 5.0, 3.0, 406.0, 306.0, 205.0, 103.0]
+    assert not found.terminated.any()
+
+
+def test_two_parts_are_not_added_up():
+    replay = Replay(64)
+    extend(replay, rows(2))
+    extend(replay, rows(2, first=50.0))
+    assert replay.take(torch.arange(4), n_step=2, gamma=1.0).reward.tolist() == [1.0, 1.0, 101.0, 51.0]
+
+
+@pytest.mark.parametrize("count", [6, 7, 8])
+def test_rows_are_dealt_out_in_stretches_to_several_environments(count):
+    replay = Replay(64)
+    assert extend(replay, rows(count), 3) == len(replay) == count
+    drawn = replay.sample(count, torch.Generator().manual_seed(0), replacement=False)
+    assert sorted(drawn.reward.tolist()) == list(range(count))
+    assert replay.columns["observation"][: count // 3, 0, 0].tolist() == list(range(count // 3))
+    found = replay.take(torch.arange(3), n_step=2, gamma=1.0)  # slot 0 of each
+    slots = -(-count // 3)
+    both = [first + 1 < min(count, first + slots) for first in (0, slots, 2 * slots)]  # the last stretch may be of one
+    assert found.reward.tolist() == [f + (f + 1.0) * two for f, two in zip((0, slots, 2 * slots), both, strict=True)]
+
+
+def test_several_environments_are_as_many_as_before():
+    replay = Replay(64)
+    extend(replay, rows(6), 3)
+    with pytest.raises(ValueError, match="rows of 3 environments: give num_envs=3"):
+        extend(replay, rows(6), 2)
+
+
+def test_rows_of_another_kind_are_refused_by_name():
+    replay = Replay(64)
+    extend(replay, rows(6))
+    with pytest.raises(ValueError, match="action was"):
+        extend(replay, rows(6)._replace(action=torch.zeros(6, 2)))
+    assert extend(replay, rows(0)) == 0
+
+
+def test_a_normalizer_learns_of_what_is_filled_in():
+    learner = agent(normalize_observation=True)
+    fill(learner, [rows(32), rows(32, first=32.0)])
+    normalized = learner.networks.encoder(rows(64).observation)
+    assert normalized.mean().item() == pytest.approx(0.0, abs=0.01)
+    assert normalized.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before_minari = PAGE[: PAGE.index("## Minari")]
+    names: dict[str, Any] = {}
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", before_minari, re.MULTILINE | re.DOTALL))
+    exec(compile(program, "docs/offline.md", "exec"), names)
+    assert names["loop"].state.clocks.updates == 3 * 20 * 5
+    assert 0 < len(names["cloner"].replay) <= 1_500
+    assert len(names["agent"].replay) == 1_500 + 200
+    rein.resume(names["loop"], "runs/iql")
