@@ -20,6 +20,7 @@ from rein.training import train, training_loop
 from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
 
 if TYPE_CHECKING:
+    from rein.offline import fill, offline_loop
     from rein.stores.checkpoint import load, save
     from rein.stores.checkpoints import Checkpoints
     from rein.stores.hdf5 import HDF5Store
@@ -50,7 +51,9 @@ __all__ = [
     "WorkerTimeout",
     "batch_step",
     "evaluate",
+    "fill",
     "load",
+    "offline_loop",
     "open_run",
     "resume",
     "save",
@@ -58,12 +61,14 @@ __all__ = [
     "training_loop",
 ]
 
-# what brings h5py with it is imported when it is first asked for
+# what brings h5py or much else with it is imported when it is first asked for
 _LAZY = {
     "Checkpoints": "rein.stores.checkpoints",
     "HDF5Store": "rein.stores.hdf5",
     "MemoryStore": "rein.stores.memory",
+    "fill": "rein.offline",
     "load": "rein.stores.checkpoint",
+    "offline_loop": "rein.offline",
     "open_run": "rein.stores.reader",
     "resume": "rein.stores.resume",
     "save": "rein.stores.checkpoint",

@@ -25,6 +25,7 @@ FLOORS = """
     __main__
     cli
     recipes testing supervised
+    offline
     training
     agents envs stores handlers loggers integrations
     rollout

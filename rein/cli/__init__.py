@@ -1,7 +1,8 @@
-"""The command line: `rein train | resume | show | list`. Errors are one readable line; `--debug` gives the rest."""
+"""The command line: `rein COMMAND`. Errors are one readable line; `--debug` gives the rest."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,27 @@ usage: rein COMMAND ...
   rein resume PATH [options]      go on with a run, as its run.json says it was begun
   rein list                       the recipes there are
   rein show PATH                  what is in a run's folder or in one of its files
+  rein plot RUN [RUN ...]         learning curves, fields of an episode, paths and values on the Gridworld
+  rein replay RUN --episode N     play stored episodes again: are they the same? --video films one
+  rein view PATH                  open a run, or one of its files, in H5Web; or say how to
+  rein verify PATH                whether a run, or one of its files, is whole
+  rein compact RUN                many small trajectory files into few
+  rein export RUN --to minari ID  its episodes as a dataset of Minari
   rein --version
 """
+
+
+_COMMANDS = {  # where each is, imported when it is asked for
+    "train": ("train", "train"),
+    "resume": ("train", "resume"),
+    "show": ("show", "main"),
+    "plot": ("plot", "main"),
+    "replay": ("replay", "main"),
+    "view": ("view", "main"),
+    "verify": ("verify", "main"),
+    "compact": ("compact", "main"),
+    "export": ("export", "main"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,24 +66,15 @@ def _say(text: str, status: int) -> int:
 
 def _run(words: list[str]) -> None:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
-    if command in ("-h", "--help", "help"):
+    if command in _COMMANDS:
+        module, function = _COMMANDS[command]
+        getattr(importlib.import_module(f"rein.cli.{module}"), function)(rest)
+    elif command in ("-h", "--help", "help"):
         print(USAGE, end="")
     elif command == "--version":
         from rein import __version__
 
         print(f"rein {__version__}")
-    elif command == "train":
-        from rein.cli.train import train
-
-        train(rest)
-    elif command == "resume":
-        from rein.cli.train import resume
-
-        resume(rest)
-    elif command == "show":
-        from rein.cli.show import main as show
-
-        show(rest)
     elif command == "list":
         from rein.cli.listing import show_recipes
 
@@ -71,4 +82,5 @@ def _run(words: list[str]) -> None:
             raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
         show_recipes()
     else:
-        raise ValueError(f"there is no command {command!r}; the commands are train, resume, show and list")
+        names = ", ".join([*_COMMANDS, "list"])
+        raise ValueError(f"there is no command {command!r}; the commands are {names}")

@@ -1,4 +1,4 @@
-"""The program that `docs/agents.md` is made of runs, and every agent has its line there."""
+"""The programs that the pages on agents are made of run, and every agent has its line there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ def test_the_examples_are_one_program_that_runs() -> None:
     exec(compile(program, "docs/agents.md", "exec"), names)
     agent = names["agent"]
     assert agent.updates == 5 * 4 * 4  # type: ignore[attr-defined]  # epochs, passes and minibatches of the last example
+
+
+def test_the_examples_of_learning_from_replay_are_one_program_that_runs() -> None:
+    page = (ROOT / "docs/off_policy.md").read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    names: dict[str, object] = {}
+    exec(compile(program, "docs/off_policy.md", "exec"), names)
+    assert names["agent"].updates == (8 * 200 - 200) * 0.25  # type: ignore[attr-defined]
 
 
 def test_every_agent_has_a_line() -> None:

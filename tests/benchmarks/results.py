@@ -39,6 +39,8 @@ class Row(NamedTuple):
 BANDIT = {"probe": "SignBandit", "num_envs": 128, "iterations": 2, "rounds": 100, "minibatches": 1}
 BANDIT |= {"learning_rate": 1e-2, "hidden": (16,), "log_std": -0.5}
 CORRIDOR = {"probe": "OpenCorridor", "num_envs": 256, "iterations": 8, "rounds": 300, "learning_rate": 3e-3}
+WHOLE = {"stop_when_solved": False}  # to the end of the budget
+CHEETAH = {"env_steps": 30_000, "learning_starts": 1_000}
 ROWS = {
     "cartpole": Row("CartPole-v1, PPO", "500", "recipe"),
     "acrobot": Row("Acrobot-v1, PPO", ">= -85", "recipe"),
@@ -60,7 +62,23 @@ ROWS = {
     },
     "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
     "halfcheetah-zoo": Row("HalfCheetah-v5, PPO, rl-zoo's parameters", "beside SB3", "zoo"),
-    "halfcheetah-sb3": Row("HalfCheetah-v5, Stable-Baselines3", "", "sb3"),
+    "halfcheetah-sb3": Row("HalfCheetah-v5, PPO of Stable-Baselines3", "", "sb3"),
+    "cartpole-dqn": Row("CartPole-v1, DQN", ">= 475", "recipe"),
+    "lunarlander-dqn": Row("LunarLander-v3, DQN", ">= 150", "recipe"),
+    "gridworld-dqn": Row("Gridworld, DQN", ">= -11.7", "recipe"),
+    "pendulum-sac": Row("Pendulum-v1, SAC", ">= -200", "recipe", WHOLE),
+    "pendulum-td3": Row("Pendulum-v1, TD3", ">= -200", "recipe", WHOLE),
+    "pendulum-ddpg": Row("Pendulum-v1, DDPG", ">= -200", "recipe", WHOLE),
+    "pendulum-iql": Row("Pendulum-v1, IQL, from 6,000 recorded steps", "above BC", "offline", {"algorithm": "iql"}),
+    "pendulum-awac": Row("Pendulum-v1, AWAC, from the same", "above BC", "offline", {"algorithm": "awac"}),
+    "pendulum-bc": Row("Pendulum-v1, BC, from the same", "", "offline", {"algorithm": "bc"}),
+    "turtleworld-sac": Row("Turtleworld, SAC", "straight ahead: -107", "recipe"),
+    "memory-dqn": Row("Memory, DQN with an LSTM", ">= 0.95", "recipe"),
+    "memory-dqn-mlp": Row(
+        "Memory, DQN without a core", "0.25 is chance", "recipe", {"recipe": "memory-dqn", "core": "none"}
+    ),
+    "halfcheetah-sac": Row("HalfCheetah-v5, SAC", "beside SB3", "recipe", CHEETAH),
+    "halfcheetah-sac-sb3": Row("HalfCheetah-v5, SAC of Stable-Baselines3", "", "sb3_sac", CHEETAH),
 }
 
 
@@ -77,6 +95,8 @@ def train_one(name: str, seed: int, folder: Path) -> None:
         "own_probe": of_own_probe,
         "zoo": of_zoo,
         "sb3": of_stable_baselines,
+        "sb3_sac": of_stable_baselines_sac,
+        "offline": of_offline,
     }[row.kind]
     result = score(name, seed, folder, **row.options)
     result |= {"name": name, "seed": seed, "cpu_seconds": time.process_time() - began}
@@ -141,11 +161,7 @@ def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]
     environment = kinds[key](64, seed=seed)
     spaces = environment.single_observation_space, environment.single_action_space
     budget = {"rollout_steps": 16, "hidden": (32,), "learning_rate": linear(1e-2, 1e-3, env_steps=200 * 1024)}
-    budget |= {
-        "gamma": 0.9,
-        "entropy_coefficient": 0.01 if key == "fork" else 0.0,
-        "log_std": -0.7 if key == "reach" else 0.0,
-    }
+    budget |= {"gamma": 0.9, "entropy_coefficient": 0.01, "log_std": -0.7 if key == "reach" else 0.0}
     agent = PPO(*spaces, seed=seed, **budget)
     store = rein.HDF5Store(folder)
     final = rein.train(agent, environment, store, epochs=200, iterations=16)
@@ -191,6 +207,35 @@ def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
     agent = PPO("MlpPolicy", environment, seed=seed, policy_kwargs=network, device="cpu", **tuned)
     agent.learn(ours["env_steps"])
     environment.training = environment.norm_reward = False
+    environment.seed(10_000 + seed)
+    score, _ = evaluate_policy(agent, environment, n_eval_episodes=EPISODES // 5)
+    return {"score": float(score), "env_steps": agent.num_timesteps, "solved": None}
+
+
+def of_offline(name: str, seed: int, folder: Path, algorithm: str) -> dict[str, Any]:
+    """What a seed's algorithms learn from one recording, to the end of the budget."""
+    import rein
+    from rein.envs.pendulum import Pendulum
+    from rein.recipes.pendulum_iql import pendulum_iql
+
+    data = str(folder.parent / f"data-{seed}")
+    loop = pendulum_iql(data=data, algorithm=algorithm, seed=seed, stop_when_solved=False)
+    final = loop.run()
+    proving_ground = Pendulum(EPISODES, seed=10_000 + seed)
+    greedy = rein.evaluate(loop.parts["agent"].policy(), proving_ground, EPISODES)
+    return {"score": greedy.mean_return, "env_steps": 0, "updates": final.clocks.updates, "solved": None}
+
+
+def of_stable_baselines_sac(name: str, seed: int, folder: Path, env_steps: int, learning_starts: int) -> dict[str, Any]:
+    """Stable-Baselines3's SAC under its defaults, which are those of our recipe."""
+    import gymnasium
+    from stable_baselines3 import SAC
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    environment = DummyVecEnv([lambda: gymnasium.make("HalfCheetah-v5")])
+    agent = SAC("MlpPolicy", environment, seed=seed, learning_starts=learning_starts, device="cpu")
+    agent.learn(env_steps)
     environment.seed(10_000 + seed)
     score, _ = evaluate_policy(agent, environment, n_eval_episodes=EPISODES // 5)
     return {"score": float(score), "env_steps": agent.num_timesteps, "solved": None}

@@ -1,0 +1,27 @@
+"""`rein compact`: the small trajectory files of a run as few large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rein.stores.compact import compact
+
+_USAGE = """\
+rein compact RUN: join the trajectory files in the folder of a run into files of up to 64 MiB. What is read from them
+stays the same to the bit, and a run that is writing is left alone"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `rein compact RUN`."""
+    if "-h" in arguments or "--help" in arguments:
+        print(f"usage: {_USAGE}")
+        return
+    paths = [word for word in arguments if word != "--debug"]
+    if len(paths) != 1 or paths[0].startswith("-"):
+        raise ValueError("rein compact RUN: give the folder of a run")
+    done = compact(paths[0])
+    print(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
+
+
+def _said(count: int, size: int) -> str:
+    return f"{count:,} file{'s' * (count != 1)} of {size / 1e6:.1f} MB"

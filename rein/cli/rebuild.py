@@ -1,0 +1,126 @@
+"""The environment of a run, and its agent, built again from what its `run.json` says.
+
+A file chooses no code: only rein's own environments and wrappers, environments that Gymnasium itself registers, and
+recipes of rein's are built by what it says. What a person names on the command line is theirs to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import rein.envs
+from rein.cli.listing import find, recipe_names
+from rein.cli.options import parse
+from rein.integrations.gymnasium.rebuilding import rebuild
+from rein.loop import Loop
+from rein.stores.reader import Run
+
+_ADAPTER = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
+_FILMING = "rein.envs.wrappers.record_video.RecordVideo"
+_DEEPEST = 20  # wrappers around wrappers
+
+
+class _NotOurs(Exception):
+    """What the file says cannot be built from here; the text says why."""
+
+
+def environment_of(run: Run, named: str | None = None, *, filming: bool = False) -> Any:
+    """The environments of a run, as many as were stored; `named` is a `module:function` that returns them, or a loop.
+
+    With `filming`, those of Gymnasium render. Raises ValueError where `run.json` does not say enough and nothing is
+    named.
+    """
+    if named is not None:
+        return _made(named)
+    try:
+        return _built(_part(run, "environment"), num_envs_of(run), filming)
+    except _NotOurs as reason:
+        why = str(reason)
+    loop = recipe_loop(run)
+    if loop is None:
+        raise ValueError(f"{run.path}: {why}; name what builds it: --environment my_module:make")
+    return loop.parts["environment"]
+
+
+def recipe_loop(run: Run, **given: Any) -> Loop | None:
+    """The loop that the run's recipe makes, without a store; None where it is not one of rein's own.
+
+    Options that are `given` stand in place of those of the file.
+    """
+    config = _part(run, "recipe")["config"]
+    name, options = config.get("name"), config.get("options")
+    if not (isinstance(name, str) and name.replace("_", "-") in recipe_names() and isinstance(options, Mapping)):
+        return None
+    recipe = find(name)
+    own = inspect.signature(recipe).parameters
+    values = parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given})
+    return recipe(**{key: value for key, value in values.items() if key in own})
+
+
+def num_envs_of(run: Run) -> int:
+    """How many environments were stored: what lies in the files, not what JSON says."""
+    return next((shape[1] for _, shape in run.fields.values()), 1)
+
+
+def part_type(run: Run, name: str) -> str:
+    """The full name of the class of a part; empty where `run.json` does not say."""
+    return _part(run, name)["type"]
+
+
+def _made(named: str) -> Any:
+    """What the function that a person named returns; of a loop, its environment."""
+    if ":" not in named:
+        raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
+    sys.path.insert(0, os.getcwd())  # where the user stands, as for `rein train`
+    made = find(named)()
+    return made.parts["environment"] if isinstance(made, Loop) else made
+
+
+def _part(run: Run, name: str) -> dict[str, Any]:
+    """Type and configuration of a part of the run; empty ones where `run.json` does not say."""
+    parts = run.info.get("parts")
+    return _described(parts.get(name) if isinstance(parts, Mapping) else None)
+
+
+def _described(part: Any) -> dict[str, Any]:
+    kind, config = (part.get("type"), part.get("config")) if isinstance(part, Mapping) else (None, None)
+    return {"type": kind if isinstance(kind, str) else "", "config": config if isinstance(config, Mapping) else {}}
+
+
+def _built(part: Mapping[str, Any], num_envs: int, filming: bool, depth: int = 0) -> Any:
+    kind, config = part["type"], dict(part["config"])
+    if depth > _DEEPEST:
+        raise _NotOurs("its environment has too many wrappers")
+    try:
+        if kind == _ADAPTER:
+            return rebuild(config, num_envs, filming=filming)
+        if kind not in own_environments():
+            raise _NotOurs(
+                f"its environment is a {kind}, not one of rein's" if kind else "run.json names no environment"
+            )
+        if "inner" not in config:
+            return own_environments()[kind](**{**config, "num_envs": num_envs})
+        inner = _built(_described(config.pop("inner")), num_envs, filming, depth + 1)
+        return (
+            inner if kind == _FILMING else own_environments()[kind](inner, **config)
+        )  # a replay films where it is told to
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise _NotOurs(f"its environment cannot be built again: {error}") from error
+
+
+@functools.cache
+def own_environments() -> dict[str, Any]:
+    """Every class that is defined in a module of `rein.envs`, by its full name."""
+    found = {}
+    for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(value) and value.__module__ == module.name and hasattr(value, "reset_to"):
+                found[f"{module.name}.{name}"] = value
+    return found

@@ -1,0 +1,102 @@
+"""`rein replay`: stored episodes played again from their seeds and actions, compared to the bit, and filmed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rein.cli.rebuild import environment_of
+from rein.rollout.replay import Difference, Replay, replay
+from rein.stores.reader import open_run
+
+_WORDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rewards"}
+_FPS = 30
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `rein replay RUN --episode N`; exits with 1 where an episode comes out as another one."""
+    results = tyro.cli(_options, prog="rein replay", args=list(arguments))
+    raise SystemExit(0 if all(result.difference is None for result in results) else 1)
+
+
+def _options(
+    run: Annotated[Path, tyro.conf.Positional],
+    *,
+    episode: tuple[int, ...],
+    video: Path | None = None,
+    environment: str | None = None,
+    debug: bool = False,
+) -> list[Replay]:
+    """Play stored episodes of a run again, and say whether observations and rewards agree bit for bit.
+
+    Args:
+        run: the folder of a run.
+        episode: the numbers of the episodes.
+        video: film the episode, one frame for each step, into this file.
+        environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
+            environments or a loop that has some. rein's own environments, Gymnasium's and recipes need none.
+        debug: give the traceback of an error.
+    """
+    if not episode:
+        raise ValueError("--episode: give the number of an episode, or several")
+    if video is not None and len(episode) > 1:
+        raise ValueError(f"--video {video}: a film is of one episode, and --episode gives {len(episode)}")
+    if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
+    stored = open_run(run)
+    episodes = [stored.episode(number) for number in episode]
+    built = environment_of(stored, environment, filming=video is not None)
+    with contextlib.closing(built):
+        if video is None:
+            results = replay(built, episodes)
+        else:
+            with film(video) as add:
+                results = replay(built, episodes, film=add)
+    for result in results:
+        print(_told(result))
+    if video is not None:
+        print(f"filmed: {video}")
+    return results
+
+
+def _told(result: Replay) -> str:
+    """One line that says how a replay went."""
+    what = " and ".join(dict.fromkeys(_WORDS[name] for name in result.compared if name in _WORDS)) or "ends"
+    steps = f"{result.length:,} step{'s' * (result.length != 1)}"
+    if result.difference is None:
+        return f"episode {result.id}: {steps} played again; {what} agree bit for bit"
+    return f"episode {result.id}: differs from what was stored at step {_where(result.difference, steps)}"
+
+
+def _where(difference: Difference, steps: str) -> str:
+    amount = "in bits alone" if difference.amount == 0.0 else f"by {difference.amount:.3g}"
+    amount = "where one is not a number" if math.isnan(difference.amount) else amount
+    return f"{difference.step} (of {steps}, from 0): {difference.field} {amount}"
+
+
+@contextlib.contextmanager
+def film(path: Path, fps: int = _FPS) -> Iterator[Callable[[Any], None]]:
+    """What takes the frames of a film, which appears at `path` when it is whole. ImportError without the extra."""
+    try:
+        import imageio.v2
+        import imageio_ffmpeg  # noqa: F401  # what imageio writes films with
+    except ImportError as error:
+        raise ImportError('--video needs imageio with ffmpeg: pip install "rein[video]"') from error
+    if not path.parent.is_dir():
+        raise ValueError(f"--video {path}: there is no folder {path.parent}")
+    part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix or '.mp4'}")
+    writer: Any = imageio.v2.get_writer(part, format="FFMPEG", fps=fps, macro_block_size=2)  # type: ignore[arg-type]
+    try:
+        yield writer.append_data
+        writer.close()
+        part.replace(path)
+    finally:
+        writer.close()
+        part.unlink(missing_ok=True)

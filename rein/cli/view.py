@@ -1,0 +1,61 @@
+"""`rein view`: a run, or one of its files, in H5Web."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rein.errors import StoreError
+from rein.stores.columns import PLOT
+from rein.stores.files import verify
+from rein.stores.folder import TRAJECTORIES, list_files
+
+_USAGE = """\
+rein view PATH [options]: the folder of a run, or one of its files, in JupyterLab, where H5Web draws what is
+double-clicked. Options are those of jupyter lab: --no-browser, --port=8889"""
+_MODULES = ("jupyterlab", "jupyterlab_h5web")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `rein view PATH`."""
+    words = [word for word in arguments if word != "--debug"]
+    if not words or words[0].startswith("-"):
+        if {"-h", "--help"} & set(words):
+            print(f"usage: {_USAGE}")
+            return
+        raise ValueError("rein view PATH: give the folder of a run, or one of its files")
+    path = Path(words[0])
+    file = first_file(path)
+    verify(file)  # a damaged file can crash the viewer
+    if any(importlib.util.find_spec(name) is None for name in _MODULES):
+        print(how_to_open(file))
+        return
+    folder = path if path.is_dir() else path.parent
+    print(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it", flush=True)
+    # H5Web opens what is selected in that list, and nothing by its URL
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *words[1:]]
+    if status := subprocess.run(command, check=False).returncode:
+        raise SystemExit(status)
+
+
+def first_file(path: Path) -> Path:
+    """What to open first: of a run, its learning curves, or else its newest trajectories. Raises StoreError."""
+    if path.is_file():
+        return path
+    found = [path / PLOT] if (path / PLOT).is_file() else list_files(path / TRAJECTORIES)[-1:]
+    if not found:
+        raise StoreError(f"{path}: no HDF5 file there; give the folder of a run, or one of its files")
+    return found[0]
+
+
+def how_to_open(file: Path) -> str:
+    """The viewers that open a file with a plot, for whoever has not got the extra."""
+    return f"""\
+`pip install "rein[view]"` lets this command open it. Without, any of these opens {file} with a plot:
+  VS Code       with the extension H5Web: click the file
+  a browser     drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
+  the desktop   pip install "silx[full]", then: silx view {file}
+  a terminal    pip install h5glance, then: h5glance {file} (a tree, no plot)"""

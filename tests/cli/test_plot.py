@@ -1,0 +1,451 @@
+"""Pictures of runs: what is drawn is what was stored, and whoever looks at it can tell what it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
+
+import rein
+import rein.agents.ppo
+import rein.agents.q_learning
+from rein.cli import main
+from rein.cli.curves import choose_metric, grouped, read_columns
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.integrations.plot import Curve, band, curve_of, draw_curves, draw_field, draw_paths, draw_values
+from rein.integrations.plot.figures import COLOURS, short_number
+
+PNG = b"\x89PNG\r\n\x1a\n"
+UP, DOWN, RIGHT, LEFT = range(4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two seeds of a recipe, one of other options, one of another recipe."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = {
+        "a": ["gridworld", "--seed", "0"],
+        "b": ["gridworld", "--seed", "1"],
+        "c": ["gridworld", "--seed", "0", "--gamma", "0.9"],
+        "dqn": ["gridworld-dqn", "--hidden", "16", "--iterations", "40", "--learning-starts", "100"],
+    }
+    for name, chosen in words.items():
+        path = folder / name
+        main(["train", *chosen, "--epochs", "6", "--run", str(path), "--no-stop-when-solved", "--quiet"])
+    return {name: folder / name for name in words}
+
+
+def axes() -> Any:
+    return Figure(figsize=(6, 4)).add_subplot()
+
+
+def plot(*words: Any) -> None:
+    main(["plot", *map(str, words)])
+
+
+def curve(values: Any, *, start: float = 0.0) -> Curve:
+    return Curve(np.arange(len(values)) + start, np.asarray(values, float))
+
+
+class TestBand:
+    def test_its_mean_is_that_of_the_curves_and_lies_within(self) -> None:
+        curves = [curve([0, 1, 5]), curve([2, 3, 1]), curve([4, 8, 3])]
+        found = band(curves)
+        assert found.mean.tolist() == [2, 4, 3]
+        assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
+        assert (found.low >= [0, 1, 1]).all() and (found.high <= [4, 8, 5]).all()
+
+    def test_curves_that_agree_leave_nothing_open(self) -> None:
+        found = band([curve([1, 2, 3])] * 5)
+        assert np.allclose(found.low, found.high)
+
+    def test_the_interval_is_the_classical_one_for_many_curves(self) -> None:
+        values = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).numpy()
+        found = band([Curve(np.zeros(1), row) for row in values])
+        half = 1.96 * values.std() / np.sqrt(len(values))
+        assert abs((found.high - found.low)[0] / (2.0 * half) - 1.0) < 0.1
+
+    def test_more_certainty_is_a_wider_band(self) -> None:
+        curves = [curve([k, k * k]) for k in range(8)]
+        wide, narrow = band(curves, level=0.99), band(curves, level=0.5)
+        assert (wide.low < narrow.low).all() and (wide.high > narrow.high).all()
+
+    def test_it_reaches_as_far_as_all_curves_do(self) -> None:
+        found = band([curve(np.zeros(10)), curve(np.ones(6), start=2.0)])
+        assert (found.x[0], found.x[-1]) == (2.0, 7.0)
+        assert np.allclose(found.mean, 0.5)
+        assert len(band([curve([1, 2]), curve([1, 2], start=9.0)]).x) == 0
+
+    def test_between_its_points_a_curve_is_a_line(self) -> None:
+        found = band(
+            [Curve(np.array([0.0, 10.0]), np.array([0.0, 10.0])), Curve(np.array([0.0, 5.0, 10.0]), np.zeros(3))]
+        )
+        assert found.mean.tolist() == [0.0, 2.5, 5.0]
+
+    def test_it_is_the_same_every_time(self) -> None:
+        curves = [curve([0, 1, 5]), curve([2, 3, 1])]
+        assert all(np.array_equal(a, b) for a, b in zip(band(curves), band(curves), strict=True))
+
+    def test_a_curve_without_a_point_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="points"):
+            band([curve([]), curve([1])])
+
+
+def test_a_curve_has_the_points_that_are_known_in_the_order_of_the_clock() -> None:
+    found = curve_of(np.array([30.0, 10.0, 20.0, np.nan]), np.array([3.0, 1.0, np.nan, 4.0]))
+    assert (found.x.tolist(), found.y.tolist()) == ([10.0, 30.0], [1.0, 3.0])
+
+
+class TestCurves:
+    def test_runs_that_differ_by_their_seeds_are_one_curve(self, runs: dict[str, Path]) -> None:
+        columns = [read_columns(runs[name]) for name in ("a", "b", "c", "dqn")]
+        found = grouped(columns, "episode_return", "env_steps")
+        assert {label: len(curves) for label, curves in found.items()} == {
+            "gridworld, gamma 0.99": 2,
+            "gridworld, gamma 0.9": 1,
+            "gridworld-dqn": 1,
+        }
+
+    def test_a_run_that_is_there_twice_is_no_second_seed(self, runs: dict[str, Path], tmp_path: Path) -> None:
+        shutil.copytree(runs["a"], tmp_path / "again")
+        columns = [read_columns(path) for path in (runs["a"], tmp_path / "again")]
+        found = grouped(columns, "episode_return", "env_steps")
+        assert {label: len(curves) for label, curves in found.items()} == {
+            str(runs["a"]): 1,
+            str(tmp_path / "again"): 1,
+        }
+
+    def test_runs_of_python_programs_are_told_apart_too(self, tmp_path: Path) -> None:
+        for seed, gamma in ((0, 0.9), (1, 0.9), (0, 0.5)):
+            environment = Gridworld(4, seed=seed)
+            spaces = environment.single_observation_space, environment.single_action_space
+            agent = rein.agents.q_learning.QLearning(*spaces, gamma=gamma, seed=seed)
+            store = rein.HDF5Store(tmp_path / f"{seed}-{gamma}", exist="error")
+            rein.train(agent, environment, store, epochs=3, iterations=20)
+            store.close()
+        first, second, third = (read_columns(tmp_path / name) for name in ("0-0.9", "1-0.9", "0-0.5"))
+        assert list(grouped([first, second], "episode_return", "epochs")) == ["QLearning in Gridworld"]
+        found = grouped([first, second, third], "episode_return", "epochs")
+        assert sorted(map(len, found.values())) == [1, 1, 1]
+
+    def test_they_are_what_the_epochs_say(self, runs: dict[str, Path], tmp_path: Path) -> None:
+        table = rein.open_run(runs["a"]).epochs
+        shutil.copytree(runs["a"], tmp_path / "run")
+        (tmp_path / "run" / "metrics.csv").unlink()
+        for path in (runs["a"], tmp_path / "run"):
+            columns = read_columns(path)
+            ((found,),) = grouped([columns], "episode_return", "env_steps").values()
+            assert np.array_equal(found.x, table["clocks"]["env_steps"])
+            assert np.allclose(found.y, table["metrics"]["episode_return"])
+            assert columns.clocks["epochs"].tolist() == [1, 2, 3, 4, 5, 6]
+
+    def test_the_return_is_drawn_where_nobody_says(self, runs: dict[str, Path]) -> None:
+        columns = [read_columns(runs[name]) for name in ("a", "dqn")]
+        assert choose_metric(columns, None, "env_steps") == "episode_return"
+        without = [
+            column._replace(metrics={k: v for k, v in column.metrics.items() if "episode" not in k})
+            for column in columns
+        ]
+        assert choose_metric(without, None, "env_steps") == "evaluation_return"
+
+    def test_lines_have_labels_and_axes_have_units(self) -> None:
+        drawn = axes()
+        groups = {f"recipe {k}": [curve([1, 2, k]), curve([2, 3, 4])] for k in range(3)} | {"alone": [curve([5, 6])]}
+        draw_curves(drawn, groups, metric="episode_return_100", clock="env_steps")
+        labels = [text.get_text() for text in drawn.get_legend().get_texts()]
+        assert labels == ["recipe 0 (2 seeds)", "recipe 1 (2 seeds)", "recipe 2 (2 seeds)", "alone"]
+        assert drawn.get_xlabel() == "env steps (all environments together)"
+        assert drawn.get_ylabel() == "episode return, mean of the last 100 (sum of rewards)"
+        assert "95% bootstrap interval" in drawn.get_title()
+        named = [line for line in drawn.lines if not line.get_label().startswith("_")]
+        assert len({line.get_color() for line in named}) == len({line.get_linestyle() for line in named}) == 4
+
+    def test_text_from_a_file_is_no_formula(self) -> None:
+        drawn = axes()
+        draw_curves(drawn, {r"$\frac{1}{\x1b": [curve([1, 2])]}, metric=r"$\nonsense", clock="seconds")
+        drawn.figure.canvas.draw()
+
+
+# what eyes see that lack one kind of cone, in linear RGB: Machado, Oliveira & Fernandes 2009, of severity 1
+BLIND = {
+    "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+@pytest.mark.parametrize("lacking", BLIND)
+def test_colours_are_told_apart_by_the_colour_blind(lacking: str) -> None:
+    def nearest(colours: Any) -> float:
+        seen = np.clip(np.array([to_rgb(colour) for colour in colours]) ** 2.2 @ np.array(BLIND[lacking]).T, 0.0, 1.0)
+        seen **= 1.0 / 2.2
+        return min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
+
+    usual = [f"C{k}" for k in range(len(COLOURS))]
+    assert nearest(COLOURS) > max(0.1, 1.5 * nearest(usual))
+
+
+def test_large_counts_are_short() -> None:
+    assert [short_number(x) for x in (0, 999, 1500, 2_000_000, 3.5e9)] == ["0", "999", "1.5k", "2M", "3.5G"]
+
+
+class TestFields:
+    def test_a_few_numbers_are_lines(self) -> None:
+        drawn = axes()
+        values = np.arange(30.0).reshape(10, 3)
+        draw_field(drawn, values, "observation")
+        assert [line.get_ydata().tolist() for line in drawn.lines] == values.T.tolist()
+        assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["[0]", "[1]", "[2]"]
+        assert (drawn.get_xlabel(), drawn.get_ylabel()) == ("step of the episode", "observation")
+
+    def test_counts_are_steps_and_measures_are_not(self) -> None:
+        for values, style in ((np.array([1, 2, 0]), "steps-mid"), (np.array([0.5, 0.1]), "default")):
+            drawn = axes()
+            draw_field(drawn, values, "action")
+            assert drawn.lines[0].get_drawstyle() == style
+            assert drawn.get_legend() is None
+
+    def test_many_numbers_are_colours_each_from_its_least_to_its_greatest(self) -> None:
+        drawn = Figure().add_subplot()
+        values = np.arange(40.0).reshape(4, 10) * np.arange(10)
+        draw_field(drawn, values, "observation")
+        shades = np.asarray(drawn.images[0].get_array())
+        assert shades.shape == (10, 4)
+        assert np.allclose(shades[1:, 0], 0.0) and np.allclose(shades[1:, -1], 1.0)
+        assert drawn.get_yticklabels()[2].get_text() == "[2]  4 to 64"
+
+    @pytest.mark.parametrize("shape", [(12, 8, 9), (12, 8, 9, 1), (12, 4, 8, 9), (12, 3, 8, 9), (12, 8, 9, 3)])
+    def test_pictures_are_pictures(self, shape: tuple[int, ...]) -> None:
+        values = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+        drawn = axes()
+        draw_field(drawn, values, "screen")
+        sheet = np.asarray(drawn.images[0].get_array())
+        newest = values[-1] if len(shape) == 3 else values[-1, -1] if shape[1] == 4 else values[-1, ..., -1]
+        newest = np.moveaxis(values[-1], 0, -1) if shape[1] == 3 else values[-1] if shape[-1] == 3 else newest
+        assert np.array_equal(sheet[-8:, -9:], newest)
+        steps = [text.get_text() for text in drawn.texts]
+        assert (steps[0], steps[-1], len(steps)) == ("step 0", "step 11", 8)
+
+    def test_an_episode_without_a_step_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="without a step"):
+            draw_field(axes(), np.zeros((0, 3)), "observation")
+
+
+class TestBoard:
+    def test_a_path_has_an_arrow_for_each_move_and_none_where_it_stayed(self) -> None:
+        drawn = axes()
+        path = np.array([(0, 0), (0, 0), (0, 1), (1, 1)])
+        draw_paths(drawn, {"episode 3": path}, targets=[(1, 1)])
+        (arrows,) = [artist for artist in drawn.collections if isinstance(artist, Quiver)]
+        assert (arrows.U.tolist(), arrows.V.tolist()) == ([0, 1], [1, 0])
+        assert arrows.get_offsets().tolist() == [[0, 0], [0, 1]]
+        assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["target", "episode 3"]
+
+    def test_the_same_path_twice_is_seen_twice(self) -> None:
+        drawn = axes()
+        path = np.array([(0, 0), (0, 1)])
+        draw_paths(drawn, {str(k): path for k in range(12)}, targets=[(0, 1)])
+        begins = {tuple(a.get_offsets()[0]) for a in drawn.collections if isinstance(a, Quiver)}
+        assert len(begins) == 12
+        assert all(abs(x) < 0.5 and abs(y) < 0.5 for x, y in begins)  # within its cell
+
+    def test_a_triangle_points_the_way_of_its_action_and_the_arrow_the_best_way(self) -> None:
+        drawn = axes()
+        values = np.zeros((5, 5, 4))
+        values[2, 3] = 1.0, 2.0, 3.0, 4.0
+        draw_values(drawn, values, target=(2, 4))
+        (cells,) = [artist for artist in drawn.collections if isinstance(artist, PolyCollection)][-1:]
+        middles = np.array([path.vertices[:3].mean(0) for path in cells.get_paths()])
+        shown = np.asarray(cells.get_array())
+        for action, (x, y) in {UP: (0, 1), DOWN: (0, -1), RIGHT: (1, 0), LEFT: (-1, 0)}.items():
+            nearest = np.argmin(np.hypot(*(middles - (2 + x / 3, 3 + y / 3)).T))
+            assert shown[nearest] == action + 1
+        arrows = {
+            tuple(np.round(a.get_offsets()[0] + 0.5 * np.array([a.U[0], a.V[0]]), 3)): (a.U[0], a.V[0])
+            for a in drawn.collections
+            if isinstance(a, Quiver)
+        }
+        u, v = arrows[2.0, 3.0]
+        assert u < 0 and v == 0
+        assert (2.0, 4.0) not in arrows and len(arrows) == 24
+
+    def test_it_never_says_minus_zero(self) -> None:
+        drawn = axes()
+        draw_values(drawn, np.full((5, 5, 4), -0.01), target=(0, 0))
+        assert {text.get_text() for text in drawn.texts} == {"0.0"}
+
+
+class TestCommand:
+    def test_a_picture_is_written_and_said(self, runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+        output = tmp_path / "curves.png"
+        plot(runs["a"], runs["b"], runs["c"], "--metric", "evaluation_return", "--clock", "seconds", "--output", output)
+        assert output.read_bytes().startswith(PNG)
+        assert capsys.readouterr().out == f"the picture is {output}\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+    @pytest.mark.parametrize(
+        ("words", "name"),
+        [
+            ([], "a-episode_return.png"),
+            (["--episode", "2", "3"], "a-episode-2-observation.png"),
+            (["--episode", "2", "--field", "action"], "a-episode-2-action.png"),
+            (["--paths"], "a-paths.png"),
+            (["--values"], "a-values.png"),
+        ],
+    )
+    def test_without_a_screen_it_writes_a_file(
+        self, words: list[str], name: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("rein.cli.plot.has_screen", lambda: False)
+        plot(runs["a"], *words)
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+        assert capsys.readouterr().out == f"the picture is {name}\n"
+
+    def test_with_a_screen_it_opens_a_window_and_writes_nothing(
+        self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        from matplotlib import pyplot
+
+        shown: list[Any] = []
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("rein.cli.plot.has_screen", lambda: True)
+        monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.get_fignums()))
+        plot(runs["a"])
+        pyplot.close("all")
+        assert len(shown) == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_backend_without_windows_is_no_screen(self, monkeypatch: Any) -> None:
+        from matplotlib import pyplot
+
+        from rein.integrations.plot import has_screen
+
+        for backend, screen in (("agg", False), ("TkAgg", True), ("svg", False)):
+            monkeypatch.setattr(pyplot, "get_backend", lambda backend=backend: backend)
+            assert has_screen() is screen
+
+    def test_paths_are_those_of_the_episodes(self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
+        drawn: dict[str, Any] = {}
+        monkeypatch.setattr(
+            "rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, targets=targets)
+        )
+        plot(runs["a"], "--paths", "--episode", "300", "301", "--output", tmp_path / "paths.png")
+        run = rein.open_run(runs["a"])
+        assert drawn.pop("targets") == [(2, 4)]
+        for number in (300, 301):
+            episode = run.episode(number)
+            path = drawn.pop(f"episode {number}")
+            assert len(path) == episode.length + 1
+            assert (np.abs(np.diff(path, axis=0)).sum(1) <= 1).all() and (path >= 0).all()
+            assert (tuple(path[-1]) == (2, 4)) == episode.terminated
+        assert drawn == {}
+
+    def test_values_of_a_table_are_those_of_the_agent(
+        self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        values = self.values(runs["a"], tmp_path, monkeypatch)
+        environment = Gridworld(1)
+        agent = rein.agents.q_learning.QLearning(environment.single_observation_space, environment.single_action_space)
+        checkpoint = runs["a"] / "checkpoints" / (runs["a"] / "checkpoints" / "latest").read_text().strip()
+        rein.load(agent, checkpoint, strict=False)
+        for x, y in np.ndindex(5, 5):
+            expected = agent.q_values(environment.encode(x=x, y=y, target=(2, 4)))[0]
+            assert np.array_equal(values[x, y], expected.numpy())
+
+    def test_values_of_networks_are_those_by_which_the_policy_acts(
+        self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        values = self.values(runs["dqn"], tmp_path, monkeypatch)
+        from rein.recipes.gridworld_dqn import gridworld_dqn
+
+        loop = gridworld_dqn(hidden=(16,), iterations=40)
+        agent, environment = loop.parts["agent"], loop.parts["environment"]
+        before = agent.policy().select_action(self.cells(environment))[0]
+        checkpoint = runs["dqn"] / "checkpoints" / (runs["dqn"] / "checkpoints" / "latest").read_text().strip()
+        rein.load(agent, checkpoint, only=["networks"])
+        action = agent.policy().select_action(self.cells(environment))[0]
+        assert np.array_equal(values.argmax(-1).ravel(), action.numpy())
+        assert not torch.equal(before, action)
+
+    def values(self, path: Path, tmp_path: Path, monkeypatch: Any) -> np.ndarray:
+        drawn: list[np.ndarray] = []
+        monkeypatch.setattr("rein.cli.plot.draw_values", lambda axes, board, target: drawn.append(board))
+        plot(path, "--values", "--output", tmp_path / "values.png")
+        (found,) = drawn
+        return found
+
+    def cells(self, environment: Any) -> torch.Tensor:
+        return torch.cat([environment.encode(x=x, y=y, target=(2, 4)) for x, y in np.ndindex(5, 5)])
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--metric", "no_such"], "has no metric 'no_such'; there are episode_return"),
+            (["--field", "action"], "say of which episode, with --episode N"),
+            (["--episode", "1", "--field", "no_such"], "no field 'no_such'; there are action, observation"),
+            (["--episode", "99999"], "no episode 99999 has ended"),
+            (["--paths", "--values"], "give one of"),
+            (["--output", "curves.nothing"], "nothing"),
+            (["b", "--values"], "are of one run, and 2 are named"),
+        ],
+    )
+    def test_an_error_is_one_line(
+        self, words: list[str], text: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            plot(runs["a"], *(runs.get(word, word) for word in words))
+        error = capsys.readouterr().err
+        assert ended.value.code == 1
+        assert text in error and error.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_other_boards_have_no_paths(self, tmp_path: Path, capsys: Any) -> None:
+        environment = CartPole(num_envs=2, seed=0)
+        agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
+        store = rein.HDF5Store(tmp_path / "run")
+        rein.train(agent, environment, store, epochs=1, iterations=128)
+        store.close()
+        with pytest.raises(SystemExit):
+            plot(store.path, "--paths")
+        assert "of the Gridworld; this run was in rein.envs.cartpole.CartPole" in capsys.readouterr().err
+
+    def test_a_missing_extra_is_named(self, runs: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(SystemExit):
+            plot(runs["a"], "--output", "curves.png")
+        assert 'pip install "rein[plot]"' in capsys.readouterr().err
+
+    def test_a_run_json_that_says_nonsense_is_drawn_by_its_folder(self, runs: dict[str, Path], tmp_path: Path) -> None:
+        for number, parts in enumerate(
+            [None, [], {"recipe": 3}, {"recipe": {"config": {"options": 3}}}, {"agent": []}]
+        ):
+            path = tmp_path / str(number)
+            shutil.copytree(runs["a"], path)
+            (path / "run.json").write_text(json.dumps({"parts": parts}))
+            plot(path, "--output", tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs/looking.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    mine = "".join(text for name, text in sections if name in ("Plot", "Replay"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(re.findall(r"^```python\n(.*?)^```$", mine, re.M | re.S)), "docs/looking.md", "exec"), names)
+    assert (tmp_path / "looking.png").read_bytes().startswith(PNG)
+    assert len(names["results"]) == 10

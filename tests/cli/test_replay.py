@@ -1,0 +1,414 @@
+"""Stored episodes come out again as they were, to the bit, and what does not is found and told."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.cli import main
+from rein.cli.rebuild import environment_of, own_environments
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.clip_reward import ClipReward
+from rein.envs.wrappers.forwarding import Forwarding
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.wrappers.record_video import RecordVideo
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.ops.random import generator
+from rein.rollout.replay import replay
+
+NATIVE = {
+    name: kind
+    for name, kind in own_environments().items()
+    if not issubclass(kind, Forwarding) and not inspect.isabstract(kind) and not kind.__name__.startswith("_")
+}
+
+
+class Random:
+    """An agent that acts at random and learns nothing."""
+
+    device = torch.device("cpu")
+    updates = 0
+
+    def __init__(self, environment: Any, seed: int = 0) -> None:
+        self.observation_space = environment.single_observation_space
+        self.action_space = environment.single_action_space
+        self.seed: int | None = seed
+        self.env_steps = 0
+        self.config: dict[str, Any] = {}
+        self._num_envs = environment.num_envs
+        self._generator = generator(seed, "agent")
+
+    def select_action(self, observation: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        space = self.action_space
+        if isinstance(space, spaces.Discrete):
+            return torch.randint(int(space.n), (self._num_envs,), generator=self._generator), {}
+        return torch.rand(self._num_envs, *space.shape, generator=self._generator) * 2.4 - 1.2, {}
+
+    def record_observation(self, transition: rein.Transition) -> None:
+        self.env_steps += self._num_envs
+
+    def observe_reset(self, observation: Any, mask: torch.Tensor) -> None: ...
+
+    def optimize_model(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def policy(self, deterministic: bool = True) -> Random:
+        return self
+
+    def reset(self, mask: torch.Tensor | None = None) -> None: ...
+
+    def reseed(self, seed: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def record(environment: Any, path: Path, episodes: int, **options: Any) -> rein.Run:
+    """A run of so many episodes or more, acted at random."""
+    store = rein.HDF5Store(path, exist="error")
+    loop = rein.training_loop(Random(environment), environment, store, seed=0, iterations=50, epochs=None, **options)
+
+    @loop.epoch_ended
+    def enough(state: rein.State) -> None:
+        if state.clocks.episodes >= episodes:
+            state.halt_loop("enough")
+
+    loop.run()
+    store.close()
+    return rein.open_run(path)
+
+
+def all_of(run: rein.Run, count: int) -> list[Any]:
+    return [run.episode(number) for number in run.episodes["id"][:count].tolist()]
+
+
+def agree(run: rein.Run, count: int) -> None:
+    """So many episodes come out again in the environment that `run.json` tells of; all that there is is compared."""
+    episodes = all_of(run, count)
+    assert len(episodes) == count
+    results = replay(environment_of(run), episodes)
+    assert [result.id for result in results] == [episode.id for episode in episodes]
+    assert [result.difference for result in results] == [None] * count
+    assert {result.compared for result in results} == {("observation", "reward", "terminated", "truncated")}
+
+
+def test_every_native_environment_is_among_them() -> None:
+    assert {"CartPole", "Gridworld", "Pendulum", "Acrobot", "Turtleworld", "Memory"} <= {
+        k.__name__ for k in NATIVE.values()
+    }
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_hundred_episodes_of_a_native_environment_come_out_again(name: str, tmp_path: Path) -> None:
+    kind = NATIVE[name]
+    limit = {"max_episode_steps": 20} if "max_episode_steps" in inspect.signature(kind).parameters else {}
+    agree(record(kind(num_envs=8, seed=3, **limit), tmp_path / "run", 100), 100)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 500), ("Taxi-v4", 30), ("HalfCheetah-v5", 10)])
+def test_a_hundred_episodes_through_the_adapter_come_out_again(name: str, limit: int, tmp_path: Path) -> None:
+    environment = GymnasiumEnvironment(name, num_envs=8, seed=3, max_episode_steps=limit)
+    agree(record(environment, tmp_path / "run", 100), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Taxi-v4", "HalfCheetah-v5"])
+def test_a_hundred_whole_episodes_through_the_adapter_come_out_again(name: str, tmp_path: Path) -> None:
+    agree(record(GymnasiumEnvironment(name, num_envs=8, seed=3), tmp_path / "run", 100), 100)
+
+
+def test_wrappers_are_built_again_around_what_they_wrapped_and_films_are_not(tmp_path: Path) -> None:
+    inside = ClipReward(CartPole(num_envs=4, seed=0), -0.5, 0.5)
+    run = record(FrameStack(RecordVideo(inside, tmp_path / "videos", every=10**6), 3), tmp_path / "run", 20)
+    built = environment_of(run)
+    assert (type(built), type(built.inner), type(built.inner.inner)) == (FrameStack, ClipReward, CartPole)
+    agree(run, 20)
+
+
+def test_an_episode_that_training_cut_is_no_other_one(tmp_path: Path) -> None:
+    run = record(Gridworld(8, seed=0), tmp_path / "run", 30, episodic=True)
+    cut = ~run.episodes["terminated"]
+    assert cut.any()
+    assert all(result.difference is None for result in replay(environment_of(run), all_of(run, len(cut))))
+
+
+def test_the_raw_reward_is_compared_where_what_was_learned_is_another(tmp_path: Path) -> None:
+    environment, store = CartPole(num_envs=2, seed=0), rein.HDF5Store(tmp_path / "run")
+    loop = rein.training_loop(Random(environment), environment, store, iterations=100)
+
+    @loop.on("action_applied")
+    def shape(state: rein.State) -> None:
+        transition = state.step_state.transition
+        state.step_state = state.step_state._replace(transition=transition._replace(reward=transition.reward * 7.0))
+
+    loop.run()
+    store.close()
+    (result,) = replay(environment_of(rein.open_run(store.path)), all_of(rein.open_run(store.path), 1))
+    assert result.difference is None
+    assert "raw_reward" in result.compared and "reward" not in result.compared
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> rein.Run:
+    return record(CartPole(num_envs=4, seed=1), tmp_path_factory.mktemp("cartpole") / "run", 12)
+
+
+def changed(episode: Any, name: str, step: int, change: Any) -> Any:
+    """The episode with another value at a step of a field."""
+    values = np.array(episode.fields[name])
+    values[step] = change(values[step])
+    return episode._replace(fields={**episode.fields, name: values})
+
+
+def next_float(x: np.ndarray) -> np.ndarray:
+    return np.nextafter(x, np.float32(np.inf), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("observation", next_float),
+        ("reward", next_float),
+        ("terminated", np.logical_not),
+        ("truncated", np.logical_not),
+        ("action", lambda action: 1 - action),
+    ],
+)
+def test_a_change_of_one_bit_is_found_where_it_is(cartpole: rein.Run, name: str, change: Any) -> None:
+    episodes = all_of(cartpole, 12)
+    step = 4
+    other = changed(episodes[5], name, step, change)
+    results = replay(environment_of(cartpole), [*episodes[:5], other, *episodes[6:]])
+    assert [result.difference is None for result in results] == [k != 5 for k in range(12)]
+    difference = results[5].difference
+    assert difference is not None
+    if name == "action":  # which shows in what it leads to
+        assert (difference.step, difference.field) == (step + 1, "observation")
+    else:
+        assert (difference.step, difference.field) == (step, name)
+        assert 0.0 < difference.amount <= 1.0
+
+
+def test_an_observation_at_the_very_end_counts_too(cartpole: rein.Run) -> None:
+    episode = cartpole.episode(0)
+    other = episode._replace(final_observation=next_float(np.array(episode.final_observation)))
+    (result,) = replay(environment_of(cartpole), [other])
+    assert result.difference is not None
+    assert (result.difference.step, result.difference.field) == (episode.length - 1, "final_observation")
+
+
+def test_an_end_that_was_not_stored_is_a_difference(cartpole: rein.Run) -> None:
+    episode = cartpole.episode(0)
+    last = episode.length - 1
+    (result,) = replay(environment_of(cartpole), [changed(episode, "terminated", last, np.logical_not)])
+    assert result.difference is not None and result.difference.field == "terminated"
+
+
+def test_negative_zero_is_another_number() -> None:
+    environment = Gridworld(1, [(0, 1)], seed=0, observation="vector", start_columns=1)
+    seed = torch.tensor([5])
+    seen = environment.reset_to(seed)
+    stored = {"observation": seen.numpy(), "action": np.array([0])}
+    assert seen[0, 0] == 0.0
+    episode = type("Stored", (), dict(id=0, environment=0, seed=5, length=1, fields=stored, final_observation=None))
+    assert replay(environment, [episode])[0].difference is None
+    stored["observation"] = np.where(stored["observation"] == 0.0, np.float32(-0.0), stored["observation"])
+    difference = replay(environment, [episode])[0].difference
+    assert difference is not None and difference.amount == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda e: e._replace(seed=-1), "what it was reset with is not known"),
+        (lambda e: e._replace(fields={k: v for k, v in e.fields.items() if k != "action"}), "actions were not stored"),
+        (lambda e: e._replace(fields={**e.fields, "observation": e.fields["observation"][:, :2]}), "of shape"),
+        (lambda e: e._replace(fields={**e.fields, "observation": {"camera": e.fields["observation"]}}), "camera"),
+    ],
+)
+def test_what_cannot_be_played_again_is_told(cartpole: rein.Run, change: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        replay(environment_of(cartpole), [change(cartpole.episode(0))])
+
+
+def test_an_environment_that_is_not_replayable_is_refused(cartpole: rein.Run) -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", replayable=False)
+    with pytest.raises(ValueError, match="not replayable"):
+        replay(environment, [cartpole.episode(0)])
+
+
+def test_the_command_says_that_episodes_agree(cartpole: rein.Run, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(cartpole.path), "--episode", "3", "7"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    length = cartpole.episode(3).length
+    assert first == f"episode 3: {length} steps played again; observations and rewards agree bit for bit"
+    assert second.startswith("episode 7: ")
+
+
+def edited(run: rein.Run, folder: Path, change: Any) -> Path:
+    """A copy of a run whose `run.json` says something else."""
+    (folder / "trajectories").mkdir(parents=True)
+    for file in run.files:
+        (folder / "trajectories" / file.name).write_bytes(file.read_bytes())
+    info = run.info
+    change(info["parts"])
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def test_the_command_says_where_an_episode_differs_and_fails(cartpole: rein.Run, tmp_path: Path, capsys: Any) -> None:
+    def shorten(parts: Any) -> None:
+        parts["environment"]["config"]["max_episode_steps"] = 2
+
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(edited(cartpole, tmp_path / "run", shorten)), "--episode", "3"])
+    assert ended.value.code == 1
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"episode 3: differs .* at step 1 \(of \d+ steps, from 0\): truncated by 1\n", said)
+
+
+def frames_of(film: Path, environment: Any) -> np.ndarray:
+    """Every frame that the file holds (imageio's own reader leaves its pipes open)."""
+    environment.reset()
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", film, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    pixels = subprocess.run(command, capture_output=True, check=True).stdout
+    return np.frombuffer(pixels, np.uint8).reshape(-1, *environment.render(0).shape)
+
+
+@pytest.mark.parametrize("source", ["native", "adapter"])
+def test_a_film_has_a_frame_for_each_step(source: str, tmp_path: Path, capsys: Any) -> None:
+    make: Any = {"native": CartPole, "adapter": lambda **how: GymnasiumEnvironment("CartPole-v1", **how)}[source]
+    run = record(make(num_envs=2, seed=0), tmp_path / "run", 4)
+    film = tmp_path / "film.mp4"
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(run.path), "--episode", "2", "--video", str(film)])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"filmed: {film}"
+    frames = frames_of(film, environment_of(run, filming=True))
+    assert len(frames) == run.episode(2).length
+    assert not np.array_equal(frames[0], frames[-1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "run"]
+
+
+def test_a_film_needs_an_extra_and_the_error_names_it(
+    cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(cartpole.path), "--episode", "3", "--video", str(tmp_path / "film.mp4")])
+    assert ended.value.code == 1
+    assert 'pip install "rein[video]"' in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+EVIL = "raise SystemExit('the file chose what to run')"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: parts.update(environment={"type": "evil.make", "config": {}}),
+        lambda parts: parts.update(environment={"type": "subprocess.Popen", "config": {"args": "true"}}),
+        lambda parts: parts.update(environment={"type": "rein.envs.cartpole.torch", "config": {}}),
+        lambda parts: parts.update(environment={"type": "rein.cli.replay.main", "config": {}}),
+        lambda parts: parts.update(environment=adapter("evil:CartPole-v1")),
+        lambda parts: parts.update(environment=adapter("GymV26Environment-v0")),
+        lambda parts: parts.update(environment=adapter("CartPole-v1", wrapper="<function f at 0x1>")),
+        lambda parts: parts.update(environment=["what"], recipe={"config": {"name": "evil:make", "options": {}}}),
+        lambda parts: parts.clear(),
+        lambda parts: parts["environment"]["config"].update(no_such_option=1),
+    ],
+)
+def test_a_file_chooses_no_code(change: Any, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = rein.open_run(edited(cartpole, tmp_path / "run", change))
+    with pytest.raises(ValueError, match="--environment my_module:make"):
+        environment_of(run)
+
+
+def adapter(name: str, **make_kwargs: Any) -> dict[str, Any]:
+    config = {"id": name, "num_envs": 1, "seed": 0, "info": {}, "replayable": True, "make_kwargs": make_kwargs}
+    return {"type": "rein.integrations.gymnasium.environment.GymnasiumEnvironment", "config": config}
+
+
+def test_a_recipe_of_reins_builds_what_its_configuration_cannot(cartpole: rein.Run, tmp_path: Path) -> None:
+    def unknown(parts: Any) -> None:
+        parts["environment"]["type"] = "my_module.CartPole"
+        parts["recipe"] = {"config": {"name": "cartpole", "options": {"num_envs": 10**12, "hidden": [8]}, "given": []}}
+
+    run = rein.open_run(edited(cartpole, tmp_path / "run", unknown))
+    built = environment_of(run)
+    assert built.num_envs == 4  # as many as were stored, whatever the file says
+    assert replay(built, [run.episode(0)])[0].difference is None
+
+
+@pytest.mark.parametrize("returns", ["environment", "rein.training_loop(Agent(environment), environment)"])
+def test_an_environment_that_is_named_is_used(
+    returns: str, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    agent = "lambda e: rein.agents.ppo.PPO(e.single_observation_space, e.single_action_space)"
+    made = "environment = CartPole(num_envs=4)"
+    source = f"import rein, rein.agents.ppo\nfrom rein.envs.cartpole import CartPole\nAgent = {agent}\n"
+    (tmp_path / "the_module.py").write_text(f"{source}def make():\n    {made}\n    return {returns}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "the_module", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(cartpole.path), "--episode", "1", "--environment", "the_module:make"])
+    assert ended.value.code == 0
+    assert "agree bit for bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--episode", "99999"], "no episode 99999 has ended"),
+        (["--episode", "1", "2", "--video", "film.mp4"], "a film is of one episode"),
+        (["--episode", "1", "--video", "no/such/film.mp4"], "there is no folder no/such"),
+        (["--episode", "1", "--environment", "cartpole"], "my_module:make"),
+    ],
+)
+def test_an_error_is_one_line(words: list[str], text: str, cartpole: rein.Run, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(cartpole.path), *words])
+    error = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert text in error and error.count("\n") == 1
+
+
+def test_an_episode_is_played_in_the_row_that_it_was_recorded_in(cartpole: rein.Run) -> None:
+    """Rows that are done go on with something else, which changes nothing in the others."""
+    episodes = {episode.environment: episode for episode in all_of(cartpole, 12)}  # the last one of each
+    watched: list[Any] = []
+
+    class Watched(CartPole):
+        def apply_action(self, action: torch.Tensor) -> Any:
+            watched.append(action.clone())
+            return super().apply_action(action)
+
+    replay(Watched(num_envs=4), list(episodes.values()))
+    played = torch.stack(watched).numpy()
+    assert sorted(episodes) == [0, 1, 2, 3]
+    assert len(played) == max(episode.length for episode in episodes.values())
+    for row, episode in episodes.items():
+        assert np.array_equal(played[: episode.length, row], episode.fields["action"])

@@ -1,0 +1,297 @@
+"""`rein verify`: a whole run has nothing wrong; what is broken is told by file and reason, and nothing crashes it."""
+
+import hashlib
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.cli import main
+from rein.envs.gridworld import Gridworld
+from rein.errors import StoreError
+from rein.handlers.checkpoint import checkpoint
+from rein.ops.random import stream_seed
+from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+from rein.stores.compact import compact
+from rein.stores.files import USER_BLOCK, user_block
+from rein.stores.folder import list_files
+from rein.stores.hdf5 import HDF5Store
+from rein.stores.image import compose
+from rein.stores.layout import write_trajectories
+from rein.stores.reader import open_run
+from rein.stores.verify import verify_run
+from rein.testing.store import make_trajectory
+
+MUTANTS = 8
+
+
+def train(path, episodic=False, **options):
+    environment = Gridworld(num_envs=3, seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(path, **{"max_epochs": 1, **options})
+    loop = rein.training_loop(agent, environment, store, seed=0, episodic=episodic)
+    checkpoint(loop, store, every=2)
+    loop.run(epochs=5, iterations=60)
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "run"
+    train(path)
+    return path
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def files(run):
+    return list_files(run / "trajectories")
+
+
+def wrong(path):
+    """What is wrong, as (name of the file, reason)."""
+    return [(file.name, reason) for file, reason in verify_run(path).problems]
+
+
+def rewrite(file, change):
+    """Put what `change` makes of the one epoch in a file in its place, with a hash that is right."""
+    (trajectory,) = open_run(file)
+    fields = {name: np.array(field) for name, field in trajectory.fields.items()}
+    episodes = trajectory.episodes._replace(
+        **{name: np.array(column) for name, column in trajectory.episodes._asdict().items()}
+    )
+    changed = change(trajectory._replace(fields=fields, episodes=episodes))
+    file.write_bytes(compose(lambda h5: write_trajectories(h5, [changed])))
+
+
+def with_table(trajectory, name, index, value):
+    getattr(trajectory.episodes, name)[index] = value
+    return trajectory
+
+
+def end_of(trajectory, index=0):
+    """Row and environment in which an episode ended."""
+    table = trajectory.episodes
+    return int(table.last_step[index]) - trajectory.first_step, int(table.environment[index])
+
+
+def with_end(trajectory, name, value):
+    trajectory.fields[name][end_of(trajectory)] = value
+    return trajectory
+
+
+def without_episode(trajectory):
+    table = trajectory.episodes
+    return trajectory._replace(episodes=type(table)(*(column[1:] for column in table)))
+
+
+@pytest.mark.parametrize("episodic", [False, True])
+def test_a_run_that_is_whole_has_nothing_wrong_in_parts_and_joined_too(tmp_path, episodic):
+    train(tmp_path / "run", episodic, max_bytes=2000)
+    assert any("part" in file.name for file in files(tmp_path / "run"))
+    found = verify_run(tmp_path / "run")
+    assert found.problems == []
+    assert found.epochs == 5
+    assert found.episodes == len(open_run(tmp_path / "run").episodes["id"]) > 0
+    compact(tmp_path / "run")
+    assert verify_run(tmp_path / "run").problems == []
+
+
+def test_a_summary_is_printed_and_the_status_says_whether_anything_is_wrong(run, capsys):
+    main(["verify", str(run)])
+    text = capsys.readouterr().out
+    assert text.endswith("all is well\n") and text.count("\n") == 1
+    assert (
+        "11 files of" in text and "5 epochs" in text
+    )  # of trajectories 5, checkpoints 3, and run.json, metrics.csv, .h5
+    damaged = files(run)[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(run)])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 1
+    assert first.startswith(f"{damaged}: was cut or added to")
+    assert last.endswith("something is wrong with 2")  # and the epoch is missing before the next file
+
+
+@pytest.mark.parametrize("what", ["trajectories/000003-000003.h5", "checkpoints/epoch-000004.h5", "metrics.h5"])
+def test_one_flipped_bit_is_found_in_every_kind_of_file(run, what):
+    content = bytearray((run / what).read_bytes())
+    content[len(content) // 2] ^= 4
+    (run / what).write_bytes(content)
+    name = what.rpartition("/")[2]
+    reason = "is damaged: its SHA-256 is not the one in its user block"
+    assert (name, reason) in wrong(run)
+    assert wrong(run / what) == [(name, reason)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: with_table(t, "length", 0, 10**6), "has a length that its steps have no room for"),
+        (
+            lambda t: with_table(t, "length", -1, t.episodes.length[-1] - 1),
+            "has another number of rows than its length",
+        ),
+        (lambda t: with_table(t, "episode_return", -1, 7.5), "has another return than the sum of its rewards"),
+        (lambda t: with_table(t, "environment", 0, 3), "is of no environment in 0 to 2"),
+        (lambda t: with_table(t, "last_step", 0, 10**6), "ended in a step that is not in its epoch"),
+        (lambda t: with_table(t, "first_step", 0, 10**6), "ends before it begins"),
+        (lambda t: with_end(t, "valid", False), "ended in a row that is not valid"),
+        (lambda t: with_end(t, "terminated", False), "is not terminated in rows as in the table"),
+        (lambda t: with_end(t, "truncated", True), "is not truncated in rows as in the table"),
+        (without_episode, "that is not in the table of episodes"),
+        (lambda t: t._replace(status="odd"), "has an epoch whose status is 'odd'"),
+        (lambda t: t._replace(epoch=9), "has the epochs of a file that is called 000009-000009.h5"),
+        (lambda t: with_table(t, "id", 0, 10**6), "has episodes whose ids do not go up"),
+        (lambda t: t._replace(first_step=t.first_step + 10**5), "but the file before ends at step"),
+    ],
+)
+def test_tables_that_do_not_fit_their_rows_are_found(run, change, reason):
+    rewrite(files(run)[2], change)
+    assert any(reason in said for _, said in wrong(run)), wrong(run)
+
+
+def test_an_episode_that_neither_ended_nor_was_cut_is_found(run):
+    def change(trajectory):
+        trajectory.episodes.terminated[0] = trajectory.episodes.truncated[0] = False
+        return trajectory
+
+    rewrite(files(run)[2], change)
+    assert [(name, "is neither terminated nor truncated" in said) for name, said in wrong(run)] == [
+        ("000003-000003.h5", True)
+    ]
+
+
+def test_a_missing_epoch_is_found_and_one_that_is_there_twice(run):
+    files(run)[2].unlink()
+    assert wrong(run) == [("000004-000004.h5", "epoch 3 is missing before epoch 4")]
+    files(run)[2].unlink()
+    assert wrong(run) == [("000005-000005.h5", "epochs 3 to 4 are missing before epoch 5")]
+    (run / "trajectories/000006-000006.h5").write_bytes(files(run)[0].read_bytes())
+    said = dict(wrong(run)[::-1])
+    assert said["000006-000006.h5"].startswith("has the epochs of a file that is called 000001-000001.h5")
+    assert ("000006-000006.h5", "has epoch 1 after epoch 5") in wrong(run)
+
+
+@pytest.mark.parametrize(
+    ("which", "reason"), [(0, "of which the part before is missing"), (-1, "the next one is missing")]
+)
+def test_a_missing_part_of_an_epoch_is_found(tmp_path, which, reason):
+    train(tmp_path / "run", max_bytes=2000)
+    parts = [file for file in files(tmp_path / "run") if file.name.startswith("000005")]
+    assert len(parts) > 2
+    parts[which].unlink()
+    assert any(reason in said for _, said in wrong(tmp_path / "run"))
+
+
+def test_a_checkpoint_that_counts_on_epochs_that_are_gone_is_found(run):
+    for file in files(run)[3:]:
+        file.unlink()
+    reasons = [said for name, said in wrong(run) if name == "epoch-000004.h5"]
+    assert reasons == ["counts on epochs up to 4, and the trajectories end with epoch 3"]
+    assert not [said for name, said in wrong(run) if name == "epoch-000002.h5"]
+
+
+def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
+    saved = run / "checkpoints/epoch-000004.h5"
+    (run / "checkpoints/latest").write_text("epoch-000009.h5\n")
+    assert wrong(run) == [("latest", "names 'epoch-000009.h5', which is not there")]
+    _, state, about = read_checkpoint(saved)
+    write_checkpoint(saved, state, {**about, "format": 999})
+    assert "and this version of rein reads format" in dict(wrong(run))["epoch-000004.h5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("metrics.csv", lambda text: text[:-3], "ends within line 6, which the next start of the run cuts off"),
+        ("metrics.csv", lambda text: text.replace("\n3,", "\n7,"), "line 4: epoch 7 comes after epoch 2"),
+        ("metrics.csv", lambda text: text.replace("\n3,", "\nx,"), "line 4: 'x' is no number"),
+        ("metrics.csv", lambda text: text.replace("\n3,", "\n3,4,"), "line 4"),
+        ("metrics.csv", lambda text: text.replace("epoch", "era"), "has no column 'epoch'"),
+        ("run.json", lambda text: text[:50], "makes no sense"),
+        ("run.json", lambda text: "[" * 100_000, "makes no sense"),
+        ("run.json", lambda text: "[]", "is JSON of something else than a run"),
+    ],
+)
+def test_rows_of_metrics_and_run_json_are_checked(run, name, change, reason):
+    (run / name).write_text(change((run / name).read_text()))
+    ((found, said),) = wrong(run)
+    assert (found, reason in said) == (name, True), said
+
+
+def sealed(content):
+    image = content[USER_BLOCK:]
+    return user_block(len(image), hashlib.sha256(image).hexdigest()) + image
+
+
+def test_hostile_files_with_hashes_that_are_right_are_told_one_by_one_and_crash_nothing(run):
+    draw = random.Random(stream_seed(0, "mutants"))
+    whole = bytearray(files(run)[0].read_bytes())
+    for number in range(6, 6 + MUTANTS):
+        mutant = bytearray(whole)
+        for _ in range(20):
+            at = draw.randrange(USER_BLOCK, 6000)
+            mutant[at : at + 8] = draw.randbytes(8)
+        (run / f"trajectories/{number:06d}-{number:06d}.h5").write_bytes(sealed(bytes(mutant)))
+    for number in (100, 200):  # among files that are good
+        (run / f"trajectories/{number:06d}-{number:06d}.h5").write_bytes(sealed(bytes(512) + draw.randbytes(3000)))
+    (run / "checkpoints/epoch-000009.h5").write_bytes(sealed(bytes(512) + draw.randbytes(3000)))
+    os.mkfifo(run / "trajectories/000300-000300.h5")
+    (run / "trajectories/000400-000400.h5").mkdir()
+    told = {name for name, _ in wrong(run)}
+    assert {f"{number:06d}-{number:06d}.h5" for number in (*range(6, 6 + MUTANTS), 100, 200, 300, 400)} <= told
+    assert "epoch-000009.h5" in told
+    assert not {file.name for file in files(run)[:5]} & told
+
+
+def test_one_file_may_be_checked(run):
+    for file in [*run.rglob("*.h5"), run / "metrics.csv", run / "run.json"]:
+        found = verify_run(file)
+        assert (found.files, found.problems) == (1, []), file
+    assert verify_run(files(run)[2]).epochs == 1
+
+
+def test_what_a_killed_compaction_left_is_no_problem(run):
+    content = {file: file.read_bytes() for file in files(run)[:2]}
+    compact(run)
+    for file, data in content.items():
+        file.write_bytes(data)
+    assert verify_run(run).problems == []
+
+
+def test_names_from_a_disk_do_not_steer_the_terminal(run, capsys):
+    (run / "trajectories").rename(run / "t\x1b[2J")
+    (run / "checkpoints/latest").write_text("\x1b[2J")
+    with pytest.raises(SystemExit):
+        main(["verify", str(run)])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_where_there_is_nothing_it_says_so(tmp_path):
+    with pytest.raises(StoreError, match="there is no run"):
+        verify_run(tmp_path)
+    with pytest.raises(StoreError, match="there is no run"):
+        verify_run(tmp_path / "none")
+
+
+def test_integers_and_rewards_of_other_kinds_are_no_reason_to_stop(tmp_path):
+    """Stores keep whatever fields they are given: what is not known is not compared."""
+    store = HDF5Store(tmp_path / "run")
+    trajectory = make_trajectory(1)
+    flags = {name: torch.zeros(6, 3, dtype=torch.bool) for name in ("terminated", "truncated")}
+    fields = {**trajectory.fields, **flags, "reward": torch.ones(6, 3, dtype=torch.int64)}
+    none = type(trajectory.episodes)(*(column[:0] for column in trajectory.episodes[:-1]), None)
+    store.append(trajectory._replace(fields=fields, episodes=none))
+    store.close()
+    assert verify_run(tmp_path / "run").problems == []

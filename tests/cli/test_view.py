@@ -1,0 +1,92 @@
+"""`rein view`: which file is opened, with what, and what is said where there is nothing to open it with."""
+
+import sys
+
+import pytest
+
+from rein.cli import main
+from rein.cli.view import first_file
+from rein.errors import StoreError
+from rein.stores.hdf5 import HDF5Store
+from rein.testing.store import make_trajectory
+
+FAKE = "import sys; print('jupyter', sys.argv[1:])"
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=1)
+    for epoch in (1, 2):
+        store.append(make_trajectory(epoch))
+    store.close()
+    return store.path
+
+
+@pytest.fixture
+def extra(tmp_path, monkeypatch):
+    """Modules of the names that the extra has, which say what they were asked for."""
+    for name in ("jupyterlab", "jupyterlab_h5web"):
+        (tmp_path / "extra" / name).mkdir(parents=True)
+        (tmp_path / "extra" / name / "__init__.py").touch()
+    (tmp_path / "extra/jupyterlab/__main__.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path / "extra")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "extra"))
+
+
+@pytest.fixture
+def no_extra(monkeypatch):
+    for name in ("jupyterlab", "jupyterlab_h5web"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def test_the_newest_trajectories_are_opened_first_unless_there_are_learning_curves(path):
+    newest = path / "trajectories" / "000002-000002.h5"
+    assert first_file(path) == newest
+    (path / "metrics.h5").write_bytes(newest.read_bytes())
+    assert first_file(path) == path / "metrics.h5"
+    assert first_file(newest) == newest
+
+
+def test_without_the_extra_it_says_which_viewers_open_the_file(path, no_extra, capsys):
+    main(["view", str(path)])
+    text = capsys.readouterr().out
+    assert 'pip install "rein[view]"' in text
+    assert "myhdf5.hdfgroup.org" in text
+    assert f"silx view {path}/trajectories/000002-000002.h5" in text
+
+
+def test_with_the_extra_jupyterlab_starts_in_the_folder_of_the_run(path, extra, capfd):
+    main(["view", str(path), "--no-browser"])
+    text = capfd.readouterr().out
+    assert "double-click trajectories/000002-000002.h5" in text
+    assert f"['--ServerApp.root_dir={path}', '--no-browser']" in text
+
+
+def test_with_the_extra_one_file_is_opened_in_its_folder(path, extra, capfd):
+    main(["view", str(path / "trajectories" / "000001-000001.h5")])
+    text = capfd.readouterr().out
+    assert "double-click 000001-000001.h5" in text
+    assert f"['--ServerApp.root_dir={path}/trajectories']" in text
+
+
+def test_how_jupyterlab_ended_is_how_the_command_ends(path, extra, tmp_path):
+    (tmp_path / "extra/jupyterlab/__main__.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(path)])
+    assert ended.value.code == 3
+
+
+def test_a_damaged_file_is_not_given_to_a_viewer(path, extra, capfd):
+    newest = path / "trajectories" / "000002-000002.h5"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(SystemExit):
+        main(["view", str(path)])
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "was cut or added to" in said.err
+
+
+def test_a_folder_without_files_is_an_error(tmp_path):
+    with pytest.raises(StoreError, match="no HDF5 file there"):
+        first_file(tmp_path)
