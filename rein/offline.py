@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
-from rein.buffers.filling import extend
+import torch
+
+from rein.buffers.filling import extend, pairs, together
+from rein.buffers.prioritized import PrioritizedReplay
+from rein.buffers.replay import Replay
 from rein.handlers.describe import describe
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
@@ -104,14 +108,27 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     Raises ValueError for data without one of the fields, or of other spaces than the agent's, and where there is more
     of it than the replay's capacity.
     """
+    if not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
+    if type(agent.replay) not in (Replay, PrioritizedReplay):
+        kind, kept = type(agent).__name__, type(agent.replay).__name__
+        raise ValueError(f"fill: {kind} keeps its rows in a {kept}, of which recorded transitions lack parts")
     seed_parts(None, agent)  # which would draw it anew, later
+    chunks = (_checked(agent, chunk) for chunk in _chunks(data))
     count = 0
-    for chunk in _chunks(data):
-        chunk = to_device(chunk, agent.device)
-        _check(agent, chunk)
-        count += extend(agent.replay, chunk, num_envs)
+    for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
+        count += extend(agent.replay, chunk, num_envs, following)
         agent.networks.encoder.update(chunk.observation, chunk.valid)
     return count
+
+
+def _checked(agent: ReplayAgent[Any], chunk: Transition) -> Transition:
+    """Where the agent is, and in its types."""
+    if not isinstance(chunk, Transition):
+        raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
+    chunk = to_device(chunk._replace(extras={}), agent.device)
+    _check(agent, chunk)
+    return map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
 
 
 def _chunks(data: Source) -> Iterable[Transition]:

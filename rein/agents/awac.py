@@ -62,7 +62,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         max_weight: float = 100.0,
         **options: Unpack[ReplayOptions],
     ) -> None:
-        at_least_one(self, "critics", critics)
+        critics = at_least_one(self, "critics", critics)
         above_zero(self, "temperature", temperature)
         above_zero(self, "max_weight", max_weight)
         if weights not in WEIGHTS:

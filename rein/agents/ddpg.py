@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from gymnasium import spaces
 
-from rein.learning.action_noise import ActionNoise, OrnsteinUhlenbeck
+from rein.learning.action_noise import ActionNoise, OrnsteinUhlenbeck, as_noise
 from rein.learning.deterministic import DeterministicAgent
 from rein.learning.replay_options import ReplayOptions
 
@@ -22,7 +22,8 @@ class DDPG(DeterministicAgent):
     Args:
         observation_space: of one environment; flattened to a vector.
         action_space: a Box with finite bounds.
-        noise: what it explores by; the paper's Ornstein-Uhlenbeck process by default.
+        noise: what it explores by, or the standard deviation of Gaussian noise; by default the paper's
+            Ornstein-Uhlenbeck process.
         actor_frequency: updates of the critic between two of the actor.
         **options: those of `rein.learning.replay_options.ReplayOptions`.
 
@@ -34,13 +35,13 @@ class DDPG(DeterministicAgent):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         *,
-        noise: ActionNoise | None = None,
+        noise: ActionNoise | float | None = None,
         actor_frequency: int = 1,
         **options: Unpack[ReplayOptions],
     ) -> None:
         own = {
             "critics": 1,
-            "noise": noise or OrnsteinUhlenbeck(),
+            "noise": as_noise(OrnsteinUhlenbeck() if noise is None else noise),
             "target_noise": 0.0,
             "target_noise_clip": 0.0,
             "actor_frequency": actor_frequency,

@@ -58,7 +58,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         target_entropy: float | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
-        at_least_one(self, "critics", critics)
+        critics = at_least_one(self, "critics", critics)
         above_zero(self, "temperature", temperature)
         above_zero(self, "initial_temperature", initial_temperature)
         own = {

@@ -63,7 +63,7 @@ class IQL(ReplayAgent["_Networks"]):
         max_weight: float = 100.0,
         **options: Unpack[ReplayOptions],
     ) -> None:
-        at_least_one(self, "critics", critics)
+        critics = at_least_one(self, "critics", critics)
         above_zero(self, "max_weight", max_weight)
         if not 0.0 < expectile < 1.0:
             raise ValueError(f"IQL(expectile={expectile}): give a number between 0 and 1, neither of them")

@@ -5,7 +5,6 @@ Shapes: B rows of a batch, Q levels, S samples of a target, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -86,10 +85,12 @@ class IQN(ValueAgent[QuantileNetworks]):
         }
         super().__init__(observation_space, action_space, own, {**DEFAULTS, **own, **options})
 
-    def _check(self, options: Mapping[str, Any]) -> None:
+    def _check(self, options: dict[str, Any]) -> None:
         super()._check(options)
         for name in ("quantiles", "target_quantiles", "action_quantiles", "cosines"):
-            at_least_one(self, name, options[name])
+            options[name] = at_least_one(self, name, options[name])
+        if options["huber"] is None:
+            raise ValueError("IQN(huber=None): quantiles need a number above 0; a small one keeps them apart")
         if not 0.0 < options["risk"] <= 1.0:
             raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
 

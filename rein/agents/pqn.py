@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import Learner, mean_metrics
-from rein.learning.options import above_zero, as_json, at_least_one, not_negative
+from rein.learning.options import above_zero, as_json, at_least_one, layers, not_negative
+from rein.learning.policy import share_parameters
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
 from rein.learning.value_policy import ValuePolicy
@@ -117,16 +118,13 @@ class PQN:
         self._reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
         self._optimizer = optimizer or default_optimizer
         self._shape = {
-            "hidden": tuple(hidden),
+            "hidden": layers(self, hidden),
             **{"layer_norm": layer_norm, "dueling": dueling, "normalize_observation": normalize_observation},
         }
         self._how = {
             "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
-            "guard": guard,
-            "micro_batch": micro_batch,
-            "threads": threads,
-            "compile": compile,
-            "precision": precision,
+            **{"guard": guard, "micro_batch": micro_batch, "threads": threads},
+            **{"compile": compile, "precision": precision},
         }
         self.env_steps = self.updates = 0
         self._build(secrets.randbits(31) if seed is None else seed)
@@ -145,7 +143,9 @@ class PQN:
         """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
         if self.env_steps:
             raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
+        before = self.networks
         self._build(seed)
+        share_parameters(before, self.networks)
         self.seed = seed
 
     @property

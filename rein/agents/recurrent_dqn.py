@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rein.buffers.sequences import Clips, SequenceReplay
 from rein.learning.exploration import Amount, Plateau, as_amount
-from rein.learning.options import above_zero, at_least_one
+from rein.learning.options import above_zero, at_least_one, whole
 from rein.learning.recurrent_value_policy import RecurrentValuePolicy
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
@@ -83,9 +83,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         **options: Unpack[ReplayOptions],
     ) -> None:
         above_zero(self, "huber", huber)
-        at_least_one(self, "sequence_length", sequence_length)
-        if burn_in < 0:
-            raise ValueError(f"RecurrentDQN(burn_in={burn_in}): give 0 or more")
+        sequence_length = at_least_one(self, "sequence_length", sequence_length)
+        burn_in = whole(self, "burn_in", burn_in)
         if options.get("n_step", 1) != 1 or options.get("prioritized"):
             raise ValueError("RecurrentDQN: it learns from returns of one step, and draws all sequences alike")
         low, high = as_amount(epsilon).bounds

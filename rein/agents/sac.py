@@ -5,6 +5,7 @@ Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Unpack
 
 import torch
@@ -71,8 +72,10 @@ class SAC(ReplayAgent["_Networks"]):
         actor_frequency: int = 1,
         **options: Unpack[ReplayOptions],
     ) -> None:
-        at_least_one(self, "critics", critics)
-        at_least_one(self, "actor_frequency", actor_frequency)
+        critics = at_least_one(self, "critics", critics)
+        actor_frequency = at_least_one(self, "actor_frequency", actor_frequency)
+        if not isinstance(target_entropy, int | float | None) or not math.isfinite(target_entropy or 0.0):
+            raise ValueError(f"SAC(target_entropy={target_entropy!r}): give a number of nats, or None")
         above_zero(self, "temperature", temperature)
         above_zero(self, "initial_temperature", initial_temperature)
         own = {
@@ -127,7 +130,7 @@ class SAC(ReplayAgent["_Networks"]):
         batch = CriticBatch(features, networks.scale.from_action(sample.action), target_B, weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
-        if self.updates % self._options["actor_frequency"] == 0:
+        if (self.updates + 1) % self._options["actor_frequency"] == 0:  # so that a whole round reports it
             metrics |= self._step_actor(ActorBatch(features, noise_BA[1]), alpha, report)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from gymnasium import spaces
 
-from rein.learning.action_noise import ActionNoise, GaussianNoise
+from rein.learning.action_noise import ActionNoise, GaussianNoise, as_noise
 from rein.learning.deterministic import DeterministicAgent
 from rein.learning.replay_options import ReplayOptions
 
@@ -22,7 +22,7 @@ class TD3(DeterministicAgent):
         observation_space: of one environment; flattened to a vector.
         action_space: a Box with finite bounds.
         critics: K, drawn independently of each other.
-        noise: what it explores by; Gaussian with a standard deviation of 0.1 by default.
+        noise: what it explores by, or the standard deviation of Gaussian noise, 0.1 by default.
         target_noise: standard deviation of the noise on the target's actions.
         target_noise_clip: c, the largest of that noise.
         actor_frequency: updates of the critics between two of the actor and of all targets.
@@ -37,7 +37,7 @@ class TD3(DeterministicAgent):
         action_space: spaces.Space[Any],
         *,
         critics: int = 2,
-        noise: ActionNoise | None = None,
+        noise: ActionNoise | float | None = None,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
         actor_frequency: int = 2,
@@ -45,7 +45,7 @@ class TD3(DeterministicAgent):
     ) -> None:
         own = {
             "critics": critics,
-            "noise": noise or GaussianNoise(0.1),
+            "noise": as_noise(GaussianNoise(0.1) if noise is None else noise),
             "target_noise": target_noise,
             "target_noise_clip": target_noise_clip,
             "actor_frequency": actor_frequency,

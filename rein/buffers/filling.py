@@ -5,7 +5,7 @@ Shapes: B rows one after the other, S slots in time, N environments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,12 +16,34 @@ from rein.ops.trees import leaves, map_tree
 from rein.types import Transition, Tree
 
 
-def extend(replay: Replay, transitions: Transition, num_envs: int = 1) -> int:
+def pairs(chunks: Iterable[Transition]) -> Iterator[tuple[Transition, Transition | None]]:
+    """Each chunk with the one after it; None after the last. Those without rows are left out."""
+    before: Transition | None = None
+    for chunk in chunks:
+        if chunk.reward is not None and not len(chunk.reward):
+            continue
+        if before is not None:
+            yield before, chunk
+        before = chunk
+    if before is not None:
+        yield before, None
+
+
+def together(chunks: Iterable[Transition]) -> Transition:
+    """All of them as one. Raises ValueError where there are none."""
+    first, *rest = list(chunks) or [None]
+    if first is None:
+        raise ValueError("there are no transitions to fill a replay with")
+    return map_tree(lambda *columns: torch.cat(columns), first, *rest)
+
+
+def extend(replay: Replay, transitions: Transition, num_envs: int = 1, following: Transition | None = None) -> int:
     """Append transitions (B, ...) that were recorded one after the other; returns how many of them are valid.
 
     They become the rows of `num_envs` environments, each of which has a stretch of them. A row whose next observation
     is not the observation of the row after it is marked as truncated, so no n-step return reaches into another episode,
-    environment or stretch. What the agent said along with its actions is not kept.
+    environment or stretch. After the last row of one environment comes `following`, if that is appended next. What the
+    agent said along with its actions is not kept.
 
     Raises ValueError for transitions that lack a field or differ from those before, for another number of environments
     than before, and where the replay is too small: what is recorded is not to be overwritten unseen.
@@ -35,7 +57,8 @@ def extend(replay: Replay, transitions: Transition, num_envs: int = 1) -> int:
     if padding:
         rows["valid"] = rows["valid"].clone()
         rows["valid"][count - padding :, -1] = False
-    rows["truncated"] = rows["truncated"] | ~(rows["terminated"] | _followed(rows))
+    after = following.observation if following is not None and num_envs == 1 else None
+    rows["truncated"] = rows["truncated"] | ~(rows["terminated"] | _followed(rows, after))
     _make_room(replay, rows, count, num_envs)
     for first, last in _turns(replay, count):
         replay._write(map_tree(lambda column, a=first, b=last: column[a:b], rows), last - first)
@@ -60,10 +83,13 @@ def _stretches(column_B: Tensor, num_envs: int) -> Tensor:
     return column_B[row_NS.view(num_envs, slots).t()]
 
 
-def _followed(rows: Mapping[str, Tree]) -> Tensor:
-    """(S, N) bool: whether what comes after a row is what the next slot begins with."""
+def _followed(rows: Mapping[str, Tree], following: Tree = None) -> Tensor:
+    """(S, N) bool: whether what comes after a row is what the next slot begins with, the last one with `following`."""
     found = torch.zeros_like(rows["truncated"])
     found[:-1] = True
+    if following is not None:
+        last = dict(leaves(map_tree(lambda column: column[-1, 0], rows["next_observation"])))
+        found[-1] = all(torch.equal(last[path], observation[0]) for path, observation in leaves(following))
     after = dict(leaves(rows["next_observation"]))
     for path, observation in leaves(rows["observation"]):
         same = observation[1:] == after[path][:-1]

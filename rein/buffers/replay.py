@@ -92,6 +92,11 @@ class Replay:
     def observe_reset(self, mask: Tensor) -> None:
         """The environments in `mask` (N,) were reset outside a step: no return reaches over that."""
         self.flush()
+        if self.num_envs and len(mask) != self.num_envs:
+            raise ValueError(
+                f"the replay holds rows of {self.num_envs} environments, and these are {len(mask)}: go on with as "
+                "many, or give fill(..., num_envs=)"
+            )
         if self.filled:
             last = (self.next_slot - 1) % self.slots
             with self._blocks.writing(last * self.num_envs, (last + 1) * self.num_envs):

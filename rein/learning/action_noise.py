@@ -101,6 +101,11 @@ class OrnsteinUhlenbeck:
 ActionNoise = GaussianNoise | OrnsteinUhlenbeck
 
 
+def as_noise(noise: ActionNoise | float) -> ActionNoise:
+    """The noise as it is, and Gaussian noise of that standard deviation where it is a number or a schedule."""
+    return noise if isinstance(noise, GaussianNoise | OrnsteinUhlenbeck) else GaussianNoise(noise)
+
+
 def _normal(action_NA: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(action_NA.shape, generator=generator, dtype=action_NA.dtype, device=action_NA.device)
 

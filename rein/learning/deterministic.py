@@ -46,8 +46,8 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         """`own` are the options that the subclass has by itself."""
         if unknown := own.keys() & options.keys():  # what is settled for this agent
             raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
-        at_least_one(self, "critics", own["critics"])
-        at_least_one(self, "actor_frequency", own["actor_frequency"])
+        whole_numbers = {name: at_least_one(self, name, own[name]) for name in ("critics", "actor_frequency")}
+        own = {**own, **whole_numbers}
         for name in ("target_noise", "target_noise_clip"):
             not_negative(self, name, own[name])
         super().__init__(observation_space, action_space, own, {**own, **options})

@@ -26,9 +26,10 @@ from rein.learning.options import (
     as_json,
     at_least_one,
     fraction,
+    layers,
     not_negative,
 )
-from rein.learning.policy import NetworkPolicy
+from rein.learning.policy import NetworkPolicy, share_parameters
 from rein.learning.policy_loss import METRICS, Batch, policy_loss
 from rein.learning.update import default_optimizer, describe_optimizer, set_learning_rate
 from rein.networks.actor_critic import ActorCritic
@@ -58,6 +59,7 @@ class OnPolicyAgent(abc.ABC):
         self.entropy_coefficient = not_negative(self, "entropy_coefficient", self._options["entropy_coefficient"])
         not_negative(self, "value_coefficient", self._options["value_coefficient"])
         above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
+        self._options["hidden"] = layers(self, self._options["hidden"])
         self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
         self._reward_normalizer = RewardNormalizer(self.gamma) if self._options["normalize_reward"] else None
         self.seed: int | None = None
@@ -85,7 +87,9 @@ class OnPolicyAgent(abc.ABC):
         """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
         if self.env_steps:
             raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
+        before = self.networks
         self._build(seed)
+        share_parameters(before, self.networks)
         self.seed = seed
 
     @property

@@ -73,11 +73,26 @@ DEFAULTS: OnPolicyOptions = {
 }
 
 
-def at_least_one(agent: object, name: str, count: int) -> int:
-    """The count; ValueError for less than 1."""
-    if count < 1:
-        raise ValueError(f"{type(agent).__name__}({name}={count}): give 1 or more")
-    return count
+def at_least_one(agent: object, name: str, count: float) -> int:
+    """The count, a whole number; ValueError for less than 1 and for what is none. 1e6 is one."""
+    return whole(agent, name, count, 1)
+
+
+def whole(agent: object, name: str, count: Any, least: int = 0) -> int:
+    """The count as an int; ValueError for less than `least` and for what is no whole number."""
+    number = isinstance(count, int | float) and not isinstance(count, bool)
+    if not number or not math.isfinite(count) or count != int(count):
+        raise ValueError(f"{type(agent).__name__}({name}={count!r}): give a whole number, {least} or more")
+    if count < least:
+        raise ValueError(f"{type(agent).__name__}({name}={count}): give {least} or more")
+    return int(count)
+
+
+def layers(agent: object, hidden: Any) -> tuple[int, ...]:
+    """The features of hidden layers; ValueError for what is no sequence of whole numbers of 1 or more."""
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise ValueError(f"{type(agent).__name__}(hidden={hidden!r}): give the features of each layer, as in (64, 64)")
+    return tuple(whole(agent, "hidden", features, 1) for features in hidden)
 
 
 def fraction(agent: object, name: str, value: float) -> float:
@@ -88,9 +103,9 @@ def fraction(agent: object, name: str, value: float) -> float:
 
 
 def above_zero(agent: object, name: str, value: Any) -> Any:
-    """The value, or None; ValueError for 0 or less, and for NaN."""
-    if value is not None and not value > 0.0:
-        raise ValueError(f"{type(agent).__name__}({name}={value}): give a number above 0")
+    """The value, or None; ValueError for 0 or less, for NaN and infinity, and for what is no number."""
+    if value is not None and not (isinstance(value, int | float) and 0.0 < value < math.inf):
+        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a number above 0")
     return value
 
 

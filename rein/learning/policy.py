@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.discrete import DiscreteNetworks
 from rein.ops.random import restore
+
+
+def share_parameters(before: nn.Module, after: nn.Module) -> None:
+    """From now on networks that were drawn `before` are those that were drawn `after`, for policies made of them."""
+    for old, new in ((before.parameters(), after.parameters()), (before.buffers(), after.buffers())):
+        for mine, theirs in zip(old, new, strict=True):
+            mine.data = theirs.data
 
 
 class NetworkPolicy:

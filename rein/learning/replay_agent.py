@@ -20,7 +20,8 @@ from rein.learning.adam import Adam
 from rein.learning.episode_returns import EpisodeReturns
 from rein.learning.exploration import Plateau
 from rein.learning.learner import Gradient, Learner, Loss
-from rein.learning.options import above_zero, as_json, at_least_one, fraction, not_negative
+from rein.learning.options import above_zero, as_json, at_least_one, fraction, layers, not_negative, whole
+from rein.learning.policy import share_parameters
 from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
 from rein.learning.update import describe_optimizer, set_learning_rate
@@ -63,14 +64,18 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
         self._build(secrets.randbits(31) if seed is None else seed)
         self.seed = seed
 
-    def _check(self, options: Mapping[str, Any]) -> None:
+    def _check(self, options: dict[str, Any]) -> None:
+        """Refuse what is nonsense, and make whole numbers of those that are meant to be."""
         for name in ("capacity", "batch_size", "train_frequency", "n_step", "target_frequency"):
-            at_least_one(self, name, options[name])
+            options[name] = at_least_one(self, name, options[name])
+        options["learning_starts"] = whole(self, "learning_starts", options["learning_starts"])
+        options["hidden"] = layers(self, options["hidden"])
+        if options["update_to_data"] is None:
+            raise ValueError(f"{type(self).__name__}(update_to_data=None): give a number above 0")
         for name in ("gamma", "tau", "priority_alpha"):
             fraction(self, name, options[name])
         for name in ("max_grad_norm", "update_to_data", "train_frequency_episodes"):
             above_zero(self, name, options[name])
-        not_negative(self, "learning_starts", options["learning_starts"])
         self.priority_beta = not_negative(self, "priority_beta", options["priority_beta"])
         self.gamma, self.batch_size = options["gamma"], options["batch_size"]
 
@@ -114,10 +119,12 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
 
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw the parameters anew; RuntimeError after the first step, or update."""
-        if self.env_steps or self.updates:
-            done = f"{self.env_steps} env steps and {self.updates} updates"
-            raise RuntimeError(f"reseed({seed}): the agent has taken {done} already")
+        if self.env_steps or self.updates or len(self.replay):
+            done = f"{self.env_steps} env steps and {self.updates} updates, and holds {len(self.replay)} transitions"
+            raise RuntimeError(f"reseed({seed}): the agent has taken {done}: it would forget them")
+        before = self.networks
         self._build(seed)
+        share_parameters(before, self.networks)
         self.seed = seed
 
     @property
@@ -185,6 +192,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
 
     def learn(self, updates: int) -> dict[str, Tensor]:
         """That many updates from the replay as it is; what is worth knowing of the last one."""
+        whole(self, "learn: updates", updates)
         learning_rate, metrics = self.learning_rate(**self.counts), {}
         for learner in self.learners.values():
             set_learning_rate(learner.optimizer, learning_rate)
@@ -231,8 +239,9 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
-        self.replay.load_state_dict(state["replay"])
+        self._check_state(state)
         self.networks.load_state_dict(state["networks"])
+        self.replay.load_state_dict(state["replay"])
         for name, learner in self.learners.items():
             learner.load_state_dict(state["optimizers"][name])
         restore(self._generator, state["generator"])
@@ -243,3 +252,16 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
             raise ValueError(f"returns of episodes are {returns is not None} in the state, and the opposite here")
         if self._returns is not None:
             self._returns.load_state_dict(returns)
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """ValueError for the state of an agent with other options, before anything is taken over."""
+        mine = {path: tuple(value.shape) for path, value in self.networks.state_dict().items()}
+        given = {path: tuple(value.shape) for path, value in state["networks"].items()}
+        if mine != given:
+            differ = sorted(path for path in {*mine, *given} if mine.get(path) != given.get(path))
+            raise ValueError(f"the networks are of another shape in the state: {', '.join(differ)}")
+        if state["optimizers"].keys() != self.learners.keys():
+            raise ValueError(f"the state is of {', '.join(state['optimizers'])}; here learn {', '.join(self.learners)}")
+        prioritized = isinstance(self.replay, PrioritizedReplay)
+        if state["replay"]["filled"] and ("priorities" in state["replay"]) != prioritized:
+            raise ValueError(f"prioritized is {not prioritized} in the state, and the opposite here")

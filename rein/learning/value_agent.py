@@ -51,8 +51,10 @@ class ValueAgent(ReplayAgent[Networks]):
     exploration: Amount
     _learner: Learner
 
-    def _check(self, options: Mapping[str, Any]) -> None:
+    def _check(self, options: dict[str, Any]) -> None:
         super()._check(options)
+        if options["temperature"] is not None:
+            self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)
         above_zero(self, "huber", options["huber"])
         low, high = as_amount(self._explored).bounds
         if not (low >= 0.0 and (options["temperature"] is not None or high <= 1.0)):
@@ -99,7 +101,8 @@ class ValueAgent(ReplayAgent[Networks]):
         metrics = self._learner.step(self.batch(sample, weight_B), self._options["huber"], report=report)
         error_B = metrics.pop("td_error")
         if report:
-            metrics["epsilon"] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
+            name = "epsilon" if self._options["temperature"] is None else "temperature"
+            metrics[name] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
         return metrics, error_B
 
     def _taken(self, sample: Sample) -> Tensor:

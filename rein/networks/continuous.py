@@ -38,6 +38,8 @@ class Scale(nn.Module):
             raise ValueError(
                 f"the action space is {space}; continuous actions need a Box with finite bounds, low < high"
             )
+        if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
+            raise ValueError(f"the action space is {space}; continuous actions are one or more floating-point numbers")
         self.shape, self.actions = space.shape, int(np.prod(space.shape))
         for name, bound in (("low", space.low), ("high", space.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)

@@ -27,6 +27,7 @@ from rein.types import State
 
 logger = logging.getLogger("rein")
 
+RECORDED = "runs/pendulum-data"
 STUMBLES = 0.3  # of all actions that are recorded
 ALGORITHMS: dict[str, tuple[Any, dict[str, float]]] = {
     "iql": (IQL, {"expectile": 0.9, "tau": 0.02}),
@@ -38,7 +39,7 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, float]]] = {
 def pendulum_iql(
     store: Store | None = None,
     *,
-    data: str = "runs/pendulum-data",
+    data: str | None = None,
     data_env_steps: int = 6_000,
     algorithm: str = "iql",
     learning_rate: float = 1e-3,
@@ -57,7 +58,8 @@ def pendulum_iql(
 
     Args:
         store: where metrics and checkpoints go.
-        data: the folder of the run to learn from. Where there is none, SAC is trained and recorded there first.
+        data: the folder of the run to learn from. None for runs/pendulum-data, which SAC is trained for and records
+            first where it is not there.
         data_env_steps: how long SAC is trained for that. Most of what it does is bad, the last of it is good, and 3 of
             10 actions are random, so that there is something to learn of how to get up again.
         algorithm: "iql", "awac", or "bc", which imitates good and bad alike.
@@ -75,8 +77,8 @@ def pendulum_iql(
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r}: use one of {', '.join(ALGORITHMS)}")
-    if not Path(data).exists():
-        record(Path(data), data_env_steps, seed)
+    if data is None and not Path(RECORDED).exists():
+        record(Path(RECORDED), data_env_steps, seed)
     proving_ground = Pendulum(evaluation_episodes, seed=stream_seed(seed, "evaluation"), device=device)
     kind, own = ALGORITHMS[algorithm]
     agent = kind(
@@ -92,7 +94,7 @@ def pendulum_iql(
     )
     loop = offline_loop(
         agent,
-        open_run(data),
+        open_run(RECORDED if data is None else data),
         store,
         epochs=epochs,
         iterations=iterations,

@@ -6,6 +6,7 @@ import csv
 import itertools
 import logging
 import math
+import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ class Table:
         self._position += len(whole)
         for line in filter(None, whole.splitlines()):
             for column, cell in itertools.zip_longest(self._columns.values(), _cells(line)[: len(self._columns)]):
-                column.append(_number(cell) if isinstance(column, array) else cell or "")
+                column.append(_number(cell) if isinstance(column, array) else sys.intern(cell or ""))
         return {name: _as_numpy(column) for name, column in self._columns.items()}
 
 

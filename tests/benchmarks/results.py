@@ -216,10 +216,12 @@ def of_offline(name: str, seed: int, folder: Path, algorithm: str) -> dict[str, 
     """What a seed's algorithms learn from one recording, to the end of the budget."""
     import rein
     from rein.envs.pendulum import Pendulum
-    from rein.recipes.pendulum_iql import pendulum_iql
+    from rein.recipes.pendulum_iql import pendulum_iql, record
 
-    data = str(folder.parent / f"data-{seed}")
-    loop = pendulum_iql(data=data, algorithm=algorithm, seed=seed, stop_when_solved=False)
+    data = folder.parent / f"data-{seed}"
+    if not data.exists():
+        record(data, 6_000, seed)
+    loop = pendulum_iql(data=str(data), algorithm=algorithm, seed=seed, stop_when_solved=False)
     final = loop.run()
     proving_ground = Pendulum(EPISODES, seed=10_000 + seed)
     greedy = rein.evaluate(loop.parts["agent"].policy(), proving_ground, EPISODES)

@@ -8,34 +8,43 @@ import pytest
 
 import rein
 from rein.cli import main
-from rein.recipes.pendulum_iql import ALGORITHMS, pendulum_iql
+from rein.recipes.pendulum_iql import ALGORITHMS, pendulum_iql, record
 from rein.testing.stateful import first_difference
 
 SMALL = {"data_env_steps": 40, "epochs": 2, "iterations": 3, "batch_size": 8, "hidden": (8,), "evaluation_episodes": 2}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_not_there_is_recorded_once_and_learned_from(algorithm, tmp_path):
-    data = tmp_path / "data"
-    loop = pendulum_iql(data=str(data), algorithm=algorithm, **SMALL)
-    files = {path: path.stat().st_mtime_ns for path in data.rglob("*.h5")}
+def test_what_is_not_there_is_recorded_once_and_learned_from(algorithm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop = pendulum_iql(algorithm=algorithm, **SMALL)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.h5")}
     state = loop.run()
     assert len(loop.parts["agent"].replay) == 40
     assert (state.clocks.updates, state.clocks.env_steps) == (2 * 3 * 5, 0)
     assert "evaluation_return" in state.metrics
-    pendulum_iql(data=str(data), algorithm=algorithm, **SMALL)
-    assert {path: path.stat().st_mtime_ns for path in data.rglob("*.h5")} == files
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    pendulum_iql(algorithm=algorithm, **SMALL)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.h5")} == files
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["pendulum-data"]
+
+
+def test_a_folder_that_was_named_and_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(rein.StoreError, match="typo"):
+        pendulum_iql(data=str(tmp_path / "typo"), **SMALL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_same_seed_gives_the_same_agent(tmp_path):
+    for seed, folder in ((1, "a"), (1, "b"), (2, "c")):
+        record(tmp_path / folder, 40, seed)
+
     def trained(seed: int, folder: str) -> object:
         loop = pendulum_iql(data=str(tmp_path / folder), seed=seed, **SMALL)
         loop.run()
         return loop.parts["agent"].state_dict()
 
     assert first_difference(trained(1, "a"), trained(1, "b")) is None
-    assert first_difference(trained(1, "a"), trained(2, "a")) is not None
+    assert first_difference(trained(1, "a"), trained(2, "c")) is not None
 
 
 def test_an_unknown_algorithm_is_refused_before_anything_is_recorded(tmp_path):
@@ -60,6 +69,8 @@ def test_on_the_command_line_it_leaves_a_run_that_resumes(tmp_path, monkeypatch,
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
 def test_learning_from_what_was_better_beats_imitating_all_of_it(seed, tmp_path):
+    record(tmp_path / "data", 6_000, seed)
+
     def late_return(algorithm: str) -> float:
         how = {"data": str(tmp_path / "data"), "algorithm": algorithm, "seed": seed, "stop_when_solved": False}
         evaluated: list[float] = []

@@ -1,0 +1,176 @@
+"""What users do to agents that learn from replay, and what they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.ddpg import DDPG
+from rein.agents.dqn import DQN
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.cartpole import CartPole
+from rein.envs.pendulum import Pendulum
+from rein.types import Transition
+
+SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "learning_starts": 8, "capacity": 100}
+BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+def made(kind: Any, environment: Any, **options: Any) -> Any:
+    known = {} if kind in (PPO, PQN) else SMALL
+    given = environment.single_observation_space, environment.single_action_space
+    return kind(*given, **{**known, **options})
+
+
+def rows(count: int, first: int = 0) -> Transition:
+    """Of one episode: the observation counts, rewards are 1."""
+    observation = torch.arange(first, first + count, dtype=torch.float32).unsqueeze(1)
+    no = torch.zeros(count, dtype=torch.bool)
+    return Transition(observation, torch.zeros(count, 1), torch.ones(count), no, no, observation + 1.0, ~no, {})
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
+def test_a_policy_that_was_made_before_the_agent_was_seeded_follows_it(kind) -> None:
+    make = Pendulum if kind is SAC else CartPole
+    environment = make(num_envs=2, seed=0)
+    agent = made(kind, environment)
+    policy = agent.policy()
+    rein.train(agent, environment, env_steps=128, seed=0)
+    assert agent.updates
+    observation = make(num_envs=5, seed=1).reset()
+    assert torch.equal(policy.select_action(observation)[0], agent.policy().select_action(observation)[0])
+    for before, now in zip(policy._networks.parameters(), agent.policy()._networks.parameters(), strict=True):
+        assert torch.equal(before, now)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])
+def test_returns_of_recorded_rows_go_on_over_chunks(sizes) -> None:
+    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
+    firsts = np.cumsum([0, *sizes])
+    assert rein.fill(agent, [rows(size, int(first)) for size, first in zip(sizes, firsts, strict=False)]) == 20
+    found = agent.replay.take(torch.arange(20), n_step=3, gamma=1.0).reward
+    assert found.tolist() == [3.0] * 18 + [2.0, 1.0]
+
+
+def test_chunks_that_do_not_go_on_are_cut_where_they_meet() -> None:
+    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
+    rein.fill(agent, [rows(3), rows(3, first=50)])
+    assert agent.replay.take(torch.arange(6), n_step=9, gamma=1.0).reward.tolist() == [3, 2, 1, 3, 2, 1]
+
+
+def test_recorded_actions_of_double_precision_are_learned_from() -> None:
+    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
+    rein.fill(agent, [rows(20)._replace(action=torch.zeros(20, 1, dtype=torch.float64))])
+    assert agent.learn(1)
+
+
+@pytest.mark.parametrize("kind", [RecurrentDQN, DQN])
+def test_a_replay_that_needs_more_than_was_recorded_is_not_filled(kind) -> None:
+    images = spaces.Box(0, 255, (2, 40, 40), np.uint8)
+    observed, options = (images, {"frame_stack": 2}) if kind is DQN else (spaces.Box(-1, 1, (1,)), {})
+    agent = kind(observed, spaces.Discrete(2), **SMALL, **options, seed=0)
+    with pytest.raises(ValueError, match="fill"):
+        rein.fill(agent, [rows(5)])
+
+
+def test_the_actor_is_reported_though_it_learns_less_often() -> None:
+    environment = Pendulum(num_envs=4, seed=0)
+    agent = made(SAC, environment, actor_frequency=2, seed=0)
+    final = rein.train(agent, environment, env_steps=80, iterations=20, seed=0)
+    assert np.isfinite([final.metrics["actor_loss"], final.metrics["entropy"]]).all()
+
+
+def test_an_agent_that_holds_transitions_is_not_seeded_anew() -> None:
+    environment = Pendulum(num_envs=1, seed=0)
+    agent = made(SAC, environment)
+    agent.replay.append(
+        Transition(torch.zeros(1, 3), torch.zeros(1, 1), *rows(1)[2:5], torch.zeros(1, 3), *rows(1)[6:])
+    )
+    with pytest.raises(RuntimeError, match="1 transitions"):
+        rein.train(agent, environment, env_steps=5, seed=0)
+
+
+def test_another_number_of_environments_is_an_error_that_says_so() -> None:
+    agent = made(SAC, Pendulum(1), seed=0)
+    rein.train(agent, Pendulum(4, seed=0), env_steps=40, seed=0)
+    with pytest.raises(ValueError, match="4 environments, and these are 2"):
+        rein.train(agent, Pendulum(2, seed=0), env_steps=40, seed=0)
+
+
+def test_a_whole_number_may_be_written_as_1e3() -> None:
+    agent = made(SAC, Pendulum(1), capacity=1e3, batch_size=8.0, seed=0)
+    assert (agent.config["capacity"], agent.config["batch_size"]) == (1000, 8)
+
+
+NONSENSE: list[tuple[Any, dict[str, Any]]] = [
+    (SAC, {"capacity": float("nan")}),
+    (SAC, {"capacity": True}),
+    (SAC, {"batch_size": 2.5}),
+    (SAC, {"target_frequency": 1.5}),
+    (SAC, {"actor_frequency": 1.5}),
+    (SAC, {"target_entropy": float("nan")}),
+    (SAC, {"target_entropy": "auto"}),
+    (SAC, {"temperature": "auto"}),
+    (SAC, {"initial_temperature": float("inf")}),
+    (SAC, {"update_to_data": None}),
+    (SAC, {"update_to_data": float("inf")}),
+    (SAC, {"learning_starts": -1}),
+    (SAC, {"hidden": (0,)}),
+    (SAC, {"hidden": 64}),
+    (IQN, {"huber": float("inf")}),
+    (IQN, {"huber": None}),
+    (IQN, {"quantiles": 2.5}),
+    (RecurrentDQN, {"burn_in": 1.5}),
+    (RecurrentDQN, {"sequence_length": 2.5}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), NONSENSE)
+def test_nonsense_is_refused_by_the_name_of_the_option(kind, options) -> None:
+    environment = Pendulum(1) if kind is SAC else CartPole(1)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        made(kind, environment, **options)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, ()), spaces.Box(-1, 1, (0,)), spaces.Box(0, 3, (2,), np.int64)])
+def test_actions_that_are_no_vector_of_numbers_with_a_point_are_refused(space) -> None:
+    with pytest.raises(ValueError, match="action space"):
+        SAC(spaces.Box(-1, 1, (2,)), space)
+
+
+@pytest.mark.parametrize("kind", [TD3, DDPG])
+def test_noise_may_be_a_number(kind) -> None:
+    assert made(kind, Pendulum(1), noise=0.3).config["noise"] == {"noise": "gaussian", "std": 0.3}
+
+
+def test_the_state_of_other_options_changes_nothing() -> None:
+    environment = Pendulum(1, seed=0)
+    agent = made(SAC, environment, seed=0)
+    rein.train(agent, environment, env_steps=20, seed=0)
+    before = agent.networks.actor.head.weight.clone()
+    for options in ({"prioritized": True}, {"temperature": 0.1}, {"hidden": (9,)}):
+        other = made(SAC, Pendulum(1), seed=1, **options)
+        rein.train(other, Pendulum(1, seed=0), env_steps=20, seed=0)
+        with pytest.raises(ValueError, match=r"state"):
+            agent.load_state_dict(other.state_dict())
+        assert torch.equal(before, agent.networks.actor.head.weight)
+        assert len(agent.replay) == 20
+
+
+def test_exploring_by_a_temperature_is_reported_as_that() -> None:
+    environment = CartPole(2, seed=0)
+    agent = made(DQN, environment, temperature=2.0, seed=0)
+    final = rein.train(agent, environment, env_steps=40, seed=0)
+    assert final.metrics["temperature"] == 2.0
+    assert "epsilon" not in final.metrics
