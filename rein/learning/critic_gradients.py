@@ -116,9 +116,9 @@ def _forward(
 def _of_action(critics: Critics, chosen_B: Tensor, way: Pass, features: int) -> Tensor:
     """The gradient (B, A) of the value by the critic that is chosen for each row, with respect to the action.
 
-    Each critic goes back with its own rows alone, where to know how many these are is not to wait.
+    Each critic goes back with its own rows alone, where to know how many these are is not to wait, or to compile anew.
     """
-    if chosen_B.device.type != "cpu":
+    if chosen_B.device.type != "cpu" or torch.compiler.is_compiling():
         of_value_KB = critics.weight.new_zeros(critics.members, len(chosen_B))
         of_top_KBH = of_value_KB.scatter_(0, chosen_B.unsqueeze(0), 1.0).unsqueeze(-1) * critics.weight
         _, of_input_KBI = stack_backward(of_top_KBH, way, of_input=True, of_parameters=False)
