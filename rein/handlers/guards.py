@@ -57,7 +57,7 @@ class UpdateGuard:
         if math.isfinite(_total(numbers)):
             self.in_a_row = 0
             return True
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        bad = [name for name, value in metrics.items() if not bool(torch.isfinite(torch.as_tensor(value)).all())]
         bad += [f"gradient {n}" for n, g in enumerate(gradients) if not bool(torch.isfinite(g).all())]
         if not bad:  # finite numbers whose sum is not
             return True

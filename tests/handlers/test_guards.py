@@ -13,7 +13,9 @@ import torch
 
 import rein
 from rein.agents.ppo import PPO
+from rein.agents.sac import SAC
 from rein.envs.cartpole import CartPole
+from rein.envs.pendulum import Pendulum
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.guards import (
@@ -220,3 +222,29 @@ def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
 def test_nonsense_fails_where_it_is_written(make):
     with pytest.raises(ValueError, match=r"give|owns nothing"):
         make(rein.Loop(lambda state: None))
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "skip"])
+def test_an_agent_with_errors_for_each_row_is_guarded_too(on_failure) -> None:
+    """SAC says what the error of each row was, besides its losses."""
+    guard = UpdateGuard(on_failure)
+    environment = Pendulum(num_envs=2, seed=0)
+    small = {"hidden": (8,), "batch_size": 8, "learning_starts": 4, "capacity": 100}
+    given = environment.single_observation_space, environment.single_action_space
+    agent = SAC(*given, **small, seed=0, guard=guard)
+    loop = rein.training_loop(agent, environment, epochs=1, iterations=30)
+    guard_updates(loop, guard)
+
+    @loop.action_applied(once=3)
+    def poison(state) -> None:
+        known = state.step_state
+        poisoned = known.transition._replace(reward=known.transition.reward * torch.nan)
+        state.step_state = known._replace(transition=poisoned)
+
+    if on_failure == "stop":
+        with pytest.raises(NonFiniteError, match="td_error"):
+            loop.run()
+    else:
+        loop.run()
+        assert guard.failures > 0
+    assert all(torch.isfinite(parameter).all() for parameter in agent.networks.parameters())
