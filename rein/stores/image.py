@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ class Memory:
         """
         self._position = self._end = 0
         if len(self._bytes) < capacity + _RESERVE:
-            self._bytes = np.empty(capacity + _RESERVE, np.uint8)
+            self._bytes = _pages(capacity + _RESERVE)
 
     def view(self) -> memoryview:
         """The bytes written, without a copy."""
@@ -87,11 +88,17 @@ class Memory:
 
     def _extend(self, end: int) -> None:
         if end > len(self._bytes):
-            grown = np.empty(max(end, 2 * len(self._bytes)), np.uint8)
+            grown = _pages(max(end, 2 * len(self._bytes)))
             grown[: self._end] = self._bytes[: self._end]
             self._bytes = grown
         self._bytes[self._end : end] = 0  # what an earlier file left there must not reach this one
         self._end = max(self._end, end)
+
+
+def _pages(size: int) -> np.ndarray:
+    """Bytes that go back to the system when they are dropped, which those of malloc may not: a long run would grow."""
+    private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return np.frombuffer(mmap.mmap(-1, size, **private), np.uint8)
 
 
 def compose(

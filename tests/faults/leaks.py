@@ -5,7 +5,6 @@ usage: python leaks.py FOLDER EPOCHS: measured first after a third of them, when
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -26,10 +25,8 @@ from rein.handlers.interrupts import interrupts
 
 
 def held() -> dict[str, int]:
-    """What leaks are counted in: what is in use, and not what the allocator keeps at hand."""
+    """What leaks are counted in."""
     gc.collect()
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
     maps = Path("/proc/self/maps")  # Linux
     shared = maps.read_text().count("/dev/shm/") if maps.exists() else 0
     return {
