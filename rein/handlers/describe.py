@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import subprocess
-import sys
 from typing import Any
 
-import torch
-
 from rein.loop import Loop
+from rein.loop.info import run_info
 from rein.types import State
-
-_PACKAGES = ("rein", "torch", "numpy", "gymnasium", "h5py", "attrs", "blinker")
 
 
 def describe(loop: Loop, store: Any) -> None:
@@ -22,36 +15,3 @@ def describe(loop: Loop, store: Any) -> None:
     @loop.started
     def write_run(state: State) -> None:
         store.write_run(run_info(loop))
-
-
-def run_info(loop: Loop) -> dict[str, Any]:
-    """The run as JSON; `parts` holds the configuration of everything that the loop owns."""
-    parts = {
-        name: {"type": f"{type(part).__module__}.{type(part).__qualname__}", "config": getattr(part, "config", {})}
-        for name, part in loop.parts.items()
-    }
-    return {
-        "versions": {"python": platform.python_version(), **_versions()},
-        "command": sys.argv,
-        "threads": torch.get_num_threads(),
-        "epochs": loop.state.max_epochs,
-        "iterations": loop.state.max_iterations,
-        "parts": parts,
-        "git": _git_state(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def _git_state() -> dict[str, Any] | None:
-    """The commit that the working folder stands on and whether anything is changed; None outside a repository."""
-    try:
-        commit, changes = (
-            subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "changed": bool(changes)}

@@ -6,7 +6,9 @@ import logging
 from typing import Any, Literal
 
 from rein.loop import Loop
-from rein.protocols import Environment, Policy, Stateful
+from rein.loop.info import run_info
+from rein.protocols import Environment, Policy, Stateful, Store
+from rein.rollout import Recorder
 from rein.rollout import evaluate as play
 from rein.types import State
 
@@ -23,6 +25,7 @@ def evaluate(
     name: str = "evaluation",
     event: str = "epoch_ended",
     on_failure: Literal["raise", "drop"] = "raise",
+    store: Store | None = None,
     **filters: Any,
 ) -> None:
     """Run whole episodes when `event` fires; their means are the metrics `<name>_return` and `<name>_length`.
@@ -35,6 +38,9 @@ def evaluate(
     raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
     See `rein.rollout.evaluate`.
 
+    A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
+    environment plays one. To keep only these, build the training's store with `every=0`.
+
     Then the event `evaluated` fires, and `state.memory["evaluations"]` says what the latest one found: its `number`,
     counted over the whole run and all evaluations, `name`, mean `return` and `length`, and `episodes`.
 
@@ -46,20 +52,20 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     for taken, part in loop.parts.items():
-        if part is environment:
-            raise ValueError(
-                f"evaluate(environment=...): this is the loop's own {taken!r}; build another to evaluate in"
-            )
+        for what, mine, use in (("environment", environment, "to evaluate in"), ("store", store, "for evaluations")):
+            if part is mine:
+                raise ValueError(f"evaluate({what}=...): this is the loop's own {taken!r}; build another {use}")
     attach = loop.event(event)(**filters)
     loop.own(f"{name}_environment", environment)
     if isinstance(policy, Stateful):
         loop.own(f"{name}_policy", policy)
+    recorder = None if store is None else _record(loop, environment, store, name)
     evaluated = loop.events.get("evaluated") or loop.define("evaluated")
 
     @attach
     def evaluate_policy(state: State) -> None:
         try:
-            result = play(policy, environment, episodes, max_episode_steps=max_episode_steps)
+            result = play(policy, environment, episodes, max_episode_steps=max_episode_steps, recorder=recorder)
         except Exception:
             if on_failure == "raise":
                 raise
@@ -71,3 +77,22 @@ def evaluate(
         number = state.memory.get("evaluations", {"number": 0})["number"] + 1
         state.memory["evaluations"] = {"number": number, "name": name, **found}
         evaluated.fire(state)
+
+
+def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Recorder:
+    """What takes the episodes down in `store`, which the loop owns from now on."""
+    loop.own(f"{name}_store", store)
+    recorder = loop.own(f"{name}_recorder", Recorder(store, environment.num_envs))
+    if hasattr(store, "write_run"):  # it has the folder of a run, of these environments
+
+        @loop.started
+        def write_run(state: State) -> None:
+            info = run_info(loop)
+            mine = {kind: info["parts"][f"{name}_{kind}"] for kind in ("environment", "store")}
+            store.write_run({**info, "parts": {**info["parts"], **mine}})
+
+    @loop.on("completed", "halted", "failed")
+    def flush_store(state: State) -> None:
+        store.flush()
+
+    return recorder

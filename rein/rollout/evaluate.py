@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rein.ops.trees import to_device
 from rein.protocols import Environment, Policy
+from rein.rollout.recorder import Recorder
 
 
 class Evaluation(NamedTuple):
@@ -35,13 +36,19 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    policy: Policy, environment: Environment, episodes: int, *, max_episode_steps: int | None = 10_000
+    policy: Policy,
+    environment: Environment,
+    episodes: int,
+    *,
+    max_episode_steps: int | None = 10_000,
+    recorder: Recorder | None = None,
 ) -> Evaluation:
     """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
 
     All environments begin together, each plays exactly one episode, and then all begin again: counting the first
     episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
-    cut and counts as truncated. Raises ValueError for fewer than one episode, TypeError for what is no policy.
+    cut and counts as truncated. A `recorder` takes all of them down. Raises ValueError for fewer than one episode,
+    TypeError for what is no policy.
     """
     if not isinstance(policy, Policy):
         hint = "; give agent.policy()" if hasattr(policy, "policy") else ""
@@ -53,12 +60,19 @@ def evaluate(
     rounds = []
     with torch.no_grad():
         for done in range(0, episodes, environment.num_envs):
-            result = _play(policy, environment, max_episode_steps)
+            counted_N = torch.arange(environment.num_envs, device=environment.device) < episodes - done
+            result = _play(policy, environment, max_episode_steps, recorder, counted_N)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
 
 
-def _play(policy: Policy, environment: Environment, max_episode_steps: int | None) -> Evaluation:
+def _play(
+    policy: Policy,
+    environment: Environment,
+    max_episode_steps: int | None,
+    recorder: Recorder | None,
+    counted_N: Tensor,
+) -> Evaluation:
     """One episode of every environment; what one does after its own end is not looked at."""
     device, num_envs = environment.device, environment.num_envs
     policy_device = getattr(policy, "device", device)
@@ -70,9 +84,12 @@ def _play(policy: Policy, environment: Environment, max_episode_steps: int | Non
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
     seed_N = environment.episode_seeds.clone()
     steps = 0
+    if recorder is not None:
+        recorder.begin()
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
-        action, _ = policy.select_action(to_device(observation, policy_device))
-        time_step = environment.apply_action(to_device(action, device))
+        action, extras = policy.select_action(to_device(observation, policy_device))
+        action = to_device(action, device)
+        time_step = environment.apply_action(action)
         valid_N = time_step.valid & active_N
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
         length_N += valid_N
@@ -81,7 +98,12 @@ def _play(policy: Policy, environment: Environment, max_episode_steps: int | Non
         truncated_N |= time_step.truncated & valid_N
         if steps == max_episode_steps:
             truncated_N |= active_N & ~terminated_N
+        if recorder is not None:
+            kept = valid_N & counted_N, truncated_N & valid_N & counted_N
+            recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N)
         active_N = active_N & ~(terminated_N | truncated_N)
         observation = time_step.observation
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
+    if recorder is not None:
+        recorder.end(observation)
     return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

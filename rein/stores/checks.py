@@ -34,8 +34,11 @@ def check_file(content: Content) -> Iterator[str]:
     yield from wrong or (_check_rows(content) if content.rows else ())
 
 
-def check_sequence(contents: Sequence[Content]) -> Iterator[tuple[Content, str]]:
-    """What is wrong from one file to the next: epochs missing or there twice, steps and episodes out of order."""
+def check_sequence(contents: Sequence[Content], stride: int | None = 1) -> Iterator[tuple[Content, str]]:
+    """What is wrong from one file to the next: epochs missing or there twice, steps and episodes out of order.
+
+    Epochs are `stride` apart, or anyhow where it is None.
+    """
     last = {"epoch": 0, "part": 1, "parts": 1, "step": 0, "episode": -1}
     for content in contents:
         epochs, ids = content.epochs, content.episodes["id"]
@@ -47,7 +50,7 @@ def check_sequence(contents: Sequence[Content]) -> Iterator[tuple[Content, str]]
             )
         if part > 1 and number[0] != last["epoch"]:
             yield content, f"is part {part} of epoch {number[0]}, of which the part before is missing"
-        yield from ((content, wrong) for wrong in _gaps(number, part, last["epoch"]))
+        yield from ((content, wrong) for wrong in _gaps(number, part, last["epoch"], stride))
         if epochs["first_step"][0] < last["step"]:
             yield content, f"begins at step {epochs['first_step'][0]}, but the file before ends at step {last['step']}"
         if len(ids) and (ids[0] <= last["episode"] or (np.diff(ids) <= 0).any()):
@@ -60,14 +63,15 @@ def check_sequence(contents: Sequence[Content]) -> Iterator[tuple[Content, str]]
         yield contents[-1], f"is part {last['part']} of {last['parts']}, and the next one is missing"
 
 
-def _gaps(number_K: np.ndarray, part: int, last: int) -> Iterator[str]:
+def _gaps(number_K: np.ndarray, part: int, last: int, stride: int | None) -> Iterator[str]:
     """Epochs that are missing before or between these; a run in a folder of its own may begin with any."""
     before_K = np.concatenate([[last], number_K[:-1]])
     for before, number in zip(before_K.tolist(), number_K.tolist(), strict=True):
         if before and number <= before and not (part > 1 and number == before):
             yield f"has epoch {number} after epoch {before}"
-        if before and number > before + 1:
-            between = f"epoch {before + 1} is" if number == before + 2 else f"epochs {before + 1} to {number - 1} are"
+        if before and stride and number > before + stride:
+            first, end = before + stride, number - stride
+            between = f"epoch {first} is" if first == end else f"epochs {first} to {end} are"
             yield f"{between} missing before epoch {number}"
 
 

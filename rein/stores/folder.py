@@ -49,6 +49,11 @@ def list_files(folder: Path) -> list[Path]:
     return [path for path in found if path not in replaced]
 
 
+def files_of(folder: Path, epoch: int) -> list[Path]:
+    """The files that hold that epoch and no other: one, its parts, or none."""
+    return [path for path in list_files(folder) if _order(path)[:2] == (epoch, epoch)]
+
+
 def remove_replaced(folder: Path) -> list[Path]:
     """Remove what was replaced when whoever did it was killed; returns what was removed. Raises OSError."""
     removed = []

@@ -64,11 +64,12 @@ def verify_run(path: str | Path) -> Report:
     for file, content in contents.items():
         _guard(file, problems, lambda c=content: [Problem(c.file.path, wrong) for wrong in check_file(c)])
     known = list(contents.values())
+    stride = _stride(path) if path.is_dir() else None
     if path.is_dir() and known:
-        problems += [Problem(content.file.path, wrong) for content, wrong in check_sequence(known)]
+        problems += [Problem(content.file.path, wrong) for content, wrong in check_sequence(known, stride)]
     last = max((int(content.epochs["number"][-1]) for content in known), default=0)
     for file in checkpoints:
-        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last if path.is_dir() else None)))
+        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last, stride)))
     for file in others:
         _guard(file, problems, lambda f=file: list(_check_other(f)))
     if path.is_dir():
@@ -148,14 +149,24 @@ def _is_checkpoint(path: Path) -> bool:
         return False
 
 
-def _check_checkpoint(path: Path, last: int | None) -> Iterator[Problem]:
-    """The whole state is read, and its rows; the epochs that its store counts on must be among those up to `last`."""
+def _stride(run: Path) -> int | None:
+    """How far apart the run's store keeps epochs, as `run.json` says; None where it keeps none, or the best ones."""
+    try:
+        config = json.loads((run / "run.json").read_bytes())["parts"]["store"]["config"]
+        every = config.get("every", 1)
+        return every if type(every) is int and every > 0 and config.get("keep_best") is None else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 1
+
+
+def _check_checkpoint(path: Path, last: int, stride: int | None) -> Iterator[Problem]:
+    """The whole state is read, and its rows; of epochs `stride` apart, its store counts on none beyond `last`."""
     parts = read_checkpoint(path).state.get("parts")
-    if last is None or not isinstance(parts, dict):
+    if stride is None or not isinstance(parts, dict):
         return
     stores = [part for part in parts.values() if isinstance(part, dict) and part.keys() == {"epoch"}]
     for epoch in (store["epoch"] for store in stores):
-        if type(epoch) is int and epoch > last:
+        if type(epoch) is int and epoch - epoch % stride > last:
             yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
 
 

@@ -1,0 +1,87 @@
+"""Evaluations that are kept in a store of their own: whole episodes, which training knows nothing of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.evaluate import evaluate
+from rein.stores.memory import MemoryStore
+from rein.stores.verify import verify_run
+
+
+def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PPO]:
+    """PPO that is evaluated after every other epoch of six."""
+    environment = CartPole(num_envs=4, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = PPO(*spaces, hidden=(8,), rollout_steps=8, minibatches=1, epochs=1, seed=0)
+    loop = rein.training_loop(agent, environment, store, epochs=6, iterations=8, seed=0)
+    others = CartPole(num_envs=4, seed=1)
+    evaluate(loop, agent.policy(), others, episodes=episodes, max_episode_steps=30, every=2, store=played)
+    return loop, agent
+
+
+def test_each_round_is_an_epoch_of_whole_episodes_with_the_returns_that_were_found(tmp_path: Path) -> None:
+    store, played = rein.HDF5Store(tmp_path / "run", every=0), rein.HDF5Store(tmp_path / "run" / "evaluation")
+    loop, _ = make_loop(store, played)
+    means = []
+    loop.epoch_ended(every=2)(lambda state: means.append(state.metrics["evaluation_return"]))
+    loop.run()
+    run = rein.open_run(tmp_path / "run" / "evaluation")
+    assert run.epochs["number"].tolist() == [1, 2, 3, 4, 5, 6]  # 3 evaluations of 4 and of 2 episodes
+    assert len(run.episodes["id"]) == 18
+    assert run.episodes["return"].reshape(3, 6).mean(1).tolist() == pytest.approx(means)
+    assert (run.episodes["terminated"] ^ run.episodes["truncated"]).all()
+    assert (run.episodes["truncated"] <= (run.episodes["length"] == 30)).all()
+    assert run.field("valid").sum() == run.episodes["length"].sum() == len(run.transitions())
+    assert verify_run(run.path).problems == []
+    assert run.info["parts"]["environment"]["config"]["seed"] == 1  # those that were played in
+    assert list((tmp_path / "run" / "trajectories").iterdir()) == []
+
+
+def test_training_is_the_same_whether_evaluations_are_kept_or_not() -> None:
+    kept, plain = make_loop(None, MemoryStore()), make_loop(None, None)
+    for loop, *_ in (kept, plain):
+        loop.run()
+    for a, b in zip(kept[1].networks.parameters(), plain[1].networks.parameters(), strict=True):
+        assert torch.equal(a, b)
+    found, expected = (
+        [record.metrics["evaluation_return"] for record in one[0].state.history if record.epoch % 2 == 0]
+        for one in (kept, plain)
+    )
+    assert found == expected
+
+
+def test_a_resumed_run_keeps_what_one_without_a_break_keeps(tmp_path: Path) -> None:
+    def run(name: str, stops: tuple[int, ...]) -> rein.Run:
+        for stop in stops:
+            store = rein.HDF5Store(tmp_path / name, exist="resume")
+            played = rein.HDF5Store(tmp_path / name / "evaluation", exist="resume")
+            loop, _ = make_loop(store, played)
+            checkpoint(loop, store, every=1)
+            if stop > stops[0]:
+                rein.resume(loop, tmp_path / name)
+            loop.run(epochs=stop)
+            for one in (store, played):
+                one.close()
+        return rein.open_run(tmp_path / name / "evaluation")
+
+    whole, broken = run("whole", (6,)), run("broken", (3, 5, 6))
+    assert broken.epochs["number"].tolist() == whole.epochs["number"].tolist()
+    for name in ("observation", "action", "reward", "valid", "seed"):
+        assert torch.equal(*(torch.nan_to_num(torch.from_numpy(one.field(name)[()])) for one in (whole, broken))), name
+    for name in ("id", "first_step", "return", "seed"):
+        assert (whole.episodes[name] == broken.episodes[name]).all(), name
+
+
+def test_the_store_of_the_training_is_refused() -> None:
+    store = MemoryStore()
+    with pytest.raises(ValueError, match="the loop's own 'store'"):
+        make_loop(store, store)

@@ -1,0 +1,139 @@
+"""Of the epochs that a store is given, it keeps those that were asked for, and a resumed run the same ones."""
+
+import math
+
+import pytest
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.stores.folder import list_files
+from rein.stores.hdf5 import HDF5Store
+from rein.stores.verify import verify_run
+from rein.testing.store import make_trajectory
+
+RETURNS = [3.0, 9.0, -1.0, 9.0, math.nan, 4.0, 12.0, 2.0, 11.0, -5.0]  # of epochs 1 to 10
+
+
+def append(store, epochs, returns=RETURNS):
+    for epoch in epochs:
+        metrics = {"episode_return": returns[epoch - 1]}
+        store.append(make_trajectory(epoch)._replace(metrics=metrics))
+
+
+def kept(store):
+    return rein.open_run(store.path).epochs["number"].tolist()
+
+
+def best(count, mode="max"):
+    """The epochs of the largest, or smallest, returns; of equal ones the first."""
+    known = [epoch for epoch in range(1, 11) if not math.isnan(RETURNS[epoch - 1])]
+    sign = 1 if mode == "min" else -1
+    return sorted(sorted(known, key=lambda epoch: (sign * RETURNS[epoch - 1], epoch))[:count])
+
+
+def test_every_so_many_epochs_are_kept(tmp_path):
+    with_gaps = HDF5Store(tmp_path / "run", every=3)
+    append(with_gaps, range(1, 11))
+    with_gaps.close()
+    assert kept(with_gaps) == [3, 6, 9]
+    assert [path.name for path in list_files(with_gaps.path / "trajectories")] == ["000003-000009.h5"]
+
+
+def test_none_are_kept_when_none_are_asked_for(tmp_path):
+    store = HDF5Store(tmp_path / "run", every=0)
+    append(store, range(1, 11))
+    store.close()
+    assert list_files(store.path / "trajectories") == []
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("count", [1, 3, 9, 20])
+@pytest.mark.parametrize("flushed_after", [(), (2, 4, 7), tuple(range(1, 11))])
+def test_the_best_are_kept_whether_they_were_written_already_or_not(tmp_path, mode, count, flushed_after):
+    store = HDF5Store(tmp_path / "run", keep_best=(count, "episode_return", mode))
+    for epoch in range(1, 11):
+        append(store, [epoch])
+        if epoch in flushed_after:
+            store.flush()
+    store.close()
+    assert kept(store) == best(count, mode)
+    assert len(list_files(store.path / "trajectories")) == len(best(count, mode))
+
+
+def test_the_best_of_every_other_one_are_the_best_among_those(tmp_path):
+    store = HDF5Store(tmp_path / "run", every=2, keep_best=(2, "episode_return", "max"))
+    append(store, range(1, 11))
+    store.close()
+    assert kept(store) == [2, 4]
+
+
+def test_a_metric_that_is_not_there_makes_no_epoch_a_good_one(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "evaluation_return", "max"))
+    append(store, range(1, 11))
+    store.append(make_trajectory(11)._replace(metrics={"evaluation_return": -3.0}))
+    store.close()
+    assert kept(store) == [11]
+
+
+def test_all_parts_of_a_large_epoch_go_when_it_has_lost_its_place(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_bytes=2000, keep_best=(1, "episode_return", "max"))
+    append(store, [1])
+    store.flush()
+    assert len(list_files(store.path / "trajectories")) > 1
+    append(store, [2])
+    store.close()
+    assert kept(store) == [2]
+    assert {path.name[:6] for path in list_files(store.path / "trajectories")} == {"000002"}
+
+
+@pytest.mark.parametrize("at", range(1, 10))
+@pytest.mark.parametrize("further", [0, 1, 3])
+def test_a_run_that_goes_on_keeps_what_one_without_a_break_does(tmp_path, at, further):
+    options = {"keep_best": (3, "episode_return", "max")}
+    store = HDF5Store(tmp_path / "run", **options)
+    append(store, range(1, at + 1))
+    state = store.state_dict()
+    append(store, range(at + 1, min(at + further, 10) + 1))  # and then it was killed
+    store.close()
+    resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
+    resumed.load_state_dict(state)
+    append(resumed, range(at + 1, 11))
+    resumed.close()
+    assert kept(resumed) == best(3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every": -1}, {"keep_best": (0, "episode_return", "max")}, {"keep_best": (3, "episode_return", "largest")}],
+)
+def test_a_choice_that_makes_no_sense_is_refused(tmp_path, arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        HDF5Store(tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_run_with_gaps_reads_back_whole_transitions_and_nothing_over_a_gap(tmp_path):
+    def train(name, **options):
+        environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=15)
+        agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+        store = HDF5Store(tmp_path / name, **options)
+        rein.train(agent, environment, store, epochs=12, iterations=10, seed=0)
+        store.close()
+        return rein.open_run(store.path)
+
+    everything, some = train("all"), train("some", every=3)
+    assert verify_run(some.path).problems == []
+    assert some.epochs["number"].tolist() == [3, 6, 9, 12]
+    inside = everything.epochs["number"] % 3 == 0
+    assert some.field("reward").sum() == sum(
+        everything.field("reward", slice(first, first + length)).sum()
+        for first, length in zip(
+            everything.epochs["first_row"][inside], everything.epochs["length"][inside], strict=True
+        )
+    )
+    steps = some.sequences(8)
+    assert len(steps) > 0
+    whole = everything.sequences(8)
+    known = {tuple(sequence.observation.reshape(-1).tolist()) for sequence in (whole[i] for i in range(len(whole)))}
+    assert all(tuple(steps[i].observation.reshape(-1).tolist()) in known for i in range(len(steps)))
