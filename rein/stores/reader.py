@@ -29,6 +29,7 @@ from rein.types import Trajectory, Tree
 
 if TYPE_CHECKING:
     from rein.stores.datasets import Sequences, Transitions
+    from rein.stores.linked import Arrange
 
 _MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # what odd files cause
 
@@ -196,6 +197,12 @@ class Run:
         from rein.stores.datasets import Sequences
 
         return Sequences(self._filled, length, stride, fields, self._spans(episodes))
+
+    def link_episodes(self, path: Path, arrange: Arrange) -> dict[str, str]:
+        """Write an HDF5 file that leads to every whole episode and copies none; see `rein.stores.linked`."""
+        from rein.stores.linked import write_episodes
+
+        return write_episodes(path, self._contents, arrange)
 
     def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
         """Environment, first and last vector step of episodes by id. Raises ValueError for one that is not there."""

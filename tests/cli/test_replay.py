@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import torch
 from gymnasium import spaces
 
 import rein
+import rein.envs
 from rein.cli import main
 from rein.cli.rebuild import environment_of, own_environments
 from rein.envs.cartpole import CartPole
@@ -101,6 +104,7 @@ def agree(run: rein.Run, count: int) -> None:
     """So many episodes come out again in the environment that `run.json` tells of; all that there is is compared."""
     episodes = all_of(run, count)
     assert len(episodes) == count
+    assert all(episode.final_observation is not None for episode in episodes)  # without one, none is compared
     results = replay(environment_of(run), episodes)
     assert [result.id for result in results] == [episode.id for episode in episodes]
     assert [result.difference for result in results] == [None] * count
@@ -108,6 +112,14 @@ def agree(run: rein.Run, count: int) -> None:
 
 
 def test_every_native_environment_is_among_them() -> None:
+    """Whatever acts, wraps nothing and is not there to be inherited from; one that could not be replayed too."""
+    found = set()
+    for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            own = inspect.isclass(kind) and kind.__module__ == module.name and hasattr(kind, "apply_action")
+            if own and not (issubclass(kind, Forwarding) or inspect.isabstract(kind) or name.startswith("_")):
+                found.add(f"{module.name}.{name}")
+    assert found == NATIVE.keys()
     assert {"CartPole", "Gridworld", "Pendulum", "Acrobot", "Turtleworld", "Memory"} <= {
         k.__name__ for k in NATIVE.values()
     }
@@ -124,6 +136,13 @@ def test_a_hundred_episodes_of_a_native_environment_come_out_again(name: str, tm
 def test_a_hundred_episodes_through_the_adapter_come_out_again(name: str, limit: int, tmp_path: Path) -> None:
     environment = GymnasiumEnvironment(name, num_envs=8, seed=3, max_episode_steps=limit)
     agree(record(environment, tmp_path / "run", 100), 100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_hundred_whole_episodes_of_a_native_environment_come_out_again(name: str, tmp_path: Path) -> None:
+    agree(record(NATIVE[name](num_envs=8, seed=3), tmp_path / "run", 100), 100)
 
 
 @pytest.mark.slow
