@@ -9,13 +9,14 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-faults bench clean
+.PHONY: help demo test test-slow test-faults test-viewers viewers bench clean
 
 help:
 	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
 	@echo 'make test       lint, format and type check, and all tests but the slow ones'
 	@echo 'make test-slow  the slow tests'
 	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: about 15 minutes on two cores'
+	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
 	@echo 'make bench      the benchmarks, side by side with the peers'
 	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
 
@@ -34,11 +35,25 @@ test-slow: .venv/installed-test
 test-faults: .venv/installed-test
 	REIN_FAULTS=1 $(PYTEST) --maxprocesses 2 --timeout 3600 -rP tests/faults
 
+test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
+	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers
+	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py takes those that docs/format.md shows'
+
+viewers:
+	@for program in $(or $(CHROMIUM),chromium) npm h5dump h5ls; do command -v $$program >/dev/null || { \
+		echo "make test-viewers needs $$program; on Debian: apt install chromium hdf5-tools nodejs npm" >&2; exit 1; }; done
+
+# What is installed is in package.json, exactly; a lock file would name the registry that npm asked.
+build/viewers/bundle.js: $(wildcard tests/viewers/h5web/*)
+	mkdir -p build/viewers
+	cp $^ build/viewers
+	cd build/viewers && npm install --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel error && npm run build
+
 bench: .venv/installed-bench
 	set -e; for benchmark in tests/benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$benchmark; done
 
 clean:
-	rm -rf .venv dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:

@@ -103,7 +103,9 @@ def _fields(run: Run) -> Table:
 
 
 def _statistics(values: np.ndarray) -> str:
-    return f"mean {values.mean():.6g}, from {values.min():.6g} to {values.max():.6g}"
+    with np.errstate(all="ignore"):  # a sum that overflows is infinite, and no line of its own
+        mean = values.mean()
+    return f"mean {mean:.6g}, from {values.min():.6g} to {values.max():.6g}"
 
 
 def _plain(text: str | Path) -> str:

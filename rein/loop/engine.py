@@ -180,6 +180,8 @@ def _fail(loop: Loop, error: BaseException) -> None:
     try:
         _fire_final(loop.state, loop.failed)
     except BaseException as second:  # the caller must see the first error; the second is told along with it
+        if (type(second), str(second)) == (type(error), str(error)):  # a store that failed says so whenever it is asked
+            return
         error.add_note(f"and a handler of `failed` raised {second!r}")
         logger.exception("a handler of `failed` raised")
 

@@ -8,6 +8,7 @@ Shapes: T vector steps, N environments, E episodes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -62,23 +63,21 @@ class EpisodeStatistics:
         raw = rows["raw_reward" if "raw_reward" in rows else "reward"][start:stop]
         valid_TN = _host(rows["valid"][start:stop])
         reward_TN: np.ndarray = np.where(valid_TN, _host(raw), 0.0).astype(np.float64)
-        ended_TN: np.ndarray = _host((rows["terminated"] | rows["truncated"])[start:stop]) & valid_TN
-        some_T = np.asarray(ended_TN.any(axis=1))
-        for t in range(stop - start):
+        row_E, environment_E = np.nonzero(_host((rows["terminated"] | rows["truncated"])[start:stop]) & valid_TN)
+        first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # of the ends in each row
+        found: list[tuple[int, int, float, int]] = []
+        for t, (a, b) in enumerate(itertools.pairwise(first_T)):
             self._return_N += reward_TN[t]
             self._length_N += valid_TN[t]
-            if some_T[t]:
-                self._end(start + t, np.flatnonzero(ended_TN[t]))
+            if a < b:
+                ended = environment_E[a:b]
+                columns = ended.tolist(), self._return_N[ended].tolist(), self._length_N[ended].tolist()
+                found += zip(itertools.repeat(start + t), *columns)
+                self._return_N[ended] = 0.0
+                self._length_N[ended] = 0
+        self._ended += found
+        self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
         self._caught_up = stop
-
-    def _end(self, row: int, environments: np.ndarray) -> None:
-        for n in environments.tolist():
-            episode_return, length = float(self._return_N[n]), int(self._length_N[n])
-            self._ended.append((row, n, episode_return, length))
-            self._window.append((episode_return, length))
-        self._window = self._window[-WINDOW:]
-        self._return_N[environments] = 0.0
-        self._length_N[environments] = 0
 
     def read(self, metric: str) -> float:
         """One of `METRICS` now; NaN while there is nothing to take the mean of."""

@@ -33,7 +33,13 @@ def write_learning_curves(
 
 
 def write_plot(entry: h5py.Group, state: Any, datasets: Mapping[tuple[str, ...], h5py.Dataset]) -> None:
-    """Views of every metric of the state's `history` over epochs, else of the largest tensor of numbers."""
+    """Views of every metric of the state's `history` over epochs, else of the largest tensor of numbers.
+
+    Weights are heat-maps, each where it lies.
+    """
+    for dataset in datasets.values():
+        if dataset.ndim > 1 and dataset.dtype.kind == "f" and min(dataset.shape[-2:]) > 1:
+            dataset.attrs["interpretation"] = "image"  # silx would show a table
     history = state.get("history") if isinstance(state, Mapping) else None
     views = add_group(entry, "views", "NXcollection")
     default = _write_curves(entry, views, history) if isinstance(history, list) and len(history) > 1 else None

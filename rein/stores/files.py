@@ -35,11 +35,13 @@ _being_written: set[str] = set()  # temporary files that a thread of this proces
 def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to `path`, whole or not at all. On return it is safe on the disk.
 
-    Raises StoreError with the path and the system's reason; nothing is left behind then.
+    Raises StoreError with the path and the system's reason, at once where the disk has no room; nothing is left behind
+    then.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     _being_written.add(str(temporary))
     try:
+        check_room(path.parent, len(data))
         _write(temporary, memoryview(data))
         os.replace(temporary, path)
         sync_folder(path.parent)
@@ -53,6 +55,22 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         raise StoreError(f"{path}: {len(data):,} bytes could not be written: {reason}{advice}") from error
     finally:
         _being_written.discard(str(temporary))
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise OSError where the disk of `folder` says that it has no room for `size` bytes more.
+
+    One that does not say how large it is (some over a network, Windows) is tried instead.
+    """
+    try:
+        room = os.statvfs(folder)
+    except (OSError, AttributeError):  # the write itself tells why
+        return
+    blocks = room.f_bfree if os.geteuid() == 0 else room.f_bavail  # some are kept for the superuser
+    free = blocks * room.f_frsize
+    if room.f_blocks and free < size:
+        mebibytes = f"{size / 2**20:,.1f} MiB are needed, {free / 2**20:,.1f} MiB are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {mebibytes}")
 
 
 def user_block(length: int, sha256: str) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from rein.errors import StoreError
 from rein.loop import Loop
 from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, Table, evaluations_of, newer_rows
 from rein.stores.curves import write_learning_curves
@@ -144,6 +145,10 @@ class RunMetrics:
             return
         try:
             call(*arguments)
+        except (StoreError, OSError) as error:
+            self._failed.add(name)
+            path, reason = self._run / name, str(error).removeprefix(f"{self._run / name}: ")
+            logger.error("%s: is no longer written; the run goes on: %s", path, reason)
         except Exception:
             self._failed.add(name)
             logger.exception("%s: is no longer written; the run goes on", self._run / name)

@@ -23,6 +23,7 @@ ROOTS = ("epochs", "episodes", "trajectory")
 
 _DEPTH = 32
 _LINK = 100  # bytes that a link to a group or a dataset takes at least
+_NODES = 10_000  # groups and datasets that there may be in any file
 _MEMORY = 512 << 20  # bytes that the parser may take beside what Python needs
 _SECONDS = 10  # of processor time for one file
 
@@ -39,7 +40,7 @@ def describe(path: str) -> dict[str, Node]:
         _allow_files(False)  # whatever the file says, no other one is opened
         try:
             entry = _child(file, "entry")
-            left = [file.id.get_filesize() // _LINK]
+            left = [min(_NODES, file.id.get_filesize() // _LINK)]
             return {name: _describe(_child(entry, name), left, 0) for name in ROOTS}
         finally:
             _allow_files(True)
@@ -48,17 +49,18 @@ def describe(path: str) -> dict[str, Node]:
 def _child(group: Any, name: str) -> Any:
     if not isinstance(group, h5py.Group):
         raise ValueError(f"{group.name} is no group")
-    if name not in list(group):
+    link = name.encode("utf-8", "surrogateescape")
+    if not group.id.links.exists(link):
         raise ValueError(f"there is no {name!r} in {group.name}")
-    if group.id.links.get_info(name.encode("utf-8", "surrogateescape")).type != h5l.TYPE_HARD:
+    if group.id.links.get_info(link).type != h5l.TYPE_HARD:
         raise ValueError(f"{name!r} in {group.name} is a link to elsewhere")
     return group[name]
 
 
 def _describe(node: Any, left: list[int], depth: int) -> Node:
     left[0] -= 1
-    if left[0] < 0 or depth > _DEPTH:
-        raise ValueError("it has more groups and datasets than so small a file can hold")
+    if left[0] < 0 or depth > _DEPTH or (isinstance(node, h5py.Group) and len(node) > left[0]):
+        raise ValueError("it has more groups and datasets than such a file can hold")
     if isinstance(node, h5py.Group):
         return ["group", {name: _describe(_child(node, name), left, depth + 1) for name in list(node)}]
     if isinstance(node, h5py.Dataset):

@@ -31,6 +31,8 @@ _TYPE = re.compile(r"[<>|]([biu][1248]|f[248]|S\d{1,4})")
 _FILTERS = ([], [1], [2], [2, 1])  # gzip is 1, shuffle is 2
 _GROWTH = 100  # what is compressed may be that many times as large as the file
 _ROOM = 128 << 20  # bytes that any file may hold, for a run's first pictures may all be black
+_ROWS = 4 << 20  # rows of all environments that any file may have; in others each of them takes a byte of the file
+_ENTRIES = 1 << 48  # of a dataset
 _SECONDS = 60.0  # for one file: the child's own limit is on processor time, which a child that sleeps does not use
 _ANSWER = 64 << 20  # bytes
 _START = (
@@ -76,7 +78,7 @@ def layouts(paths: Sequence[Path], trusted: bool) -> list[Layout]:
         try:
             if "wrong" in answer:
                 raise ValueError(answer["wrong"])
-            _known[block] = _checked_file(answer["found"], path.stat().st_size)
+            _known[block] = _checked_file(answer["found"], path.stat().st_size, limited=block in there)
         except (KeyError, ValueError, TypeError, OverflowError, OSError, RecursionError, AttributeError) as error:
             raise StoreError(f"{path}: is not laid out as a file of trajectories: {error!s:.500}") from error
     return [_known[block] for block in blocks]
@@ -171,16 +173,37 @@ def _cause(status: int) -> str:
     return f"is hostile or damaged: HDF5's parser died of it ({signal.Signals(-status).name})"
 
 
-def _checked_file(found: dict[str, Any], size: int) -> Layout:
-    """The layout in the words of this module, if all that it says can be. Raises ValueError and the like."""
-    left = [max(_ROOM, _GROWTH * size)]
-    return {name: _checked(["group", {name: found[name]}], size, left, name)[name] for name in parse.ROOTS}
+def _checked_file(found: dict[str, Any], size: int, limited: bool) -> Layout:
+    """The layout in the words of this module, if all that it says can be. Raises ValueError and the like.
+
+    What is `limited` must not take much more memory than the file has bytes, nor use any of these twice.
+    """
+    made: list[tuple[Stored, int]] = []
+    layout = {name: _checked(["group", {name: found[name]}], size, made, name)[name] for name in parse.ROOTS}
+    if not limited:
+        return layout
+    if sum(length for _, length in made) > max(_ROOM, _GROWTH * size):
+        raise ValueError(f"its data are more than {_GROWTH} times as large as the file; trusted=True reads it")
+    if sum(map(_bytes_taken, (stored for stored, _ in made))) > size:
+        raise ValueError("its data lie one over the other")
+    rows = max((math.prod(max(1, n) for n in stored.shape[:2]) for stored, _ in made), default=0)
+    if rows > max(_ROWS, size):
+        raise ValueError(f"it has {rows:,} rows, more than a file of its size can hold; trusted=True reads it")
+    return layout
 
 
-def _checked(node: Any, size: int, left: list[int], where: str) -> Any:
+def _bytes_taken(stored: Stored) -> int:
+    """How much of its file a dataset takes."""
+    if stored.pieces is not None:
+        return int(stored.pieces[:, 1].sum())
+    return math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def _checked(node: Any, size: int, made: list[tuple[Stored, int]], where: str) -> Any:
+    """The dataset, or the group of them, all of which are added to `made` with the bytes that they make."""
     kind, content = node
     if kind == "group":
-        return {str(name): _checked(child, size, left, f"{where}/{name}") for name, child in content.items()}
+        return {str(name): _checked(child, size, made, f"{where}/{name}") for name, child in content.items()}
     if not _TYPE.fullmatch(content["dtype"]):
         raise ValueError(f"{where} is of type {content['dtype']!s:.50}, which rein does not write")
     stored = Stored(_shape(content["shape"]), np.dtype(content["dtype"]))
@@ -189,9 +212,7 @@ def _checked(node: Any, size: int, left: list[int], where: str) -> Any:
         stored, length = _checked_chunks(stored, content, size, where)
     elif length:
         stored = stored._replace(offset=_inside(content["offset"], length, size, where))
-    left[0] -= length
-    if left[0] < 0:
-        raise ValueError(f"its data are more than {_GROWTH} times as large as the file; trusted=True reads it")
+    made.append((stored, length))
     return stored
 
 
@@ -217,6 +238,8 @@ def _checked_chunks(stored: Stored, content: Any, size: int, where: str) -> tupl
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, list | tuple) or len(shape) > 32 or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("a shape that cannot be")
+    if math.prod(max(1, n) for n in shape) > _ENTRIES:  # of no byte, maybe; numpy has no such array
         raise ValueError("a shape that cannot be")
     return tuple(shape)
 

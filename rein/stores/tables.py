@@ -21,6 +21,10 @@ EPOCHS = ("number", "first_row", "length", "first_step", "part", "parts")
 EPISODES = {name: "i" for name in ("id", "environment", "first_step", "last_step", "seed", "length", "epoch")}
 EPISODES |= {"return": "f", "terminated": "b", "truncated": "b"}
 
+_FLAGS = {"valid", "terminated", "truncated"}
+_STATUS = 64  # bytes
+_STEPS = 2**60  # so that sums of them are no surprise
+
 
 class Content(NamedTuple):
     """A file with its tables, and its fields by path: (R, N, ...) each."""
@@ -45,6 +49,8 @@ def read_content(file: MappedFile) -> Content:
     """The tables of a file. Raises ValueError, KeyError, ... for what is laid out as rein does not write it."""
     table = file.layout["epochs"]
     epochs: Table = {name: _column(file, table, name, "i") for name in EPOCHS}
+    if isinstance(status := table["status"], Stored) and status.dtype.itemsize > _STATUS:
+        raise ValueError("the column 'status' is no column")  # as text it would take four times its bytes
     epochs["status"] = _column(file, table, "status", "S").astype(str)
     for kind in ("metrics", "clocks"):
         epochs[kind] = {decode_name(name): _column(file, table[kind], name, "f") for name in table[kind]}
@@ -83,10 +89,18 @@ def _check(content: Content) -> None:
     for path, stored in content.fields.items():
         if len(stored.shape) < 2 or stored.shape[:2] != (content.rows, content.num_envs) or stored.dtype.kind == "S":
             raise ValueError(f"the field {path} does not fit the table of epochs")
-    if content.rows and not content.fields:
-        raise ValueError("it has rows and no fields")
+    if (abs(epochs["first_step"].astype(np.float64)) > _STEPS).any():
+        raise ValueError("its epochs begin at steps that cannot be")
+    for name in _FLAGS & content.file.layout["trajectory"].keys():
+        stored = content.fields.get(name)
+        if stored is None or len(stored.shape) != 2 or (name == "valid" and stored.dtype.kind != "b"):
+            raise ValueError(f"the field {name} is no flag of every row")
+    if content.rows and not content.num_envs:
+        raise ValueError("it has rows and no fields, or none of any environment")
     if len({len(column) for column in episodes.values()}) != 1:
         raise ValueError("its table of episodes is uneven")
+    if (episodes["environment"] < 0).any():  # numpy would take another one
+        raise ValueError("an episode is of no environment")
     _check_observations(content, content.file.node("episodes", "final_observation"), (len(episodes["id"]),))
     _check_observations(content, content.file.node("epochs", "next_observation"), (len(number), content.num_envs))
 
@@ -94,9 +108,11 @@ def _check(content: Content) -> None:
 def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> None:
     """Final and next observations have one entry for each episode or epoch, and are of the same kind as the rows'."""
     observed = content.file.node("trajectory", "observation")
+    mine, rows = ({p: s for p, s in _fields({} if n is None else {"": n})} for n in (node, observed))
+    if any(stored.shape[:1] != lead[:1] for stored in mine.values()):
+        raise ValueError("its final or next observations do not fit its tables")
     if node is None or observed is None:
         return
-    mine, rows = ({p: s for p, s in _fields({"": n})} for n in (node, observed))
     if mine.keys() != rows.keys() or any(
         s.shape != (*lead, *rows[p].shape[2:]) or s.dtype != rows[p].dtype for p, s in mine.items()
     ):

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
+import numpy as np
 
-_OWN = ("step", "env", "epoch", "title")  # names that a view uses itself
+_OWN = ("step", "env", "row", "epoch", "title")  # names that a view uses itself
 
 
 def add_group(parent: h5py.Group, name: str, nexus_class: str) -> h5py.Group:
@@ -39,16 +40,15 @@ def interpretation(shape: Sequence[int]) -> str | None:
 def write_views(entry: Any, title: str) -> str | None:
     """A view for each field, for the episodes' returns and for each metric; returns the name of the one to open with.
 
-    The returns are it where they make a line: rewards that are always the same, as CartPole's, say nothing as a map.
+    The returns are it where there are some to compare: rewards that are always the same say nothing as a map.
     """
     views, axes = add_group(entry, "views", "NXcollection"), entry["axes"]
     names = list(_write_field_views(views, entry["trajectory"], axes, title, ()))
-    default = "reward" if "reward" in names else next(iter(names), None)
-    episodes = entry["episodes"]
-    if makes_a_line(episodes["last_step"]):
+    if makes_a_line(entry["episodes/last_step"]):
         default = "episode_return" if "episode_return" not in views else "return_of_episodes"
-        axis = {"last_step": episodes["last_step"]}
-        write_view(views, default, "return", episodes["return"], axis, f"episode return, {title}")
+        _write_return_view(views, default, entry["episodes"], title)
+    else:
+        default = _field_to_open_with(names, entry["trajectory"])
     _write_metric_views(views, entry["epochs"])
     if default is not None:
         views.attrs["default"] = default  # or clicking on the group shows the first by the alphabet
@@ -59,6 +59,23 @@ def makes_a_line(axis: h5py.Dataset) -> bool:
     """Whether there are two points with something between them."""
     values = axis[()]
     return len(values) > 1 and bool((values != values[0]).any())
+
+
+def _field_to_open_with(names: Sequence[str], fields: Any) -> str | None:
+    """The rewards; what was observed where all of them are equal."""
+    rewards = fields["reward"][()] if "reward" in names else np.empty(0)
+    known = rewards[np.isfinite(rewards)]
+    if known.size and (known != known[0]).any():
+        return "reward"
+    return next((name for name in names if name.split("/")[0] == "observation"), next(iter(names), None))
+
+
+def _write_return_view(views: Any, name: str, episodes: Any, title: str) -> None:
+    """A point for each episode, which two axes as long as the signal make it; its colour is its return too."""
+    last_step, returns = episodes["last_step"], episodes["return"]
+    view = write_view(views, name, "return", returns, {"last_step": last_step}, f"episode return, {title}")
+    view["episode_return"] = returns
+    view.attrs["axes"] = ["last_step", "episode_return"]
 
 
 def _write_metric_views(views: Any, epochs: Any) -> None:
@@ -84,9 +101,26 @@ def _write_field_views(views: Any, fields: Any, axes: Any, title: str, path: tup
             signal = f"{key}_field" if key in _OWN else key
             axis = {"step": axes["step"], "env": axes["env"]}
             view = write_view(views, key, signal, node, axis, f"{'.'.join(where)}, {title}")
-            if node.attrs.get("interpretation") == "spectrum":  # a line over time, with a slider for the others
+            how = node.attrs.get("interpretation")
+            if how == "spectrum":  # a line over time, with a slider for the others
                 view.attrs["default_slice"] = [".", *"0" * (node.ndim - 1)]
+            elif how is not None:
+                _turn_upright(view, axes, node.shape, node.ndim - (3 if how == "rgb-image" else 2))
             yield "/".join(where)
+
+
+def _turn_upright(view: Any, axes: Any, shape: Sequence[int], dimension: int) -> None:
+    """Count the rows of a picture from its bottom, where viewers would draw the first one."""
+    height = shape[dimension]
+    name = f"row_{height}"
+    if height < 2:
+        return
+    if name not in axes:
+        axes[name] = np.arange(height, dtype=np.int64)[::-1]
+        axes[name].attrs["long_name"] = "row from the bottom"
+    view["row"] = axes[name]
+    names = list(view.attrs["axes"])
+    view.attrs["axes"] = [*names[:dimension], "row", *names[dimension + 1 :]]
 
 
 def write_view(views: Any, name: str, signal: str, shown: Any, axes: Mapping[str, Any], title: str) -> h5py.Group:

@@ -47,7 +47,6 @@ def test_the_default_of_the_root_leads_to_a_plot_of_the_returns(file):
     assert view.name == "/entry/views/episode_return"
     assert view.attrs["NX_class"] == "NXdata"
     assert view.attrs["signal"] == "return"
-    assert list(view.attrs["axes"]) == ["last_step"]
     assert view["return"] == file["entry/episodes/return"]
 
 
@@ -90,7 +89,7 @@ def test_views_link_to_what_they_show_and_hold_no_data(file):
         view = file["entry/views"][name]
         assert view[view.attrs["signal"]] == field
         assert len(view.attrs["axes"]) == field.ndim
-        assert set(view.attrs["axes"][2:]) <= {"."}
+        assert set(view.attrs["axes"][2:]) <= {".", "row"}
         for axis, length in zip(view.attrs["axes"][:2], field.shape, strict=False):
             assert view[axis] == file["entry/axes"][axis]
             assert view[axis].shape == (length,)
@@ -107,11 +106,32 @@ def test_pictures_are_pictures_and_vectors_are_lines_over_time(file):
     assert "interpretation" not in fields["reward"].attrs
 
 
-def test_returns_are_drawn_over_the_steps_in_which_they_ended(file):
+@pytest.mark.parametrize(("name", "dimension"), [("left", 2), ("depth", 2)])
+def test_rows_of_pictures_are_counted_from_the_bottom(file, name, dimension):
+    """The first row lies at the top, where viewers have the largest number."""
+    view = file[f"entry/views/observation/camera/{name}"]
+    picture = view[view.attrs["signal"]]
+    assert [i for i, axis in enumerate(view.attrs["axes"]) if axis == "row"] == [dimension]
+    assert list(view["row"]) == [*range(picture.shape[dimension])][::-1]
+    assert view["row"] == file[f"entry/axes/row_{picture.shape[dimension]}"]
+
+
+def test_an_episode_is_a_point_at_its_return_and_the_step_in_which_it_ended(file):
+    """As many axes as a scatter has, each as long as the signal."""
     view, episodes = file["entry/views/episode_return"], file["entry/episodes"]
     assert view["return"] == episodes["return"]
-    assert list(view.attrs["axes"]) == ["last_step"]
-    assert view["last_step"] == episodes["last_step"]
+    assert [view[axis] for axis in view.attrs["axes"]] == [episodes["last_step"], episodes["return"]]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_rewards_that_are_all_equal_leave_what_was_observed_to_open_with(tmp_path, unknown):
+    trajectory = make_trajectory(1)
+    episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
+    reward = torch.ones(trajectory.fields["reward"].shape)
+    if unknown:
+        reward[1] = torch.nan  # rows that are no data
+    with write(tmp_path, with_fields(trajectory._replace(episodes=episodes), reward=reward)) as file:
+        assert opened(file).name.startswith("/entry/views/observation/")
 
 
 def test_floats_are_raw_contiguous_and_aligned_and_the_rest_is_compressed(file):

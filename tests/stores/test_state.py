@@ -116,6 +116,15 @@ def opened_with(path):
         return view.attrs["signal"], view[view.attrs["signal"]][()]
 
 
+def test_weights_are_heat_maps_for_viewers_and_columns_of_numbers_are_not(tmp_path):
+    path = tmp_path / "state.h5"
+    state = {"weight": torch.ones(4, 3), "kernel": torch.ones(8, 4, 3, 3), "bias": torch.ones(4)}
+    path.write_bytes(encode_state({**state, "row": torch.ones(1, 4), "table": torch.ones(4, 3).long()}, {}))
+    with h5py.File(path) as file:
+        said = {name: dataset.attrs.get("interpretation") for name, dataset in file["entry/state"].items()}
+    assert said == {"weight": "image", "kernel": "image", "bias": None, "row": None, "table": None}
+
+
 def test_it_opens_with_the_learning_curve_or_with_its_largest_tensor(tmp_path):
     path = tmp_path / "state.h5"
     history = [{"epoch": n, "metrics": {"loss": 1.0, "episode_return": float(n)}} for n in (1, 2, 3)]

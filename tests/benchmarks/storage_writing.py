@@ -1,0 +1,263 @@
+"""What it costs to keep everything: `python tests/benchmarks/storage.py writing`.
+
+Each pair takes turns in one process of one thread, CPU seconds of all threads counted, and the median of the ratios
+is told. The data is what PPO on CartPole-v1 gives: observation, action, reward, ends, valid, seed, value, log_prob.
+
+Shapes: T steps, N environments.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+
+import rein
+from rein.agents.ppo import PPO
+from rein.buffers.rollout import Rows
+from rein.envs.cartpole import CartPole
+from rein.recipes.cartpole import cartpole
+from rein.rollout.statistics import EpisodeStatistics
+from rein.stores.memory import MemoryStore
+from rein.types import Trajectory
+
+ENVIRONMENTS, PAIRS = 64, 7
+RECIPE_EPOCHS = 25  # 204,800 env steps, about what solving takes
+BARE_STEPS, EPOCH = 6_000, 128
+LOGGED_EPOCHS = 500  # of 128 steps of 64 environments: 4.1 M env steps
+MINARI = importlib.util.find_spec("minari") is not None
+
+
+class Cost(NamedTuple):
+    """Of a piece of work."""
+
+    cpu: float
+    wall: float
+
+
+def cost(work: Callable[[], Any]) -> Cost:
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return Cost(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def in_turns(plain: Callable[[], Any], kept: Callable[[Path], Any], folder: Path) -> tuple[float, float, list[float]]:
+    """Median CPU seconds of both, and what the second costs more, pair by pair."""
+    found = []
+    for number in range(PAIRS + 1):
+        pair = cost(plain), cost(lambda number=number: kept(folder / str(number)))
+        found.append(pair if number % 2 else pair)
+    found = found[1:]  # the first pair imports and allocates
+    more = [kept.cpu / plain.cpu - 1.0 for plain, kept in found]
+    return statistics.median(a.cpu for a, _ in found), statistics.median(b.cpu for _, b in found), more
+
+
+def say(what: str, plain: float, kept: float, more: list[float], target: float) -> None:
+    middle = statistics.median(more)
+    spread = ", ".join(f"{one:+.1%}" for one in sorted(more))
+    print(f"{what}: {plain:.2f} CPU s, kept {kept:.2f}; {middle:+.1%} ({spread})")
+    print(f"  target {target:.0%} at most: {'reached' if middle <= target else 'MISSED'}")
+
+
+def train_recipe(path: Path | None) -> None:
+    """The recipe to its env steps, solved or not."""
+    store = None if path is None else rein.HDF5Store(path)
+    loop = cartpole(store, stop_when_solved=False)
+    loop.run(epochs=RECIPE_EPOCHS)
+    if store is not None:
+        store.close()
+
+
+def step_bare(environments: gymnasium.vector.SyncVectorEnv, path: Path | None) -> None:
+    """Gymnasium's own environments and nothing else; with a store, every field of every step goes there."""
+    actions_TN = np.random.default_rng(0).integers(0, 2, (EPOCH, ENVIRONMENTS))
+    observation, _ = environments.reset(seed=0)
+    store, rows = None if path is None else rein.HDF5Store(path), Rows(EPOCH)
+    statistics_of, valid_N = EpisodeStatistics(ENVIRONMENTS, rows), torch.ones(ENVIRONMENTS, dtype=torch.bool)
+    for step in range(BARE_STEPS):
+        action = actions_TN[step % EPOCH]
+        following, reward, terminated, truncated, _ = environments.step(action)
+        if store is not None:
+            row = dict(observation=observation, action=action, reward=reward.astype(np.float32), terminated=terminated)
+            row["truncated"] = truncated
+            rows.append({name: torch.from_numpy(column) for name, column in row.items()} | {"valid": valid_N})
+            if rows.length == EPOCH:
+                end_epoch(store, rows, statistics_of, (step + 1) // EPOCH, torch.from_numpy(following))
+        observation = following
+    if store is not None:
+        store.close()
+
+
+def end_epoch(store: Any, rows: Rows, found: EpisodeStatistics, epoch: int, following: torch.Tensor) -> None:
+    fields = {name: rows[name] for name in rows.fields() if name not in ("seed", "next_observation")}
+    episodes = found.episodes()
+    steps = epoch * EPOCH
+    store.append(Trajectory(epoch, "completed", found.first_row_step, fields, following, episodes, {}, {}))
+    found.begin_epoch(steps)
+    rows.clear()
+
+
+def record_native(path: Path, epochs: int) -> int:
+    """Random actions in rein's CartPole, everything kept; how many env steps."""
+    environment, rows = CartPole(num_envs=ENVIRONMENTS, seed=0), Rows(EPOCH)
+    found, store = EpisodeStatistics(ENVIRONMENTS, rows), rein.HDF5Store(path)
+    observation = environment.reset()
+    action_TN = torch.randint(2, (EPOCH, ENVIRONMENTS), generator=torch.Generator().manual_seed(0))
+    valid_N = torch.ones(ENVIRONMENTS, dtype=torch.bool)
+    for epoch in range(1, epochs + 1):
+        for t in range(EPOCH):
+            seed_N = environment.episode_seeds
+            step = environment.apply_action(action_TN[t])
+            row = dict(observation=observation, action=action_TN[t], reward=step.reward, terminated=step.terminated)
+            row |= dict(truncated=step.truncated, valid=valid_N, next_observation=step.final_observation, seed=seed_N)
+            rows.append(row)
+            observation = step.observation
+        end_epoch(store, rows, found, epoch, observation)
+    store.close()
+    return epochs * EPOCH * ENVIRONMENTS
+
+
+def record_minari(steps: int) -> int:
+    """Random actions in Gymnasium's CartPole through Minari's DataCollector."""
+    import minari
+
+    environment = minari.DataCollector(gymnasium.make("CartPole-v1"), record_infos=False)
+    actions = np.random.default_rng(0).integers(0, 2, steps)
+    environment.reset(seed=0)
+    for action in actions:
+        _, _, terminated, truncated, _ = environment.step(int(action))
+        if terminated or truncated:
+            environment.reset()
+    environment.close()
+    return steps
+
+
+def one_epoch() -> Trajectory:
+    """What PPO leaves of 128 steps of 64 CartPoles."""
+    environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    memory = MemoryStore()
+    rein.train(PPO(*spaces, rollout_steps=EPOCH, seed=0), environment, memory, epochs=3, iterations=EPOCH, seed=0)
+    return memory.trajectories[-1]
+
+
+def log(path: Path, epoch: Trajectory) -> tuple[int, int, int]:
+    """The writer alone: env steps, bytes of data, bytes on the disk."""
+    store = rein.HDF5Store(path)
+    for number in range(1, LOGGED_EPOCHS + 1):
+        store.append(epoch._replace(epoch=number, first_step=number * EPOCH))
+    store.close()
+    data = LOGGED_EPOCHS * sum(column.nbytes for column in epoch.fields.values())
+    disk = sum(file.stat().st_size for file in store.path.rglob("*.h5"))
+    return LOGGED_EPOCHS * EPOCH * ENVIRONMENTS, data, disk
+
+
+def write_plainly(path: Path, size: int) -> None:
+    """As many bytes one after the other, safe on the disk at the end."""
+    block = memoryview(bytes(range(256)) * (1 << 18))  # 64 MiB
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        while size > 0:
+            size -= os.write(descriptor, block[:size])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def show_writer(folder: Path) -> None:
+    epoch, rates, shares = one_epoch(), [], []
+    for number in range(PAIRS):
+        found: list[tuple[int, int, int]] = []
+        spent = cost(lambda number=number, found=found: found.append(log(folder / f"log-{number}", epoch)))
+        steps, data, disk = found[0]
+        plain = cost(lambda data=data: write_plainly(folder / "plain", data))
+        rates.append(steps / spent.cpu)
+        shares.append(plain.wall / spent.wall)
+        print(
+            f"  {steps / spent.cpu / 1e6:.2f} M env steps per CPU s; {data / spent.wall / 1e6:.0f} MB of data per wall s "
+            f"({disk / 1e6:.0f} MB on disk), plain writes {data / plain.wall / 1e6:.0f}: {shares[-1]:.2f} of them"
+        )
+    rate, share = statistics.median(rates), statistics.median(shares)
+    print(f"the writer alone: {rate / 1e6:.2f} M env steps per CPU s, {share:.2f} of plain writes with fsync in wall time")
+    print(f"  targets 5 M: {'reached' if rate >= 5e6 else 'MISSED'}; 0.25: {'reached' if share >= 0.25 else 'MISSED'}")
+
+
+def measure_memory(folder: Path) -> None:
+    """In a process of its own: the peak while files of 64 MiB are written, over what it was before. Linux counts KiB."""
+    floats = np.random.default_rng(0).standard_normal((256, ENVIRONMENTS, 128), np.float32)  # 8 MiB
+    memory = MemoryStore()
+    environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    rein.train(PPO(*spaces, rollout_steps=8, seed=0), environment, memory, epochs=1, iterations=8, seed=0)
+    small = memory.trajectories[0]
+    warm = rein.HDF5Store(folder / "warm")
+    warm.append(small)
+    warm.close()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    store = rein.HDF5Store(folder / "run")
+    for number in range(1, 49):
+        fields = {"observation": floats, "valid": np.ones(floats.shape[:2], bool)}
+        store.append(small._replace(epoch=number, first_step=number * 256, fields=fields))
+    store.close()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    print(json.dumps({"grown": grown, "file": max(file.stat().st_size for file in store.path.rglob("*.h5"))}))
+
+
+def show_memory(folder: Path) -> None:
+    command = [sys.executable, __file__, "memory", str(folder / "memory")]
+    (folder / "memory").mkdir()
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    share = found["grown"] / found["file"]
+    print(f"peak memory of the writer: {found['grown'] / 2**20:.0f} MiB, {share:.2f} times the size of a file")
+    print(f"  target 4 at most: {'reached' if share <= 4 else 'MISSED'}")
+
+
+def show_recording(folder: Path) -> None:
+    ours, theirs = [], []
+    for number in range(PAIRS):
+        steps: list[int] = []
+        spent = cost(lambda number=number, steps=steps: steps.append(record_native(folder / f"native-{number}", 60)))
+        ours.append(steps[0] / spent.cpu)
+        if MINARI:
+            spent = cost(lambda steps=steps: steps.append(record_minari(8_000)))
+            theirs.append(steps[1] / spent.cpu)
+    mine = statistics.median(ours)
+    print(f"recording the native CartPole, N={ENVIRONMENTS}: {mine:,.0f} env steps per CPU s")
+    if not theirs:
+        print("  Minari is not installed: pip install minari pillow")
+        return
+    peer = statistics.median(theirs)
+    print(f"  Minari's DataCollector on Gymnasium's CartPole-v1: {peer:,.0f}; {mine / peer:.0f} times as many")
+    print(f"  target 50 times: {'reached' if mine >= 50 * peer else 'MISSED'}")
+
+
+def main() -> None:
+    """All of it."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        say("CartPole recipe", *in_turns(lambda: train_recipe(None), train_recipe, folder / "recipe"), 0.05)
+        environments = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * ENVIRONMENTS)
+        bare = in_turns(lambda: step_bare(environments, None), lambda path: step_bare(environments, path), folder / "bare")
+        say(f"bare SyncVectorEnv, N={ENVIRONMENTS}", *bare, 0.10)
+        show_recording(folder)
+        show_writer(folder)
+        show_memory(folder)
+
+
+if __name__ == "__main__":
+    measure_memory(Path(sys.argv[2])) if sys.argv[1:2] == ["memory"] else main()

@@ -1,0 +1,127 @@
+"""Trains onto a small disk until it is full, and says how that went; run by itself, in a folder on that disk.
+
+usage: python full_disk.py FOLDER ahead|late [BYTES]: with `late` nobody looks ahead how much room there is, and the
+write fails. With BYTES the folder is no disk of its own, and is treated as one that has so many.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.errors import StoreError
+from rein.stores import files
+from rein.stores.hdf5 import HDF5Store
+
+BALLAST = 1 << 20  # bytes that somebody frees afterwards
+
+
+class Small:
+    """The module `os`, for which a folder is a disk of so many bytes."""
+
+    f_blocks = f_frsize = 1
+
+    def __init__(self, folder: Path, room: int) -> None:
+        self._folder, self._room = folder, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    @property
+    def f_bavail(self) -> int:
+        """Bytes that are free."""
+        return self._room - sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+
+    f_bfree = f_bavail
+
+    def statvfs(self, folder: Path) -> Any:
+        """What the system says of the disk."""
+        return self
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """As many bytes as there is room for; an error where there is none."""
+        if self.f_bavail <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data[: self.f_bavail])
+
+
+def train(store: HDF5Store, epochs: int, state: dict[str, Any] | None = None) -> None:
+    """Epochs, each of which is a file and waited for; `LAST` says which one was safe last."""
+    environment = Gridworld(num_envs=64, seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    loop = rein.training_loop(agent, environment, store, seed=0)
+    if state is not None:
+        loop.load_state_dict(state)
+
+    @loop.epoch_ended
+    def ask(state: rein.State) -> None:
+        state.request(wait)
+
+    def wait(state: rein.State) -> None:
+        store.flush()
+        LAST.update(safe=state.epoch, state=loop.state_dict())
+
+    try:
+        loop.run(epochs=epochs, iterations=40)
+    finally:
+        LAST["status"] = loop.state.status
+
+
+def names(path: Path) -> list[str]:
+    """The files of trajectories, unfinished ones among them."""
+    return sorted(entry.name for entry in (path / "trajectories").iterdir())
+
+
+def look(path: Path) -> dict[str, Any]:
+    """Which files there are, which of them are whole, and which epochs can be read."""
+    whole = 0
+    for name in names(path):
+        files.verify(path / "trajectories" / name)
+        whole += 1
+    run = rein.open_run(path)
+    return {"files": whole, "epochs": run.epochs["number"].tolist(), "read": sum(1 for _ in run)}
+
+
+def main() -> None:
+    """Until the disk is full; then some space is freed and the run goes on."""
+    torch.set_num_threads(1)
+    folder, how = Path(sys.argv[1]), sys.argv[2]
+    if len(sys.argv) > 3:
+        files.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]
+    (folder / "ballast").write_bytes(bytes(BALLAST))
+    if how == "late":
+        files.check_room = lambda folder, size: None
+    train(HDF5Store(folder / "warm", max_epochs=1), 1)
+    before = len(os.listdir("/dev/fd")), threading.active_count()
+    store = HDF5Store(folder / "run", max_epochs=1)
+    said: dict[str, Any] = {"errors": []}
+    try:
+        train(store, 10_000)
+    except StoreError as error:
+        said["errors"].append(str(error))
+    store.close()  # quietly: it was told
+    said |= {"safe": LAST["safe"], "status": LAST["status"], "full": look(folder / "run")}
+    state = LAST["state"]
+    (folder / "ballast").unlink()
+    store = HDF5Store(folder / "run", exist="resume", max_epochs=1)
+    said["left"] = [name for name in names(folder / "run") if not name.endswith(".h5")]
+    train(store, said["safe"] + 2, state)
+    store.close()
+    said |= {"resumed": look(folder / "run"), "descriptors": len(os.listdir("/dev/fd")) - before[0]}
+    print(json.dumps(said | {"threads": threading.active_count() - before[1]}))
+
+
+LAST: dict[str, Any] = {}
+
+if __name__ == "__main__":
+    main()

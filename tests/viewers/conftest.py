@@ -1,0 +1,138 @@
+"""Real viewers on the files of real runs, by `make test-viewers` alone: it builds H5Web and sets REIN_VIEWERS.
+
+Shapes: H rows and W columns of a picture.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+
+import rein
+from rein.agents.ppo import PPO
+from rein.integrations.gymnasium import GymnasiumEnvironment
+
+BUILT = os.environ.get("REIN_VIEWERS", "")  # the folder with H5Web, which gets the screenshots
+collect_ignore_glob = [] if BUILT else ["test_*.py"]
+
+VECTORS = ("cartpole", "--epochs", "12", "--checkpoint-every", "12")
+GREYSCALE = ("pong", "--num-envs", "2", "--iterations", "16", "--epochs", "2", "--checkpoint-every", "0")
+
+
+class View(NamedTuple):
+    """What a file says that a view shows."""
+
+    name: str
+    title: str
+    signal: str
+    values: np.ndarray
+    axes: list[str]
+
+    @property
+    def sliders(self) -> tuple[int, ...]:
+        """The lengths of the dimensions in front of a picture."""
+        return self.values.shape[: -3 if self.values.shape[-1] == 3 else -2]
+
+    @property
+    def picture(self) -> np.ndarray:
+        """The first of all pictures: of the first step and environment."""
+        return self.values[(0,) * len(self.sliders)]
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    """Where H5Web was built."""
+    return Path(BUILT).resolve()
+
+
+@pytest.fixture(scope="session")
+def screenshots(built: Path) -> Path:
+    """Where pictures are kept."""
+    folder = built / "screenshots"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: `vectors`, `greyscale` and `colours` are what was observed."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, options in (("vectors", VECTORS), ("greyscale", GREYSCALE)):
+        command = [sys.executable, "-m", "rein", "train", *options, "--run", str(folder / name), "--quiet"]
+        subprocess.run(command, check=True)
+    environment = GymnasiumEnvironment("ALE/Breakout-v5", num_envs=2, seed=0)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=16, epochs=1)
+    store = rein.HDF5Store(folder / "colours")
+    rein.train(agent, environment, store, epochs=2, iterations=16, seed=0)
+    store.close()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def files(runs: Path) -> dict[str, Path]:
+    """One file of each kind, by the name of its screenshot."""
+
+    def newest(pattern: str) -> Path:
+        return max(runs.glob(pattern))
+
+    return {
+        "trajectories": newest("vectors/trajectories/*.h5"),
+        "metrics": runs / "vectors/metrics.h5",
+        "checkpoint": newest("vectors/checkpoints/*.h5"),
+        "greyscale": newest("greyscale/trajectories/*.h5"),
+        "colours": newest("colours/trajectories/*.h5"),
+    }
+
+
+@pytest.fixture(scope="session")
+def read_view() -> Callable[..., View]:
+    """`read_view(path, name)`: a view of a file, by default the one that it opens with."""
+
+    def read(path: Path, name: str = "") -> View:
+        with h5py.File(path) as file:
+            entry = file[file.attrs["default"]]
+            view = file[name] if name else entry[entry.attrs["default"]]
+            signal = view[view.attrs["signal"]]
+            axes = ["" if axis == "." else view[axis].attrs["long_name"] for axis in view.attrs["axes"]]
+            title = view["title"].asstr()[()]
+            return View(view.name, title, signal.attrs.get("long_name", view.attrs["signal"]), signal[()], axes)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def weights(files: dict[str, Path]) -> str:
+    """The path of the largest matrix of weights in the checkpoint."""
+    found: dict[str, int] = {}
+
+    def visit(name: str, node: object) -> None:
+        if isinstance(node, h5py.Dataset) and "/networks/" in name and node.ndim > 1:
+            found[f"/{name}"] = node.size
+
+    with h5py.File(files["checkpoint"]) as file:
+        file.visititems(visit)
+    return max(found, key=found.__getitem__)
+
+
+@pytest.fixture(scope="session")
+def is_upright() -> Callable[[np.ndarray, np.ndarray], bool]:
+    """`is_upright(shown_HW, picture_HW)`: whether what is shown is like the picture, more so than upside down."""
+
+    def likeness(shown_HW: np.ndarray, picture_HW: np.ndarray) -> float:
+        rows = np.linspace(0, len(picture_HW) - 1, len(shown_HW)).round().astype(int)
+        columns = np.linspace(0, picture_HW.shape[1] - 1, shown_HW.shape[1]).round().astype(int)
+        return float(np.corrcoef(shown_HW.ravel(), picture_HW[rows][:, columns].ravel())[0, 1])
+
+    def judge(shown_HW: np.ndarray, picture_HW: np.ndarray) -> bool:
+        upright, upside_down = likeness(shown_HW, picture_HW), likeness(shown_HW, picture_HW[::-1])
+        return upright > 0.5 and upright > upside_down + 0.1
+
+    return judge

@@ -1,0 +1,21 @@
+// H5Web as VS Code and myhdf5.hdfgroup.org have it: the whole viewer on one local file, read in the browser.
+import "@h5web/app/dist/styles.css";
+
+import { App } from "@h5web/app";
+import { H5WasmLocalFileProvider } from "@h5web/h5wasm";
+import { useState } from "react";
+import { createRoot } from "react-dom/client";
+
+function Page() {
+  const [file, setFile] = useState();
+  if (!file) {
+    return <input type="file" onChange={(event) => setFile(event.target.files[0])} />;
+  }
+  return (
+    <H5WasmLocalFileProvider file={file}>
+      <App />
+    </H5WasmLocalFileProvider>
+  );
+}
+
+createRoot(document.getElementById("root")).render(<Page />);

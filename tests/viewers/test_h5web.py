@@ -1,0 +1,212 @@
+"""H5Web in a headless Chromium: what is asserted is read from the page.
+
+Shapes: H rows and W columns of a picture of the screen, three colours.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, Route, sync_playwright
+
+# It asks nobody for anything, and three.js draws with WebGL where there is no GPU.
+OPTIONS = [
+    "--no-sandbox",
+    "--use-gl=angle",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+ADDRESS = "http://localhost/"
+SLIDERS = "[role=slider][aria-orientation=vertical]"  # through dimensions; the others cut off colours
+
+
+class H5Web:
+    """The viewer with one file open."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page = page
+        page.goto(f"{ADDRESS}index.html")
+        page.set_input_files("input[type=file]", path)
+        page.locator("[role=tree]").wait_for()
+
+    def click(self, path: str) -> None:
+        """Select what has that path, in the tree on the left."""
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            item = self.page.locator(f'[role=treeitem][data-path="/{"/".join(parts[:depth])}"]')
+            if depth == len(parts) or item.get_attribute("aria-expanded") == "false":
+                item.click()
+
+    def wait_for(self, title: str) -> None:
+        """Until a drawing of that title is there."""
+        self.page.get_by_role("figure", name=title, exact=True).locator("canvas").wait_for()
+
+    def selected(self) -> str | None:
+        return self.page.locator("[role=treeitem][aria-selected=true]").get_attribute("data-path")
+
+    def kind(self) -> str:
+        """How it draws, of all the ways that it offers."""
+        return self.page.locator("[role=tablist] [role=tab][aria-selected=true]").last.inner_text()
+
+    def label(self, side: str) -> str:
+        """Of the `abscissa` or the `ordinate`."""
+        return self.page.locator(f'figure svg[data-type="{side}"] .visx-axis-label').text_content() or ""
+
+    def sliders(self) -> list[int]:
+        """The last place of each."""
+        found = self.page.locator(SLIDERS).all()
+        return [int(slider.get_attribute("aria-valuemax") or -1) for slider in found]
+
+    def turn_over(self) -> None:
+        """What the documentation advises for greyscale pictures."""
+        menu = self.page.get_by_role("button", name="More controls")
+        menu.click()
+        self.page.locator("button:visible").filter(has_text=re.compile("^Y$")).click(timeout=5000)
+        menu.click()
+        self.page.wait_for_timeout(500)
+
+    def canvas(self) -> np.ndarray:
+        """What is drawn, once something is."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            box = self.page.locator("figure canvas").bounding_box()  # its own screenshot waits for it to rest
+            png = self.page.screenshot(clip=box)
+            screen_HW3 = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+            if coloured(screen_HW3) > 100 or time.monotonic() > deadline:
+                return screen_HW3
+            self.page.wait_for_timeout(100)
+
+
+def coloured(screen_HW3: np.ndarray) -> int:
+    """How many pixels are neither black, white nor grey, as the grid is."""
+    return int((np.ptp(screen_HW3.astype(int), axis=2) > 60).sum())
+
+
+def crop(screen_HW3: np.ndarray) -> np.ndarray:
+    """Without the white around a picture, and the grid on it."""
+    there_HW = screen_HW3.min(axis=2) < 180
+    rows, columns = (np.flatnonzero(there_HW.mean(axis=axis) > 0.3) for axis in (1, 0))
+    return screen_HW3[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+@pytest.fixture
+def h5web(built: Path) -> Iterator[Callable[[Path], H5Web]]:
+    """A browser for each test: one that has drawn with WebGL hundreds of times may hang."""
+
+    def answer(route: Route) -> None:
+        route.fulfill(path=built / route.request.url.removeprefix(ADDRESS))
+
+    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, headless=True, args=OPTIONS)
+        page = browser.new_page(viewport={"width": 1000, "height": 560})
+        page.route("**/*", answer)
+        yield lambda path: H5Web(page, path)
+        browser.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("trajectories", "NX Scatter"),
+        ("metrics", "NX Line"),
+        ("checkpoint", "NX Line"),
+        ("greyscale", "NX Heatmap"),
+        ("colours", "NX RGB"),
+    ],
+)
+def test_a_file_opens_with_its_default_plot(name, kind, files, h5web, read_view, screenshots):
+    view, viewer = read_view(files[name]), h5web(files[name])
+    viewer.wait_for(view.title)
+    assert viewer.selected() == "/"  # nobody clicked on anything
+    assert viewer.kind() == kind
+    assert coloured(viewer.canvas()) > 200
+    if kind in ("NX Scatter", "NX Line"):
+        labels = view.axes if kind == "NX Scatter" else [*view.axes, view.signal]
+        assert [viewer.label("abscissa"), viewer.label("ordinate")] == labels
+    viewer.page.screenshot(path=screenshots / f"h5web-{name}.png")
+
+
+def test_a_trajectory_file_opens_with_a_point_for_each_episode(files, read_view):
+    view = read_view(files["trajectories"])
+    assert view.name == "/entry/views/episode_return"
+    assert view.axes[0].startswith("vector step") and view.axes[1] == "episode return"
+    assert len(view.values) > 100
+
+
+def test_metrics_open_with_the_learning_curve(files, read_view):
+    view = read_view(files["metrics"])
+    assert view.name == "/entry/views/episode_return" and view.axes == ["env steps"]
+    assert view.values[-1] > view.values[0] > 0.0  # it learns
+
+
+def test_vector_observations_are_lines_over_time_with_sliders(files, h5web, read_view, screenshots):
+    name = "/entry/views/observation"
+    view, viewer = read_view(files["trajectories"], name), h5web(files["trajectories"])
+    viewer.click(name)
+    viewer.wait_for(view.title)
+    assert viewer.kind() == "NX Line"
+    assert [viewer.label("abscissa"), viewer.label("ordinate")] == ["vector step", "observation"]
+    assert viewer.sliders() == [size - 1 for size in view.values.shape[1:]]
+    before_HW3 = viewer.canvas()
+    assert coloured(before_HW3) > 200
+    viewer.page.screenshot(path=screenshots / "h5web-vectors.png")
+    viewer.page.locator(SLIDERS).last.press("ArrowUp")
+    viewer.page.wait_for_timeout(500)
+    assert (viewer.canvas() != before_HW3).any()  # another number of the vector
+
+
+def test_image_observations_are_pictures_with_sliders(files, h5web, read_view, is_upright):
+    name = "/entry/views/observation"
+    for kind in ("greyscale", "colours"):
+        view, viewer = read_view(files[kind], name), h5web(files[kind])
+        viewer.click(name)
+        viewer.wait_for(view.title)
+        assert viewer.sliders() == [size - 1 for size in view.sliders]
+        if kind == "greyscale":  # its first row is drawn at the bottom, whatever the file says of its axis
+            assert is_upright(crop(viewer.canvas()).mean(axis=2), view.picture[::-1])
+            viewer.turn_over()
+        grey = view.picture.mean(axis=2) if kind == "colours" else view.picture
+        assert is_upright(crop(viewer.canvas()).mean(axis=2), grey)
+
+
+def test_weights_are_heat_maps(files, h5web, weights, screenshots):
+    viewer = h5web(files["checkpoint"])
+    viewer.click(weights)
+    viewer.wait_for(weights.rsplit("/", 1)[-1])
+    assert viewer.kind() == "Heatmap"
+    assert len(np.unique(viewer.canvas().reshape(-1, 3), axis=0)) > 50
+    viewer.page.screenshot(path=screenshots / "h5web-weights.png")
+
+
+@pytest.mark.parametrize("name", ["trajectories", "metrics", "checkpoint"])
+def test_every_view_draws_something(name, files, h5web, read_view):
+    views: list[str] = []
+
+    def visit(path: str, node: object) -> None:
+        if isinstance(node, h5py.Group) and node.attrs.get("NX_class") == "NXdata":
+            views.append(f"/{path}")
+
+    with h5py.File(files[name]) as file:
+        file.visititems(visit)
+    assert len(views) > 8
+    viewer = h5web(files[name])
+    for view in views:
+        viewer.click(view)
+        viewer.wait_for(read_view(files[name], view).title)
+        assert coloured(viewer.canvas()) > 100, view
