@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
+from rein.learning.compiled import compiled, has_graphs
 from rein.learning.learner import Learner, mean_metrics
 from rein.learning.options import above_zero, as_json, at_least_one, layers, not_negative
 from rein.learning.policy import share_parameters
@@ -136,6 +137,8 @@ class PQN:
         drawn = generator(seed, "networks", device=self.device)
         self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
         self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
+        graphs = self._how["compile"] and has_graphs(self.device)
+        self._graph = compiled(self.networks, self.device) if graphs else None
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
         self._value_N: Tensor | None = None  # of the observation of the step that is being taken
 
@@ -183,7 +186,7 @@ class PQN:
 
     @torch.no_grad()
     def _look(self, observation: Tree) -> Tensor:
-        return self.networks(self.networks.encoder(observation))
+        return (self._graph or self.networks)(self.networks.encoder(observation))
 
     def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
         return epsilon_greedy(value_NA, self._exploration(), drawing)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rein.learning.compiled import compiled, has_graphs
 from rein.learning.parallel import average, check_same
 from rein.learning.update import Guard, OptimizerFactory, apply_gradients, load_plain_state, plain_state
 from rein.ops.parallel import processes
@@ -100,10 +101,11 @@ class Learner:
         self._device = self._parameters[0].device
         self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
         self._compiled, self._bfloat16 = compile, precision == "bfloat16"
-        self._loss = torch.compile(loss, dynamic=False) if compile else loss
+        self._loss = compiled(loss, self._device) if compile else loss
         self._closed_form = None if self._bfloat16 else closed_form
         if compile and self._closed_form is not None:
-            self._closed_form = torch.compile(self._closed_form, dynamic=False)
+            self._closed_form = compiled(self._closed_form, self._device)
+        self._copies = compile and has_graphs(self._device)  # gradients, which the next part would write over
         self._pool = _pool(threads) if threads > 1 else None
         if self._device.type == "cpu":
             _keep_freed_memory()
@@ -165,7 +167,8 @@ class Learner:
         if share is not None:
             loss = loss * share
             metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
-        return list(torch.autograd.grad(loss, self._parameters, allow_unused=True)), metrics
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        return list(map_tree(Tensor.clone, gradients) if self._copies else gradients), metrics
 
     def _of_all_processes(
         self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows

@@ -127,9 +127,10 @@ def test_a_missing_extra_is_one_line_that_names_it(recipe, module, line, monkeyp
 
 
 def test_pong_is_seen_as_four_frames_in_grey():
-    environment = pong(num_envs=2).parts["environment"]
-    assert environment.reset().shape == (2, 4, 84, 84)
-    assert environment.single_action_space.n == 6
+    for size, options in ((42, {}), (84, {"size": 84})):
+        environment = pong(num_envs=2, **options).parts["environment"]
+        assert environment.reset().shape == (2, 4, size, size)
+        assert environment.single_action_space.n == 6
 
 
 @pytest.mark.slow
