@@ -227,7 +227,8 @@ def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: Episode
 def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Trajectory:
     """The epoch that is ending, as a store takes it; the fields are views that the next epoch writes over."""
     fields = rows.fields()
-    fields.pop("next_observation", None)  # it is observation of the next row, or in the table of episodes
+    for known_elsewhere in ("next_observation", "seed"):  # observation of the next row; the table of episodes has both
+        fields.pop(known_elsewhere, None)
     return Trajectory(
         epoch=state.epoch,
         status=str(state.epoch_status),

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
-from rein.learning.compiled import compiled, has_graphs
+from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
 from rein.learning.options import above_zero, as_json, at_least_one, layers, not_negative
 from rein.learning.policy import share_parameters
@@ -137,8 +137,7 @@ class PQN:
         drawn = generator(seed, "networks", device=self.device)
         self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
         self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
-        graphs = self._how["compile"] and has_graphs(self.device)
-        self._graph = compiled(self.networks, self.device) if graphs else None
+        self._graph = graph(self.networks, self.device) if self._how["compile"] else None
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
         self._value_N: Tensor | None = None  # of the observation of the step that is being taken
 
@@ -253,11 +252,10 @@ class PQN:
         """Once through all rows; the metrics of each update."""
         order_MB = cut(batch.size, self.minibatches, self._generator)
         shuffled = batch.rows(order_MB.flatten())  # one gather for a pass: minibatches are slices of it
-        size, seen = order_MB.shape[1], []
-        for start in range(0, self.minibatches * size, size):
-            self.updates += 1
-            seen.append(self._learner.step(shuffled.rows(slice(start, start + size)), None, report=report))
-        return seen
+        size = order_MB.shape[1]
+        self.updates += self.minibatches
+        parts = (shuffled.rows(slice(start, start + size)) for start in range(0, self.minibatches * size, size))
+        return [self._learner.step(part, None, report=report) for part in parts]
 
     def policy(self, deterministic: bool = True) -> ValuePolicy:
         """The greedy policy of the networks as they are at any time; epsilon-greedy where not `deterministic`.
@@ -276,8 +274,7 @@ class PQN:
             "generator": self._generator.get_state(),
             "rollout": self._rollout.state_dict(),
             "rewards": None if rewards is None else rewards.state_dict(),
-            "env_steps": self.env_steps,
-            "updates": self.updates,
+            **self.counts,
             "seed": self._root,
         }
 

@@ -16,6 +16,11 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     return _Graphed(function) if has_graphs(device) else torch.compile(function, dynamic=False)
 
 
+def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
+    """The same where that is a CUDA graph, else None: on the host, to compile something small does not pay."""
+    return _Graphed(function) if has_graphs(device) else None
+
+
 def has_graphs(device: torch.device) -> bool:
     """Whether what is compiled for that device becomes CUDA graphs."""
     return device.type == "cuda"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
 from rein.learning.closed_form import closed_form_gradient, has_closed_form
-from rein.learning.compiled import compiled, has_graphs
+from rein.learning.compiled import graph
 from rein.learning.learner import Learner
 from rein.learning.options import (
     DEFAULTS,
@@ -78,8 +78,7 @@ class OnPolicyAgent(abc.ABC):
         how = {name: options[name] for name in HOW}
         how["closed_form"] = closed_form_gradient if has_closed_form(self.networks) else None
         self._learner = Learner(self.networks, policy_loss, options["optimizer"] or default_optimizer, **how)
-        graphs = options["compile"] and has_graphs(self.device)  # on the host, to compile so little does not pay
-        self._graph = compiled(self.networks.step, self.device) if graphs else None
+        self._graph = graph(self.networks.step, self.device) if options["compile"] else None
         self._said: tuple[Any, Any] = None, None  # the action and extras of the step that is being taken
         self._carry: Tensor | None = None  # (N, C) before that step
         self._next_carry: Tensor | None = None  # after it

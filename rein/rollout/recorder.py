@@ -58,8 +58,7 @@ class Recorder:
     def end(self, observation: Tree) -> None:
         """The round is over; `observation` is what would have been acted on next."""
         self._rounds += 1
-        fields = self._rows.fields()
-        fields.pop("next_observation")
+        fields = {name: rows for name, rows in self._rows.fields().items() if name not in ("next_observation", "seed")}
         metrics = {name: self._statistics.read(name) for name in ("episode_return", "episode_length")}
         episodes = self._statistics.episodes()
         clocks = {"vector_steps": self._steps, "env_steps": self._steps * len(fields["valid"][0])}

@@ -1,8 +1,9 @@
-"""How fast trajectories are read back, beside arrays in memory, in one run: `python tests/benchmarks/storage.py`.
+"""What trajectories cost: `python tests/benchmarks/storage.py [writing] [reading]`, both if not told.
 
-Batches per second of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of
-them alike: read the ratios. A batch is 256 sequences of 16 whole transitions (or 4,096 transitions) drawn at random
-from 200,000 steps: observation 17, action 6, reward, ends, next observation. The files are in the page cache.
+`writing` is `storage_writing.py`. `reading` is how fast they are read back, beside arrays in memory: batches per second
+of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of them alike: read the
+ratios. A batch is 256 sequences of 16 whole transitions (or 4,096 transitions) drawn at random from 200,000 steps:
+observation 17, action 6, reward, ends, next observation. The files are in the page cache.
 
 Shapes: T steps, N environments, O features of an observation, A of an action.
 """
@@ -14,6 +15,7 @@ import os
 os.environ.update(OMP_NUM_THREADS="1")
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -111,6 +113,16 @@ def opening(path: Path) -> None:
 
 
 def main() -> None:
+    parts = sys.argv[1:] or ["writing", "reading"]
+    if "writing" in parts:
+        import storage_writing
+
+        storage_writing.main()
+    if "reading" in parts:
+        read()
+
+
+def read() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         fields = write_run(path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -38,7 +37,7 @@ ENVIRONMENTS, PAIRS = 64, 7
 RECIPE_EPOCHS = 25  # 204,800 env steps, about what solving takes
 BARE_STEPS, EPOCH = 6_000, 128
 LOGGED_EPOCHS = 500  # of 128 steps of 64 environments: 4.1 M env steps
-MINARI = importlib.util.find_spec("minari") is not None
+MINARI = all(importlib.util.find_spec(name) for name in ("minari", "jax"))  # its DataCollector wants both
 
 
 class Cost(NamedTuple):
@@ -56,10 +55,7 @@ def cost(work: Callable[[], Any]) -> Cost:
 
 def in_turns(plain: Callable[[], Any], kept: Callable[[Path], Any], folder: Path) -> tuple[float, float, list[float]]:
     """Median CPU seconds of both, and what the second costs more, pair by pair."""
-    found = []
-    for number in range(PAIRS + 1):
-        pair = cost(plain), cost(lambda number=number: kept(folder / str(number)))
-        found.append(pair if number % 2 else pair)
+    found = [(cost(plain), cost(lambda n=n: kept(folder / str(n)))) for n in range(PAIRS + 1)]
     found = found[1:]  # the first pair imports and allocates
     more = [kept.cpu / plain.cpu - 1.0 for plain, kept in found]
     return statistics.median(a.cpu for a, _ in found), statistics.median(b.cpu for _, b in found), more
@@ -81,33 +77,43 @@ def train_recipe(path: Path | None) -> None:
         store.close()
 
 
+class Columns(dict[str, np.ndarray]):
+    """An epoch of arrays that a loop fills by itself, as `EpisodeStatistics` reads it."""
+
+    length = 0
+
+    def __getitem__(self, name: str) -> Any:
+        return torch.from_numpy(super().__getitem__(name)[: self.length])
+
+
 def step_bare(environments: gymnasium.vector.SyncVectorEnv, path: Path | None) -> None:
     """Gymnasium's own environments and nothing else; with a store, every field of every step goes there."""
     actions_TN = np.random.default_rng(0).integers(0, 2, (EPOCH, ENVIRONMENTS))
     observation, _ = environments.reset(seed=0)
-    store, rows = None if path is None else rein.HDF5Store(path), Rows(EPOCH)
-    statistics_of, valid_N = EpisodeStatistics(ENVIRONMENTS, rows), torch.ones(ENVIRONMENTS, dtype=torch.bool)
+    lead, store = (EPOCH, ENVIRONMENTS), None if path is None else rein.HDF5Store(path)
+    seen, reward_TN = np.empty((*lead, *observation.shape[1:]), np.float32), np.empty(lead, np.float32)
+    terminated_TN, truncated_TN, valid_TN = (np.ones(lead, bool) for _ in range(3))
+    fields = {"observation": seen, "action": actions_TN, "reward": reward_TN, "valid": valid_TN}
+    columns = Columns(fields | {"terminated": terminated_TN, "truncated": truncated_TN})
+    found = EpisodeStatistics(ENVIRONMENTS, columns)  # type: ignore[arg-type]
     for step in range(BARE_STEPS):
-        action = actions_TN[step % EPOCH]
-        following, reward, terminated, truncated, _ = environments.step(action)
+        t = step % EPOCH
+        following, reward, terminated, truncated, _ = environments.step(actions_TN[t])
         if store is not None:
-            row = dict(observation=observation, action=action, reward=reward.astype(np.float32), terminated=terminated)
-            row["truncated"] = truncated
-            rows.append({name: torch.from_numpy(column) for name, column in row.items()} | {"valid": valid_N})
-            if rows.length == EPOCH:
-                end_epoch(store, rows, statistics_of, (step + 1) // EPOCH, torch.from_numpy(following))
+            seen[t], reward_TN[t], terminated_TN[t], truncated_TN[t] = observation, reward, terminated, truncated
+            columns.length = t + 1
+            if t == EPOCH - 1:
+                end_epoch(store, columns, found, (step + 1) // EPOCH, torch.from_numpy(following))
         observation = following
     if store is not None:
         store.close()
 
 
-def end_epoch(store: Any, rows: Rows, found: EpisodeStatistics, epoch: int, following: torch.Tensor) -> None:
-    fields = {name: rows[name] for name in rows.fields() if name not in ("seed", "next_observation")}
-    episodes = found.episodes()
-    steps = epoch * EPOCH
+def end_epoch(store: Any, rows: Any, found: EpisodeStatistics, epoch: int, following: torch.Tensor) -> None:
+    names = ("observation", "action", "reward", "terminated", "truncated", "valid")
+    fields, episodes = {name: rows[name] for name in names}, found.episodes()
     store.append(Trajectory(epoch, "completed", found.first_row_step, fields, following, episodes, {}, {}))
-    found.begin_epoch(steps)
-    rows.clear()
+    found.begin_epoch(epoch * EPOCH)
 
 
 def record_native(path: Path, epochs: int) -> int:
@@ -126,6 +132,7 @@ def record_native(path: Path, epochs: int) -> int:
             rows.append(row)
             observation = step.observation
         end_epoch(store, rows, found, epoch, observation)
+        rows.clear()
     store.close()
     return epochs * EPOCH * ENVIRONMENTS
 
@@ -188,16 +195,18 @@ def show_writer(folder: Path) -> None:
         rates.append(steps / spent.cpu)
         shares.append(plain.wall / spent.wall)
         print(
-            f"  {steps / spent.cpu / 1e6:.2f} M env steps per CPU s; {data / spent.wall / 1e6:.0f} MB of data per wall s "
-            f"({disk / 1e6:.0f} MB on disk), plain writes {data / plain.wall / 1e6:.0f}: {shares[-1]:.2f} of them"
+            f"  {steps / spent.cpu / 1e6:.2f} M env steps per CPU s; {data / spent.wall / 1e6:.0f} MB of data per wall "
+            f"s ({disk / 1e6:.0f} MB on disk), plain writes {data / plain.wall / 1e6:.0f}: {shares[-1]:.2f} of them"
         )
     rate, share = statistics.median(rates), statistics.median(shares)
-    print(f"the writer alone: {rate / 1e6:.2f} M env steps per CPU s, {share:.2f} of plain writes with fsync in wall time")
+    print(
+        f"the writer alone: {rate / 1e6:.2f} M env steps per CPU s; in wall time {share:.2f} of plain writes with fsync"
+    )
     print(f"  targets 5 M: {'reached' if rate >= 5e6 else 'MISSED'}; 0.25: {'reached' if share >= 0.25 else 'MISSED'}")
 
 
 def measure_memory(folder: Path) -> None:
-    """In a process of its own: the peak while files of 64 MiB are written, over what it was before. Linux counts KiB."""
+    """In a process of its own: the peak while files of 64 MiB are written, over what it was before. Linux alone."""
     floats = np.random.default_rng(0).standard_normal((256, ENVIRONMENTS, 128), np.float32)  # 8 MiB
     memory = MemoryStore()
     environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
@@ -207,14 +216,21 @@ def measure_memory(folder: Path) -> None:
     warm = rein.HDF5Store(folder / "warm")
     warm.append(small)
     warm.close()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = peak()
     store = rein.HDF5Store(folder / "run")
     for number in range(1, 49):
         fields = {"observation": floats, "valid": np.ones(floats.shape[:2], bool)}
         store.append(small._replace(epoch=number, first_step=number * 256, fields=fields))
     store.close()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    print(json.dumps({"grown": grown, "file": max(file.stat().st_size for file in store.path.rglob("*.h5"))}))
+    files = [file.stat().st_size for file in store.path.rglob("*.h5")]
+    print(json.dumps({"grown": peak() - before, "file": max(files)}))
+
+
+def peak() -> int:
+    """The largest number of bytes that have been resident, as Linux says."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show_memory(folder: Path) -> None:
@@ -238,7 +254,7 @@ def show_recording(folder: Path) -> None:
     mine = statistics.median(ours)
     print(f"recording the native CartPole, N={ENVIRONMENTS}: {mine:,.0f} env steps per CPU s")
     if not theirs:
-        print("  Minari is not installed: pip install minari pillow")
+        print('  no DataCollector of Minari is here: pip install "minari[create]"')
         return
     peer = statistics.median(theirs)
     print(f"  Minari's DataCollector on Gymnasium's CartPole-v1: {peer:,.0f}; {mine / peer:.0f} times as many")
@@ -252,8 +268,8 @@ def main() -> None:
         folder = Path(name)
         say("CartPole recipe", *in_turns(lambda: train_recipe(None), train_recipe, folder / "recipe"), 0.05)
         environments = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * ENVIRONMENTS)
-        bare = in_turns(lambda: step_bare(environments, None), lambda path: step_bare(environments, path), folder / "bare")
-        say(f"bare SyncVectorEnv, N={ENVIRONMENTS}", *bare, 0.10)
+        plain, kept = (lambda: step_bare(environments, None)), (lambda path: step_bare(environments, path))
+        say(f"bare SyncVectorEnv, N={ENVIRONMENTS}", *in_turns(plain, kept, folder / "bare"), 0.10)
         show_recording(folder)
         show_writer(folder)
         show_memory(folder)

@@ -15,7 +15,7 @@ from rein.agents.ppo import PPO
 from rein.agents.pqn import PQN
 from rein.envs.cartpole import CartPole
 from rein.learning import compiled as module
-from rein.learning import learner, on_policy
+from rein.learning import learner
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 
@@ -29,7 +29,7 @@ class Graphs:
         self.calls, self._last = 0, []
         monkeypatch.setattr(torch, "compile", self._compile)
         monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", self._begin)
-        for user in (module, learner, on_policy, __import__("rein.agents.pqn", fromlist=["pqn"])):
+        for user in (module, learner):
             monkeypatch.setattr(user, "has_graphs", lambda device: True)
 
     def _compile(self, function: Callable[..., Any], dynamic: bool, mode: str) -> Callable[..., Any]:
