@@ -80,7 +80,7 @@ class Rows:
         if not isinstance(value, Tensor) or value.shape != target.shape or value.dtype is not target.dtype:
             what = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{name} was {target.dtype} {tuple(target.shape)} in the rows before, and is {what} now")
-        target.rows[self.length] = value.numpy(force=True) if target.by_numpy else value
+        target.rows[self.length] = value.numpy(force=True) if target.by_numpy else value.detach()
 
     def _allocate(self, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim == 0:

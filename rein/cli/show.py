@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.reader import Run, open_run
 
 _LAST = 100
@@ -36,9 +37,17 @@ def main(arguments: Sequence[str]) -> None:
 
 def show(path: str | Path) -> None:
     """Print a summary of a run's folder or of one trajectory file. Raises StoreError if there is none, or it is bad."""
-    run = open_run(path)
-    parts = [_tree(run), _numbers(run), _fields(run)]  # before anything is printed: a bad file is one line, the error
     console = Console()
+    if keeps_none(path := Path(path)):
+        console.print(_tree(path))
+        console.print("\nno trajectories are kept; `rein plot` draws the metrics", soft_wrap=True)
+        return
+    run = open_run(path)
+    parts = [
+        _tree(run.path),
+        _numbers(run),
+        _fields(run),
+    ]  # before anything is printed: a bad file is one line, the error
     for part in parts:
         console.print(part)
         console.print()
@@ -49,12 +58,17 @@ def show(path: str | Path) -> None:
     console.print(viewers)
 
 
-def _tree(run: Run) -> Tree:
+def keeps_none(path: Path) -> bool:
+    """Whether that is the folder of a run without trajectories."""
+    return (path / "run.json").is_file() and not list_files(path / TRAJECTORIES)
+
+
+def _tree(path: Path) -> Tree:
     """What lies in the folder, with sizes; of many files of one kind the first and the last."""
-    if run.path.is_file():
-        return Tree(_labelled(run.path))
-    tree = Tree(f"[bold]{_plain(run.path)}[/bold]")
-    for entry in sorted(run.path.iterdir()):
+    if path.is_file():
+        return Tree(_labelled(path))
+    tree = Tree(f"[bold]{_plain(path)}[/bold]")
+    for entry in sorted(path.iterdir()):
         if entry.name.startswith("."):
             continue
         if not entry.is_dir():

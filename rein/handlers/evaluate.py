@@ -52,9 +52,12 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     for taken, part in loop.parts.items():
-        for what, mine, use in (("environment", environment, "to evaluate in"), ("store", store, "for evaluations")):
-            if part is mine:
-                raise ValueError(f"evaluate({what}=...): this is the loop's own {taken!r}; build another {use}")
+        if part is environment:
+            raise ValueError(
+                f"evaluate(environment=...): this is the loop's own {taken!r}; build another to evaluate in"
+            )
+        if store is not None and _writes_to(part, store):
+            raise ValueError(f"evaluate(store=...): the loop's own {taken!r} writes there; give one of another folder")
     attach = loop.event(event)(**filters)
     loop.own(f"{name}_environment", environment)
     if isinstance(policy, Stateful):
@@ -66,8 +69,8 @@ def evaluate(
     def evaluate_policy(state: State) -> None:
         try:
             result = play(policy, environment, episodes, max_episode_steps=max_episode_steps, recorder=recorder)
-        except Exception:
-            if on_failure == "raise":
+        except Exception as error:
+            if on_failure == "raise" or (recorder is not None and recorder.failure is error):
                 raise
             logger.exception("%s failed in epoch %d and is dropped", name, state.epoch)
             return
@@ -77,6 +80,11 @@ def evaluate(
         number = state.memory.get("evaluations", {"number": 0})["number"] + 1
         state.memory["evaluations"] = {"number": number, "name": name, **found}
         evaluated.fire(state)
+
+
+def _writes_to(part: Any, store: Any) -> bool:
+    folder = getattr(store, "path", None)
+    return part is store or (folder is not None and getattr(part, "path", None) == folder)
 
 
 def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Recorder:

@@ -105,6 +105,8 @@ class Learner:
         self._closed_form = None if self._bfloat16 else closed_form
         if compile and self._closed_form is not None:
             self._closed_form = compiled(self._closed_form, self._device)
+        if compile and threads > 1 and has_graphs(self._device):
+            raise ValueError(f"threads={threads}, compile=True: a graph belongs to one thread; use one on a GPU")
         self._copies = compile and has_graphs(self._device)  # gradients, which the next part would write over
         self._pool = _pool(threads) if threads > 1 else None
         if self._device.type == "cpu":

@@ -63,7 +63,9 @@ class EpisodeStatistics:
         raw = rows["raw_reward" if "raw_reward" in rows else "reward"][start:stop]
         valid_TN = _host(rows["valid"][start:stop])
         reward_TN: np.ndarray = np.where(valid_TN, _host(raw), 0.0).astype(np.float64)
-        row_E, environment_E = np.nonzero(_host((rows["terminated"] | rows["truncated"])[start:stop]) & valid_TN)
+        row_E, environment_E = np.nonzero(
+            _host(rows["terminated"][start:stop] | rows["truncated"][start:stop]) & valid_TN
+        )
         first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # of the ends in each row
         found: list[tuple[int, int, float, int]] = []
         for t, (a, b) in enumerate(itertools.pairwise(first_T)):

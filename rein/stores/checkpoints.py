@@ -9,6 +9,7 @@ checkpoints/latest                              the name of the newest one, and 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -120,6 +121,7 @@ class Checkpoints:
         """Flush and end the thread; another `take` begins a new one. Raises CheckpointError as `flush` does."""
         self._memory = Memory()
         while self._writers:
+            atexit.unregister(self._writers[0].close)
             with self._surface():
                 self._writers.pop().close()
 
@@ -154,6 +156,7 @@ class Checkpoints:
             except OSError as error:
                 raise CheckpointError(f"{self.folder}: cannot be made: {error.strerror} ({error.errno})") from error
             self._writers.append(Writer(_WAITING, _nothing, interval=3600.0))
+            atexit.register(self._writers[0].close)  # what nobody waited for is not lost
         return self._writers[0]
 
     def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Rules) -> None:
@@ -263,4 +266,6 @@ def _nothing() -> None:
 
 def _end(writers: list[Writer]) -> None:
     for writer in writers:
+        if writer.works:
+            writer.submit(functools.partial(atexit.unregister, writer.close), 0, wait=False)
         writer.end()

@@ -8,6 +8,7 @@ be resumed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from rein.errors import StoreError
+from rein.errors import CheckpointError, StoreError
 from rein.ops.trees import leaves
-from rein.stores.checkpoint import look
+from rein.stores.checkpoint import look, read_checkpoint
+from rein.stores.checkpoints import BEST
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.contents import MISREAD, read_contents
 from rein.stores.files import open_sealed, remove_leftovers, sync_folder, write_whole
@@ -30,6 +32,7 @@ from rein.stores.lock import Lock
 from rein.stores.pieces import read_epoch
 from rein.stores.replaced import say_replaced
 from rein.stores.scan import Stored
+from rein.stores.selection import kept_by
 from rein.stores.tables import Content, take_rows
 from rein.types import Trajectory
 
@@ -72,7 +75,9 @@ def compact(path: str | Path, max_bytes: int = MAX_BYTES) -> Compacted:
         remove_leftovers(folder)
         remove_replaced(folder)
         before = _measure(folder)
-        for group in list(_groups(list(_units(read_contents(list_files(folder)))), _borders(path), max_bytes)):
+        alone = kept_by(path)[1] is not None  # each may lose its place to a better one
+        units = list(_units(read_contents(list_files(folder))))
+        for group in list(_groups(units, _borders(path), max_bytes, alone)):
             _join(folder, group)
         return Compacted(*before, *_measure(folder))
     except OSError as error:
@@ -89,12 +94,13 @@ def _units(contents: Sequence[Content]) -> Iterator[_Unit]:
             yield _Unit(parts, sum(map(_size, parts)), _kind(parts))
 
 
-def _groups(units: Sequence[_Unit], borders: set[int], max_bytes: int) -> Iterator[list[Content]]:
-    """Files that follow each other and become one."""
+def _groups(units: Sequence[_Unit], borders: set[int], max_bytes: int, alone: bool) -> Iterator[list[Content]]:
+    """Files that follow each other and become one; where they are to stay `alone`, the parts of one epoch only."""
     group: list[_Unit] = []
     for unit in units:
         apart = bool(group) and (
-            not _fits(group, unit)
+            alone
+            or not _fits(group, unit)
             or sum(other.size for other in group) + unit.size > max_bytes
             or any(group[-1].last <= border < unit.last for border in borders)
         )
@@ -200,10 +206,18 @@ def _run_text(content: Content) -> str | None:
 
 
 def _borders(path: Path) -> set[int]:
-    """The epochs after which a checkpoint stands."""
-    files = [file for folder in ("", "best") for file in (path / CHECKPOINTS / folder).glob("*.h5")]
-    said = (about.get("epochs_ended") for file in files if (about := look(file)) is not None)
+    """The epochs after which a checkpoint stands: one of this run, or, where it is in a run's folder, of that one."""
+    said = [about.get("epochs_ended") for file in _checkpoints(path) if (about := look(file)) is not None]
+    for file in _checkpoints(path.parent):
+        with contextlib.suppress(CheckpointError):
+            parts = read_checkpoint(file).state.get("parts")
+            stores = parts.values() if isinstance(parts, dict) else ()
+            said += [store.get("epoch") for store in stores if isinstance(store, dict)]
     return {epochs for epochs in said if type(epochs) is int}
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return [file for folder in ("", BEST) for file in (run / CHECKPOINTS / folder).glob("*.h5")]
 
 
 def _measure(folder: Path) -> tuple[int, int]:

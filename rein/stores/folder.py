@@ -54,6 +54,12 @@ def files_of(folder: Path, epoch: int) -> list[Path]:
     return [path for path in list_files(folder) if _order(path)[:2] == (epoch, epoch)]
 
 
+def is_whole(folder: Path, epoch: int) -> bool:
+    """Whether that epoch is in files of its own. Parts of it are removed from the first one on."""
+    found = files_of(folder, epoch)
+    return bool(found) and _order(found[0])[2] <= 1
+
+
 def remove_replaced(folder: Path) -> list[Path]:
     """Remove what was replaced when whoever did it was killed; returns what was removed. Raises OSError."""
     removed = []

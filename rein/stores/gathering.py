@@ -66,6 +66,7 @@ class Files:
             waited = len(stay) < len(self._epochs)
             self._epochs, self._size = stay, sum(map(size_of, stay))
         if not waited:  # it is in a file, or will be when the thread gets there
+            self._submit()  # first what takes its place
             self._writer.submit(functools.partial(self._remove, epoch), 0)
 
     def flush(self) -> None:

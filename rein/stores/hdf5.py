@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,11 +18,13 @@ from rein.errors import StoreError
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import Checkpoints
 from rein.stores.files import write_whole
-from rein.stores.folder import TRAJECTORIES, claim, files_of, move_aside, newer_files
+from rein.stores.folder import TRAJECTORIES, claim, is_whole, move_aside, newer_files
 from rein.stores.gathering import Files
 from rein.stores.host import to_host
 from rein.stores.selection import Best, Selection
 from rein.types import Trajectory
+
+logger = logging.getLogger("rein")
 
 
 class HDF5Store:
@@ -36,6 +39,7 @@ class HDF5Store:
         exist: what to do when it is there already: "error"; "resume", go on with it (it may also be missing); "new",
             take the next free name, `runs/cartpole-2`. The attribute `path` says which folder is used.
         fields: names of the fields to keep; all of them by default. Without `observation`, no next and final ones.
+            `valid`, which says what the others are, is kept in any case.
         every: keep epochs n, 2n, 3n, ...; 0 keeps none, as for a run of which only evaluations are to be kept.
         keep_best: how many epochs to keep, by which metric, and whether it is best at its "min" or "max", as in
             `(5, "episode_return", "max")`. Each is in a file of its own, removed when a better one has taken its place.
@@ -120,6 +124,8 @@ class HDF5Store:
     def close(self) -> None:
         """Flush and end the writer's thread; may be called twice. Raises StoreError if something was not written."""
         if self._finalizer.detach():
+            if warning := self._selection.warning:
+                logger.warning("%s: %s", self.path, warning)
             try:
                 self._files.close()
             finally:
@@ -134,17 +140,16 @@ class HDF5Store:
     def state_dict(self) -> dict[str, Any]:
         """How far the files go. Flushes first: what a checkpoint counts on must be safe before it."""
         self.flush()
-        best = [[epoch, score] for epoch, score in self._selection.scores.items()]
-        return {"epoch": self._last_epoch, **({} if self._selection.best is None else {"best": best})}
+        best = self._selection.state()
+        return {"epoch": self._last_epoch, **({} if best is None else {"best": best})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the epoch of `state`; files with newer ones are moved to `aside/`, never deleted."""
         self.flush()
         epoch = int(state["epoch"])
         self._set_aside(after=epoch)
-        if self._selection.best is not None:  # some may have lost their places since to one that comes again
-            there = [(number, score) for number, score in state["best"] if files_of(self._files.folder, number)]
-            self._selection.load(there)
+        # some may have lost their places since, to one that comes again
+        self._selection.load(state.get("best"), lambda number: is_whole(self._files.folder, number))
         self._last_epoch, self._resumes = epoch, False
 
     def _set_aside(self, after: int) -> None:

@@ -60,7 +60,7 @@ def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mappin
         return fields
     if missing := [name for name in names if name not in fields]:
         raise ValueError(f"fields={list(names)}: the trajectory has no {missing}; it has {list(fields)}")
-    return {name: fields[name] for name in fields if name in names}
+    return {name: fields[name] for name in fields if name in names or name == "valid"}
 
 
 def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray]) -> Any:

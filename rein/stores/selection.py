@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from rein.types import Trajectory
 
@@ -16,12 +18,13 @@ class Selection:
 
     def __init__(self, every: int = 1, best: Best | None = None) -> None:
         """Raises ValueError for numbers that make no sense."""
-        if every < 0:
+        if type(every) is not int or every < 0:
             raise ValueError(f"every={every}: give 1 for all epochs, more to keep each so many, or 0 for none")
-        if best is not None and (len(best) != 3 or best[0] < 1 or best[2] not in ("min", "max")):
+        if best is not None and not _makes_sense(best):
             raise ValueError(f'keep_best={best!r}: give how many, a metric, and "min" or "max": (5, "return", "max")')
-        self.every, self.best = every, best
+        self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
         self.scores: dict[int, float] = {}  # epoch -> the metric, of the best ones
+        self._refused: set[str] = set()  # metrics of epochs that did not have the one that is asked for
 
     def wants(self, trajectory: Trajectory) -> bool:
         """Whether that epoch is to be kept. One whose metric is missing or NaN is not among the best."""
@@ -30,6 +33,8 @@ class Selection:
         if self.best is None:
             return True
         score = self._score(trajectory.metrics)
+        if self.best[1] not in trajectory.metrics:
+            self._refused |= trajectory.metrics.keys()
         return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
 
     def enter(self, trajectory: Trajectory) -> list[int]:
@@ -43,9 +48,25 @@ class Selection:
             del self.scores[epoch]
         return displaced
 
-    def load(self, scores: Iterable[tuple[int, float]]) -> None:
-        """Take over the best ones so far."""
-        self.scores = {int(epoch): float(score) for epoch, score in scores}
+    @property
+    def warning(self) -> str | None:
+        """What to tell when it is over: that no epoch had the metric by which the best are chosen."""
+        if self.best is None or self.scores or not self._refused:
+            return None
+        return (
+            f"keep_best={self.best!r}: no epoch had that metric, and none was kept; there are {sorted(self._refused)}"
+        )
+
+    def state(self) -> list[Any] | None:
+        """What `load` takes: by which metric, and the best ones so far."""
+        return None if self.best is None else [*self.best[1:], [[epoch, score] for epoch, score in self.scores.items()]]
+
+    def load(self, state: Any, is_there: Callable[[int], bool]) -> None:
+        """Take over the best ones so far, of those that are there; none where they were chosen otherwise."""
+        if self.best is not None:
+            metric, mode, scores = state or (None, None, ())
+            same = (metric, mode) == self.best[1:]
+            self.scores = {int(epoch): float(score) for epoch, score in scores if same and is_there(int(epoch))}
 
     def _score(self, metrics: Mapping[str, float]) -> float:
         assert self.best is not None
@@ -57,3 +78,20 @@ class Selection:
     @property
     def _sign(self) -> float:
         return 1.0 if self.best is not None and self.best[2] == "max" else -1.0
+
+
+def kept_by(run: Path) -> tuple[int, Any]:
+    """`every` and `keep_best` of the store of the run in that folder, as its `run.json` says; 1 and None if not."""
+    try:
+        config = json.loads((run / "run.json").read_bytes())["parts"]["store"]["config"]
+        every = config.get("every", 1)
+        return every if type(every) is int and every >= 0 else 1, config.get("keep_best")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 1, None
+
+
+def _makes_sense(best: Any) -> bool:
+    if not isinstance(best, list | tuple) or len(best) != 3:
+        return False
+    count, metric, mode = best
+    return type(count) is int and count > 0 and isinstance(metric, str) and mode in ("min", "max")

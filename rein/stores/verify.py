@@ -21,6 +21,7 @@ from rein.stores.contents import MISREAD, content_of
 from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.mapping import Stamp, stamp_of
 from rein.stores.scan import layouts
+from rein.stores.selection import kept_by
 from rein.stores.state import TRAILER_LENGTH, find_texts
 from rein.stores.tables import Content
 
@@ -150,13 +151,9 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _stride(run: Path) -> int | None:
-    """How far apart the run's store keeps epochs, as `run.json` says; None where it keeps none, or the best ones."""
-    try:
-        config = json.loads((run / "run.json").read_bytes())["parts"]["store"]["config"]
-        every = config.get("every", 1)
-        return every if type(every) is int and every > 0 and config.get("keep_best") is None else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return 1
+    """How far apart the run's store keeps epochs; None where it keeps none, or the best ones."""
+    every, best = kept_by(run)
+    return every if every and best is None else None
 
 
 def _check_checkpoint(path: Path, last: int, stride: int | None) -> Iterator[Problem]:
@@ -164,10 +161,10 @@ def _check_checkpoint(path: Path, last: int, stride: int | None) -> Iterator[Pro
     parts = read_checkpoint(path).state.get("parts")
     if stride is None or not isinstance(parts, dict):
         return
-    stores = [part for part in parts.values() if isinstance(part, dict) and part.keys() == {"epoch"}]
-    for epoch in (store["epoch"] for store in stores):
-        if type(epoch) is int and epoch - epoch % stride > last:
-            yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
+    store = parts.get("store")
+    epoch = store.get("epoch") if isinstance(store, dict) else None
+    if type(epoch) is int and epoch - epoch % stride > last:
+        yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
 
 
 def _check_latest(folder: Path) -> Iterator[Problem]:

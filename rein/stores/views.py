@@ -45,7 +45,7 @@ def write_views(entry: Any, title: str) -> str | None:
     views, axes = add_group(entry, "views", "NXcollection"), entry["axes"]
     names = list(_write_field_views(views, entry["trajectory"], axes, title, ()))
     if makes_a_line(entry["episodes/last_step"]):
-        default = "episode_return" if "episode_return" not in views else "return_of_episodes"
+        default = "episode_return" if "episode_return" not in views else _free(views, "return_of_episodes")
         _write_return_view(views, default, entry["episodes"], title)
     else:
         default = _field_to_open_with(names, entry["trajectory"])

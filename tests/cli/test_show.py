@@ -92,3 +92,12 @@ def test_a_wrong_command_line_is_an_error_with_the_usage(arguments):
 def test_help_shows_the_usage(arguments, said):
     main(arguments)
     assert "usage: rein show PATH" in said()
+
+
+def test_a_run_that_keeps_no_trajectories_is_shown_without(tmp_path, capsys):
+    store = HDF5Store(tmp_path / "run", every=0)
+    store.write_run({"versions": {}})
+    store.close()
+    main([str(tmp_path / "run")])
+    shown = capsys.readouterr().out
+    assert "run.json" in shown and "no trajectories are kept" in shown

@@ -13,6 +13,9 @@ from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
+from rein.rollout import Recorder
+from rein.rollout import evaluate as play
+from rein.stores.compact import compact
 from rein.stores.memory import MemoryStore
 from rein.stores.verify import verify_run
 
@@ -62,8 +65,9 @@ def test_training_is_the_same_whether_evaluations_are_kept_or_not() -> None:
 def test_a_resumed_run_keeps_what_one_without_a_break_keeps(tmp_path: Path) -> None:
     def run(name: str, stops: tuple[int, ...]) -> rein.Run:
         for stop in stops:
-            store = rein.HDF5Store(tmp_path / name, exist="resume")
-            played = rein.HDF5Store(tmp_path / name / "evaluation", exist="resume")
+            exist = "error" if stop == stops[0] else "resume"
+            store = rein.HDF5Store(tmp_path / name, exist=exist)
+            played = rein.HDF5Store(tmp_path / name / "evaluation", exist=exist)
             loop, _ = make_loop(store, played)
             checkpoint(loop, store, every=1)
             if stop > stops[0]:
@@ -81,7 +85,93 @@ def test_a_resumed_run_keeps_what_one_without_a_break_keeps(tmp_path: Path) -> N
         assert (whole.episodes[name] == broken.episodes[name]).all(), name
 
 
-def test_the_store_of_the_training_is_refused() -> None:
+def test_the_store_of_the_training_is_refused_and_so_is_its_folder(tmp_path: Path) -> None:
     store = MemoryStore()
     with pytest.raises(ValueError, match="the loop's own 'store'"):
         make_loop(store, store)
+    with pytest.raises(ValueError, match="the loop's own 'store' writes there"):
+        make_loop(rein.HDF5Store(tmp_path / "run"), rein.HDF5Store(tmp_path / "run", exist="resume"))
+
+
+def test_more_rounds_than_epochs_are_no_fault_of_the_run(tmp_path: Path) -> None:
+    store, played = rein.HDF5Store(tmp_path / "run"), rein.HDF5Store(tmp_path / "run" / "evaluation")
+    loop, _ = make_loop(store, played, episodes=40)
+    checkpoint(loop, store, every=2)
+    loop.run()
+    assert len(rein.open_run(played.path).epochs["number"]) > 6
+    assert verify_run(tmp_path / "run").problems == []
+
+
+def test_joined_evaluations_end_where_a_checkpoint_of_the_run_counts_on_them(tmp_path: Path) -> None:
+    def begin(exist: Any) -> tuple[rein.Loop, rein.HDF5Store, rein.HDF5Store]:
+        store = rein.HDF5Store(tmp_path / "run", exist=exist)
+        played = rein.HDF5Store(tmp_path / "run" / "evaluation", exist=exist, max_epochs=1)
+        loop, _ = make_loop(store, played)
+        checkpoint(loop, store, every=4)
+        return loop, store, played
+
+    loop, *stores = begin("error")
+    loop.run(epochs=6)
+    for store in stores:
+        store.close()
+    (tmp_path / "run" / "checkpoints" / "epoch-000006.h5").unlink(missing_ok=True)
+    compact(tmp_path / "run" / "evaluation")
+    loop, *stores = begin("resume")
+    rein.resume(loop, tmp_path / "run")
+    loop.run()
+    for store in stores:
+        store.close()
+    assert rein.open_run(tmp_path / "run" / "evaluation").epochs["number"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+class Breaking(CartPole):
+    """Raises in a step of one's choice."""
+
+    left = 10**9
+
+    def apply_action(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("it broke")
+        return super().apply_action(action)
+
+
+def test_of_a_round_that_broke_off_nothing_is_left() -> None:
+    played, policy = MemoryStore(), make_loop(None, None)[1].policy()
+    environment, recorder = Breaking(num_envs=4, seed=1), Recorder(played, 4)
+    play(policy, environment, 4, recorder=recorder)
+    environment.left = 40  # steps, in which some episodes end
+    with pytest.raises(RuntimeError, match="it broke"):
+        play(policy, environment, 4, recorder=recorder)
+    play(policy, environment, 4, recorder=recorder)
+    ids = [number for trajectory in played.trajectories for number in trajectory.episodes.id.tolist()]
+    assert ids == list(range(8))
+    assert [trajectory.epoch for trajectory in played.trajectories] == [1, 2]
+    assert (played.trajectories[1].episodes.length == played.trajectories[1].episodes.episode_return).all()
+
+
+def test_what_the_store_raises_is_not_dropped_with_what_the_environment_does() -> None:
+    class Full(MemoryStore):
+        def append(self, trajectory: Any) -> None:
+            raise rein.StoreError("no room")
+
+    environment = CartPole(num_envs=4, seed=0)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8, seed=0)
+    loop = rein.training_loop(agent, environment, epochs=2, iterations=8, seed=0)
+    others, options = CartPole(num_envs=4, seed=1), {"episodes": 4, "max_episode_steps": 9, "on_failure": "drop"}
+    evaluate(loop, agent.policy(), others, store=Full(), **options)
+    with pytest.raises(rein.StoreError, match="no room"):
+        loop.run()
+
+
+@pytest.mark.parametrize(("num_envs", "extras", "text"), [(3, {}, "4 environments"), (4, {"reward": 0}, "'reward'")])
+def test_what_cannot_be_recorded_is_one_line(num_envs: int, extras: dict[str, Any], text: str) -> None:
+    class Says:
+        def select_action(self, observation: Any) -> Any:
+            return torch.zeros(4, dtype=torch.int64), extras
+
+        def reset(self, mask: Any = None) -> None:
+            pass
+
+    with pytest.raises(ValueError, match=text):
+        play(Says(), CartPole(num_envs=4, seed=0), 4, recorder=Recorder(MemoryStore(), num_envs))

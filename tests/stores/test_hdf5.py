@@ -116,27 +116,29 @@ def test_an_epoch_of_which_a_part_is_missing_is_not_there(tmp_path):
     assert_equal(read(store.path), given[:1])
 
 
-def test_only_the_fields_asked_for_are_kept(tmp_path):
+def test_only_the_fields_asked_for_are_kept_and_what_says_which_rows_count(tmp_path):
     store = HDF5Store(tmp_path / "run", fields=["reward", "action"])
     given = make_trajectory(1)
     store.append(given)
     store.close()
     (kept,) = read(store.path)
-    assert set(kept.fields) == {"reward", "action"}
+    assert set(kept.fields) == {"reward", "action", "valid"}
     assert kept.next_observation is None
     assert kept.episodes.final_observation is None
     with pytest.raises(ValueError, match="has no \\['speed'\\]; it has \\['observation', 'action'"):
         HDF5Store(tmp_path / "other", fields=["speed", "reward"]).append(given)
 
 
-def test_rows_that_are_no_data_are_blank_even_where_valid_is_not_kept(tmp_path):
+def test_rows_that_are_no_data_are_blank_and_told_whatever_is_kept(tmp_path):
     given = make_trajectory(1)
     given.fields["valid"][2, 1] = False
     store = HDF5Store(tmp_path / "run", fields=["reward"])
     store.append(given)
     store.close()
-    reward = open_run(store.path).field("reward")
+    run = open_run(store.path)
+    reward = run.field("reward")
     assert np.isnan(reward[2, 1]) and np.isnan(reward).sum() == 1
+    assert (run.field("valid")[()] == ~np.isnan(reward)).all()
 
 
 def test_tensors_of_any_layout_arrive_as_they_are(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
+from rein.stores.compact import compact
 from rein.stores.folder import list_files
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.verify import verify_run
@@ -105,7 +106,15 @@ def test_a_run_that_goes_on_keeps_what_one_without_a_break_does(tmp_path, at, fu
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"every": -1}, {"keep_best": (0, "episode_return", "max")}, {"keep_best": (3, "episode_return", "largest")}],
+    [
+        {"every": -1},
+        {"every": 2.5},
+        {"keep_best": (0, "episode_return", "max")},
+        {"keep_best": (2.0, "episode_return", "max")},
+        {"keep_best": (3, 7, "max")},
+        {"keep_best": (3, "episode_return", "largest")},
+        {"keep_best": "episode_return"},
+    ],
 )
 def test_a_choice_that_makes_no_sense_is_refused(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
@@ -137,3 +146,71 @@ def test_a_training_run_with_gaps_reads_back_whole_transitions_and_nothing_over_
     whole = everything.sequences(8)
     known = {tuple(sequence.observation.reshape(-1).tolist()) for sequence in (whole[i] for i in range(len(whole)))}
     assert all(tuple(steps[i].observation.reshape(-1).tolist()) in known for i in range(len(steps)))
+
+
+def test_the_old_best_one_goes_only_when_the_better_one_is_in_its_file(tmp_path, monkeypatch):
+    store = HDF5Store(tmp_path / "run", keep_best=(1, "episode_return", "max"))
+    append(store, [1])
+    store.flush()
+    there = []
+    remove = store._files._remove
+    monkeypatch.setattr(store._files, "_remove", lambda epoch: (there.append(names(store)), remove(epoch)))
+    append(store, [2])
+    store.close()
+    assert there == [["000001-000001.h5", "000002-000002.h5"]]
+    assert names(store) == ["000002-000002.h5"]
+
+
+def names(store):
+    return [path.name for path in list_files(store.path / "trajectories")]
+
+
+def test_what_was_chosen_otherwise_is_left_and_the_choice_begins_anew(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"))
+    append(store, range(1, 6))
+    state = store.state_dict()
+    store.close()
+    for options in ({"keep_best": (2, "episode_return", "min")}, {"keep_best": (2, "another", "max")}):
+        resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
+        resumed.load_state_dict(state)
+        assert kept(resumed) == [2, 4]
+        assert resumed.state_dict()["best"][2] == []
+        resumed.close()
+    plain = {"epoch": 5}
+    resumed = HDF5Store(tmp_path / "run", exist="resume", keep_best=(2, "episode_return", "max"))
+    resumed.load_state_dict(plain)
+    assert kept(resumed) == [2, 4]
+
+
+def test_a_metric_that_never_came_is_told(tmp_path, caplog):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_retrun", "max"))
+    append(store, range(1, 4))
+    store.close()
+    assert "no epoch had that metric" in caplog.text and "'episode_return'" in caplog.text
+
+
+def test_rows_that_are_no_data_are_none_whatever_fields_are_kept(tmp_path):
+    environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(tmp_path / "run", fields=["observation", "reward"])
+    rein.train(agent, environment, store, epochs=3, episodic=True, seed=0)
+    store.close()
+    run = rein.open_run(store.path)
+    assert set(run.fields) == {"observation", "reward", "valid"}
+    assert len(run.transitions()) == run.field("valid").sum() == run.episodes["length"].sum()
+
+
+def test_best_epochs_stay_apart_when_files_are_joined_and_a_run_goes_on(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"), max_bytes=2000)
+    store.write_run({"parts": {"store": {"config": store.config}}})
+    append(store, range(1, 5))
+    state = store.state_dict()
+    store.close()
+    assert len(names(store)) > 2
+    compact(store.path)
+    assert names(store) == ["000002-000002.h5", "000004-000004.h5"]
+    resumed = HDF5Store(tmp_path / "run", exist="resume", keep_best=(2, "episode_return", "max"))
+    resumed.load_state_dict(state)
+    append(resumed, range(5, 11))
+    resumed.close()
+    assert kept(resumed) == best(2)
