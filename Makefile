@@ -15,7 +15,7 @@ help:
 	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
 	@echo 'make test       lint, format and type check, and all tests but the slow ones'
 	@echo 'make test-slow  the slow tests'
-	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: about 15 minutes on two cores'
+	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: some 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
 	@echo 'make bench      the benchmarks, side by side with the peers'
 	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
