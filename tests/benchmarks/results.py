@@ -111,10 +111,16 @@ def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **o
     from rein.cli.listing import find
 
     store = rein.HDF5Store(folder)
-    loop = find(recipe or name)(store, seed=seed, **options)
+    make = find(recipe or name)
+    loop = make(store, seed=seed, **options)
+    environment = loop.parts["environment"]
+    if hasattr(environment, "inner"):  # one in wrappers, which the recipe knows
+        others = make(seed=10_000 + seed, num_envs=10, **options).parts["environment"]
+    else:
+        others = fresh(environment, seed)
     final = loop.run()
     store.close()
-    greedy = rein.evaluate(loop.parts["agent"].policy(), fresh(loop.parts["environment"], seed), EPISODES)
+    greedy = rein.evaluate(loop.parts["agent"].policy(), others, EPISODES)
     return {"score": greedy.mean_return, "env_steps": final.clocks.env_steps, "solved": "solved" in final.memory}
 
 
