@@ -62,7 +62,10 @@ class Convolution(nn.Module):
         image_BCHW = x.reshape(-1, *self._shape)
         if self._channels_last:
             image_BCHW = image_BCHW.permute(0, 3, 1, 2)
-        image_BCHW = image_BCHW / 255.0 if x.dtype == torch.uint8 else image_BCHW.to(torch.float32)
+        # channels lie next to each other, which convolutions on the CPU are up to 1.6 times as fast on
+        image_BCHW = image_BCHW.to(torch.float32, memory_format=torch.channels_last)
+        if x.dtype == torch.uint8:
+            image_BCHW = image_BCHW / 255.0
         return self.layers(image_BCHW).reshape(*x.shape[:-3], self.features)
 
 

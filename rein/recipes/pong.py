@@ -82,5 +82,6 @@ def pong(
 
 def screen(size: int = 84) -> Any:
     """Pong as DQN saw it (Mnih et al. 2015): every fourth frame, the larger of two pixels, `size` by `size` in grey."""
-    raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0})
+    # the wrapper asks the emulator itself; what Gymnasium would return beside that is least work in grey
+    raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
     return AtariPreprocessing(raw, screen_size=size)

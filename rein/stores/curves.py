@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from rein.stores.files import FORMAT
-from rein.stores.layout import encode_name
-from rein.stores.views import add_group, makes_a_line, write_view
+from rein.stores.objects import add_dataset, add_group, add_text, encode_name, set_attributes
+from rein.stores.views import makes_a_line, write_view
 from rein.types import CLOCKS
 
 _FIRST = ("evaluation_return", "episode_return")  # the curves to open with, where they are there
 _NO_METRICS = ("epoch", "status", *CLOCKS)
 
 
+class _Column(NamedTuple):
+    """Numbers of a table, and where they have been written."""
+
+    dataset: h5py.Dataset
+    values: np.ndarray
+    title: str
+
+
 def write_learning_curves(
     file: h5py.File, epochs: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
 ) -> None:
     """Fill `file` with the columns of `metrics.csv` and `evaluations.csv`, opening with the return over env steps."""
-    file.attrs.update(NX_class="NXroot", creator="rein", rein_format=FORMAT)
+    set_attributes(file, NX_class="NXroot", creator="rein", rein_format=FORMAT)
     entry = add_group(file, "entry", "NXentry")
     views = add_group(entry, "views", "NXcollection")
     _write_columns(entry, "evaluations", evaluations)
     shown = _draw_metrics(views, _write_columns(entry, "epochs", epochs))
     if shown:
-        file.attrs["default"] = "entry"
-        views.attrs["default"] = default = next(name for name in (*reversed(_FIRST), *shown) if name in shown)
-        entry.attrs["default"] = f"views/{default}"
+        default = next(name for name in (*reversed(_FIRST), *shown) if name in shown)
+        set_attributes(file, default="entry")
+        set_attributes(views, default=default)
+        set_attributes(entry, default=f"views/{default}")
 
 
 def write_plot(entry: h5py.Group, state: Any, datasets: Mapping[tuple[str, ...], h5py.Dataset]) -> None:
@@ -39,47 +48,53 @@ def write_plot(entry: h5py.Group, state: Any, datasets: Mapping[tuple[str, ...],
     """
     for dataset in datasets.values():
         if dataset.ndim > 1 and dataset.dtype.kind == "f" and min(dataset.shape[-2:]) > 1:
-            dataset.attrs["interpretation"] = "image"  # silx would show a table
+            set_attributes(dataset, interpretation="image")  # silx would show a table
     history = state.get("history") if isinstance(state, Mapping) else None
     views = add_group(entry, "views", "NXcollection")
     default = _write_curves(entry, views, history) if isinstance(history, list) and len(history) > 1 else None
     default = default or _write_largest(views, datasets)
     if default is not None:
-        views.attrs["default"] = default
-        entry.attrs["default"] = f"views/{default}"
+        set_attributes(views, default=default)
+        set_attributes(entry, default=f"views/{default}")
 
 
 def _write_curves(entry: Any, views: Any, history: list[Mapping[str, Any]]) -> str | None:
-    group: Any = add_group(entry, "history", "NXcollection")
-    group["epoch"] = np.array([record["epoch"] for record in history], np.int64)
-    group["epoch"].attrs["long_name"] = "epoch"
-    if not makes_a_line(group["epoch"]):
+    group = add_group(entry, "history", "NXcollection")
+    numbers = np.array([record["epoch"] for record in history], np.int64)
+    epoch = _write_column(group, "epoch", numbers, "epoch")
+    if not makes_a_line(numbers):
         return None
     shown = []
-    metrics: Any = add_group(group, "metrics", "NXcollection")
+    metrics = add_group(group, "metrics", "NXcollection")
     for name in dict.fromkeys(name for record in history for name in record["metrics"]):
         values = np.array([record["metrics"].get(name, np.nan) for record in history], np.float64)
-        link = encode_name(name)
-        metrics[link] = values
-        metrics[link].attrs["long_name"] = name
-        if _draw(views, link, metrics[link], "epoch", group["epoch"], f"{name}, until this checkpoint"):
-            shown.append(link)
+        column = _write_column(metrics, name, values, name)
+        if _draw(views, encode_name(name), column, "epoch", epoch, f"{name}, until this checkpoint"):
+            shown.append(encode_name(name))
     return next((name for name in (*_FIRST, *shown) if name in shown), None)
 
 
-def _write_columns(entry: Any, name: str, columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _write_columns(entry: h5py.Group, name: str, columns: Mapping[str, np.ndarray]) -> dict[str, _Column]:
     """A dataset for each column, by the column's name."""
-    group: Any = add_group(entry, name, "NXcollection")
+    group, written = add_group(entry, name, "NXcollection"), {}
     for column, values in columns.items():
         counts = column in ("epoch", "evaluation", *CLOCKS) and bool(np.equal(values, np.floor(values)).all())
-        group[encode_name(column)] = values.astype(np.int64) if counts and column != "seconds" else values
-        group[encode_name(column)].attrs["long_name"] = column.replace("_", " ") if column in CLOCKS else column
-    return {column: group[encode_name(column)] for column in columns}
+        values = values.astype(np.int64) if counts and column != "seconds" else values
+        title = column.replace("_", " ") if column in CLOCKS else column
+        written[column] = _write_column(group, column, values, title)
+    return written
 
 
-def _draw_metrics(views: Any, columns: Mapping[str, Any]) -> list[str]:
+def _write_column(group: h5py.Group, name: str, values: np.ndarray, title: str) -> _Column:
+    column = _Column(add_dataset(group, encode_name(name), values), values, title)
+    set_attributes(column.dataset, long_name=title)
+    return column
+
+
+def _draw_metrics(views: h5py.Group, columns: Mapping[str, _Column]) -> list[str]:
     """A view of each metric over env steps; over epochs where no environment was stepped."""
-    axis = next((name for name in ("env_steps", "epoch") if name in columns and makes_a_line(columns[name])), None)
+    axes = ("env_steps", "epoch")
+    axis = next((name for name in axes if name in columns and makes_a_line(columns[name].values)), None)
     if axis is None:
         return []
 
@@ -89,18 +104,19 @@ def _draw_metrics(views: Any, columns: Mapping[str, Any]) -> list[str]:
     return [encode_name(name) for name in columns if name not in _NO_METRICS and draw(name)]
 
 
-def _draw(views: Any, name: str, column: Any, axis_name: str, axis: Any, title: str) -> bool:
+def _draw(views: h5py.Group, name: str, column: _Column, axis_name: str, axis: _Column, title: str) -> bool:
     """A view of a column over an axis, if there is a line to draw; of its own numbers where gaps would hide it."""
-    known = np.isfinite(column[()])
+    known = np.isfinite(column.values)
     if known.sum() < 2:
         return False
     signal = f"{name}_metric" if name in (axis_name, "title") else name
-    view: Any = write_view(views, name, signal, column, {axis_name: axis}, title)
-    if not known.all():
-        for link, whole in ((signal, column), (axis_name, axis)):
-            del view[link]
-            view[link] = whole[known]
-            view[link].attrs.update(whole.attrs)
+    if known.all():
+        write_view(views, name, signal, column.dataset, {axis_name: axis.dataset}, title)
+        return True
+    view = add_group(views, name, "NXdata", signal=signal, axes=[axis_name])
+    add_text(view, "title", title)
+    for link, whole in ((signal, column), (axis_name, axis)):
+        set_attributes(add_dataset(view, link, whole.values[known]), long_name=whole.title)
     return True
 
 

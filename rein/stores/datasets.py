@@ -56,15 +56,13 @@ collate.default_collate_fn_map[Transition] = _collate
 class _Indexed(Windows, Dataset[Transition]):
     """What the datasets have in common: their elements by index."""
 
-    _first: Any  # (len,) the row in which each element begins
-
     def __len__(self) -> int:
         return len(self._first)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor | np.ndarray) -> Transition:
         """One element, or a batch of those of a slice, a list, a tensor or an array of indices."""
         if isinstance(index, slice):
-            return self.gather(self._first[index])
+            return self.gather(index)
         if isinstance(index, list | tuple | Tensor | np.ndarray) and np.ndim(index):
             return self.__getitems__(index).whole
         return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]
@@ -74,12 +72,11 @@ class _Indexed(Windows, Dataset[Transition]):
         index = np.asarray(indices)
         if index.dtype == bool or (index.dtype.kind not in "iu" and index.size):
             raise TypeError(f"indices are integers, not {index.dtype}")
-        index, size = index.astype(np.int64, copy=False), len(self)
-        if index.size and not (-size <= index.min() and index.max() < size):
-            raise IndexError(
-                f"{type(self).__name__} has {size} elements; {index.min()} to {index.max()} were asked for"
-            )
-        return Samples(self.gather(self._first[index]))
+        try:
+            return Samples(self.gather(index.astype(np.int64, copy=False)))
+        except IndexError as error:
+            of = f"{index.min()} to {index.max()} were asked for"
+            raise IndexError(f"{type(self).__name__} has {len(self)} elements; {of}") from error
 
     def chunks(self, size: int = 1 << 16) -> Iterator[Transition]:
         """All of it in order, as batches of `size` elements; the last one may be smaller."""

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 import h5py
 import numpy as np
 
 from rein.ops.trees import map_tree
 from rein.stores.files import FORMAT
-from rein.stores.views import add_group, add_text, interpretation, write_views
+from rein.stores.objects import add_dataset, add_group, add_text, allocate, encode_name, set_attributes, write_rows
+from rein.stores.views import Shown, interpretation, write_views
 from rein.types import Episodes, Trajectory, Tree
 
 _SMALL = 4096  # bytes; below it a chunk's index costs more than gzip gains
 _LARGE = 1 << 16  # bytes; a write into a dataset costs as much as copying that many
 _CHUNK = 1 << 20  # bytes
-_READABLE = " !#$&'()*+,;=:@[]{}<>|^"  # kept as they are in the names of metrics and clocks
 
 
 class Part(NamedTuple):
@@ -40,20 +39,22 @@ def write_trajectories(
     file: h5py.File, epochs: Sequence[Trajectory], part: Part = WHOLE, run: str | None = None
 ) -> None:
     """Fill `file` with epochs whose `structure` fits and whose arrays are numpy's; `run` is JSON about the run."""
-    file.attrs.update(NX_class="NXroot", creator="rein", rein_format=FORMAT)
+    set_attributes(file, NX_class="NXroot", creator="rein", rein_format=FORMAT)
     entry = add_group(file, "entry", "NXentry")
-    _write_fields(add_group(entry, "trajectory", "NXcollection"), [e.fields for e in epochs if e.fields])
-    _write_axes(add_group(entry, "axes", "NXcollection"), epochs)
-    _write_epochs(add_group(entry, "epochs", "NXcollection"), epochs, part)
-    _write_episodes(add_group(entry, "episodes", "NXcollection"), epochs)
+    fields = _write_fields(add_group(entry, "trajectory", "NXcollection"), [e.fields for e in epochs if e.fields])
+    axes = add_group(entry, "axes", "NXcollection")
+    step, env = _write_axes(axes, epochs)
+    epoch, metrics = _write_epochs(add_group(entry, "epochs", "NXcollection"), epochs, part)
+    last_step, episode_return = _write_episodes(add_group(entry, "episodes", "NXcollection"), epochs)
     if run is not None:
         note = add_group(entry, "run", "NXnote")  # viewers print its JSON
         add_text(note, "type", "application/json")
         add_text(note, "data", run)
-    default = write_views(entry, _title(epochs, part))
+    shown = Shown(fields, axes, step, env, last_step, episode_return, epoch, metrics)
+    default = write_views(entry, shown, _title(epochs, part))
     if default is not None:
-        file.attrs["default"] = "entry"
-        entry.attrs["default"] = f"views/{default}"
+        set_attributes(file, default="entry")
+        set_attributes(entry, default=f"views/{default}")
 
 
 def structure(trajectory: Trajectory) -> tuple[Any, Any, Any]:
@@ -95,25 +96,15 @@ def split(trajectory: Trajectory, max_bytes: int) -> Iterator[tuple[Part, Trajec
         )
 
 
-def encode_name(name: str) -> str:
-    """A metric's name as the name of a dataset: "/", which is HDF5's own, becomes %2F."""
-    return quote(name, safe=_READABLE) if name.strip(".") else name.replace(".", "%2E")
-
-
-def decode_name(name: str) -> str:
-    """The inverse of `encode_name`."""
-    return unquote(name)
-
-
 def _write(group: h5py.Group, name: str, array: np.ndarray) -> h5py.Dataset:
     """Floats and whatever is small raw and contiguous; the rest in chunks of about 1 MiB with gzip and shuffle."""
     if array.dtype.kind in "fS" or array.nbytes < _SMALL:
-        return group.create_dataset(name, data=array)
+        return add_dataset(group, name, array)
     row_bytes = array.nbytes // len(array)
     chunks = (min(len(array), max(1, _CHUNK // row_bytes)), *array.shape[1:])
     if row_bytes > _CHUNK and array.ndim > 2:
         chunks = (1, max(1, array.shape[1] * _CHUNK // row_bytes), *array.shape[2:])
-    return group.create_dataset(name, data=array, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True)
+    return add_dataset(group, name, array, chunks=chunks)
 
 
 def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py.Dataset:
@@ -122,37 +113,46 @@ def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py
     rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
     if parts[0].dtype.kind != "f" or size < len(parts) * _LARGE:
         return _write(group, name, np.concatenate(parts))
-    dataset = group.create_dataset(name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # spares a copy of everything
+    dataset = allocate(group, name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # spares a copy of everything
     first = 0
     for part in parts:
-        dataset[first : first + len(part)] = part
+        write_rows(dataset, first, part)
         first += len(part)
     return dataset
 
 
-def _write_fields(group: h5py.Group, trees: list[Any]) -> None:
+def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
+    """The datasets, by name."""
+    written: dict[str, Any] = {}
     for name in trees[0] if trees else ():
         parts = [tree[name] for tree in trees]
         if isinstance(parts[0], Mapping):
-            _write_fields(add_group(group, name, "NXcollection"), parts)
+            written[name] = _write_fields(add_group(group, name, "NXcollection"), parts)
             continue
-        dataset = _write_joined(group, name, parts)
-        dataset.attrs["dims"] = ["step", "env", *(f"d{i}" for i in range(dataset.ndim - 2))]
+        written[name] = dataset = _write_joined(group, name, parts)
+        attributes: dict[str, Any] = {"dims": ["step", "env", *(f"d{i}" for i in range(dataset.ndim - 2))]}
         if how := interpretation(dataset.shape):
-            dataset.attrs["interpretation"] = how
+            attributes["interpretation"] = how
             if how == "rgb-image":
-                dataset.attrs["CLASS"] = "IMAGE"  # what H5Web goes by outside a view
+                attributes["CLASS"] = "IMAGE"  # what H5Web goes by outside a view
+        set_attributes(dataset, **attributes)
+    return written
 
 
-def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> None:
+def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Dataset, h5py.Dataset]:
     num_envs = next((_leaf(e.fields).shape[1] for e in epochs if e.fields), 0)
     step_R = np.concatenate([e.first_step + np.arange(_rows(e), dtype=np.int64) for e in epochs])
     step, env = _write(axes, "step", step_R), _write(axes, "env", np.arange(num_envs, dtype=np.int64))
-    step.attrs.update(units="step", long_name="vector step")  # two units that differ: viewers stretch a narrow map
-    env.attrs.update(units="index", long_name="environment")
+    # two units that differ: viewers stretch a narrow map
+    set_attributes(step, units="step", long_name="vector step")
+    set_attributes(env, units="index", long_name="environment")
+    return step, env
 
 
-def _write_epochs(group: h5py.Group, epochs: Sequence[Trajectory], part: Part) -> None:
+def _write_epochs(
+    group: h5py.Group, epochs: Sequence[Trajectory], part: Part
+) -> tuple[h5py.Dataset, dict[str, h5py.Dataset]]:
+    """The epochs' numbers and their metrics, by name."""
     length_K = np.array([_rows(epoch) for epoch in epochs], np.int64)
     columns = {
         "number": np.array([epoch.epoch for epoch in epochs], np.int64),
@@ -163,34 +163,43 @@ def _write_epochs(group: h5py.Group, epochs: Sequence[Trajectory], part: Part) -
         "part": np.full(len(epochs), part.number, np.int64),
         "parts": np.full(len(epochs), part.total, np.int64),
     }
-    for name, column in columns.items():
-        _write(group, name, column)
-    group["number"].attrs["long_name"] = "epoch"
-    for name in ("metrics", "clocks"):
+    written = {name: _write(group, name, column) for name, column in columns.items()}
+    set_attributes(written["number"], long_name="epoch")
+    metrics, _ = (
         _write_numbers(add_group(group, name, "NXcollection"), [getattr(epoch, name) for epoch in epochs])
+        for name in ("metrics", "clocks")
+    )
     following = [epoch.next_observation for epoch in epochs]
     known = next((tree for tree in following if tree is not None), None)
     blank = map_tree(lambda array: np.full_like(array, np.nan if array.dtype.kind == "f" else 0), known)
     _write_trees(group, "next_observation", [blank if tree is None else tree for tree in following], np.stack)
+    return written["number"], metrics
 
 
-def _write_numbers(group: h5py.Group, rows: list[Mapping[str, float]]) -> None:
-    """One column for each name that occurs; NaN where an epoch had none."""
+def _write_numbers(group: h5py.Group, rows: list[Mapping[str, float]]) -> dict[str, h5py.Dataset]:
+    """One column for each name that occurs, by that name; NaN where an epoch had none."""
+    written: dict[str, h5py.Dataset] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         column = np.array([row.get(name, np.nan) for row in rows], np.float64)
-        _write(group, encode_name(name), column).attrs["long_name"] = name
+        written[name] = _write(group, encode_name(name), column)
+        set_attributes(written[name], long_name=name)
+    return written
 
 
-def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> None:
+def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Dataset, h5py.Dataset]:
+    """When they ended, and their returns."""
     episodes = [epoch.episodes for epoch in epochs]
     numbers = np.array([epoch.epoch for epoch in epochs], np.int64)
     _write(group, "epoch", np.repeat(numbers, [len(e.id) for e in episodes]))
+    written: dict[str, h5py.Dataset] = {}
     for name in Episodes._fields[:-1]:
         column = np.concatenate([getattr(e, name) for e in episodes])
-        _write(group, "return" if name == "episode_return" else name, column)
-    group["last_step"].attrs.update(units="step", long_name="vector step in which the episode ended")
-    group["return"].attrs["long_name"] = "episode return"
+        written[name] = _write(group, "return" if name == "episode_return" else name, column)
+    last_step, returns = written["last_step"], written["episode_return"]
+    set_attributes(last_step, units="step", long_name="vector step in which the episode ended")
+    set_attributes(returns, long_name="episode return")
     _write_trees(group, "final_observation", [e.final_observation for e in episodes if len(e.id)], np.concatenate)
+    return last_step, returns
 
 
 def _write_trees(group: h5py.Group, name: str, trees: list[Any], join: Callable[[list[Any]], np.ndarray]) -> None:

@@ -25,8 +25,7 @@ from rein.ops.trees import map_tree
 from rein.stores.curves import write_plot
 from rein.stores.files import FORMAT, USER_BLOCK
 from rein.stores.image import Memory, compose
-from rein.stores.layout import encode_name
-from rein.stores.views import add_group, add_text
+from rein.stores.objects import add_group, add_text, encode_name
 
 _NATIVE = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64")
 _AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show them as they are

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rein.ops.trees import leaves, map_tree
-from rein.stores.layout import decode_name
 from rein.stores.mapping import MappedFile
+from rein.stores.objects import decode_name
 from rein.stores.scan import Stored
 
 Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table

@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from rein.stores.held import Held
 from rein.stores.rows import Rows, find_rows, rows_of_episodes
 from rein.stores.tables import Content
 from rein.types import Transition
 
 _SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
-_LAZY = ("_rows", "_columns", "_special", "_first", "_envs")  # what each worker finds out for itself
+_LAZY = ("_rows", "_maps", "_held", "_special", "_first", "_begin", "_envs", "_one_step")  # what each worker finds out
 
 
 class Windows:
     """What transitions and sequences have in common: windows of rows, gathered from all files by index."""
+
+    _first: Any  # (len,) the row in which each element begins
 
     def __init__(
         self,
@@ -53,21 +56,26 @@ class Windows:
         return rows
 
     @functools.cached_property
-    def _columns(self) -> dict[str, np.ndarray | list[np.ndarray]]:
-        """Each field: (G, ...) in memory, or a map (R * N, ...) for each file where it is raw and large."""
-        return {path: self._column(path) for path in self._paths}
+    def _maps(self) -> dict[str, list[np.ndarray]]:
+        """Fields that are raw and large: for each file a map (R * N, ...)."""
+        found = {}
+        for path in self._paths:
+            stored = [content.fields[path] for content in self._contents]
+            size = sum(math.prod(s.shape) * s.dtype.itemsize for s in stored)
+            if size > _SMALL and all(s.is_raw for s in stored):
+                found[path] = [content.file.field(path) for content in self._contents]
+        return found
 
-    def _column(self, path: str) -> np.ndarray | list[np.ndarray]:
-        stored = [content.fields[path] for content in self._contents]
-        size = sum(math.prod(s.shape) * s.dtype.itemsize for s in stored)
-        if size > _SMALL and all(s.is_raw for s in stored):
-            return [content.file.field(path) for content in self._contents]
-        base = self._rows.base
-        column = np.empty((base[-1], *stored[0].shape[2:]), stored[0].dtype.newbyteorder("="))
-        for content, begin in zip(self._contents, base, strict=False):
-            part = content.file.field(path)
-            column[begin : begin + len(part)] = part
-        return column
+    @functools.cached_property
+    def _held(self) -> Held:
+        """The other fields, in memory, and which rows are special."""
+        paths = [path for path in self._paths if path not in self._maps]
+        return Held(self._contents, paths, self._rows.special_G, self._length)
+
+    @functools.cached_property
+    def _begin(self) -> np.ndarray:
+        """Where the elements begin in memory."""
+        return self._held.order.place(self._first)
 
     @functools.cached_property
     def _special(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -92,27 +100,46 @@ class Windows:
     def _envs(self) -> np.ndarray:
         return np.array([content.num_envs for content in self._contents])
 
-    def gather(self, first_B: np.ndarray) -> Transition:
-        """The windows of `length` rows that begin in these rows, (B, L, ...)."""
-        step: Any = self._envs[0] if len(self._envs) else 1
-        if (self._envs != step).any():
-            step = self._envs[np.searchsorted(self._rows.base, first_B, "right") - 1][:, None]
-        rows_BL = first_B[:, None] + step * np.arange(self._length)
-        here, later = (_Places(self._contents, self._rows.base, rows) for rows in (rows_BL, rows_BL + step))
-        found = {path: here.take(column) for path, column in self._columns.items()}
-        following = {path: later.take(self._columns[path]) for path in self._observations}
-        self._patch(rows_BL, following)
-        return self._transition(found, following, rows_BL.shape)
+    @functools.cached_property
+    def _one_step(self) -> int | None:
+        """How far it is to the next row, where that is the same for all."""
+        return int(self._envs[0]) if len(set(self._envs.tolist())) == 1 else None
 
-    def _patch(self, rows_BL: np.ndarray, following: dict[str, np.ndarray]) -> None:
+    def gather(self, index: slice | np.ndarray) -> Transition:
+        """The windows of these elements, (B, L, ...)."""
+        begin_B = self._begin[index]
+        found, special_BL = self._held.take(begin_B)
+        following = {path: self._held.take_wide(path, begin_B + 1) for path in self._observations if path in found}
+        if self._maps:
+            here, later = (self._places(index, n) for n in (0, 1))
+            found |= {path: here.take(column) for path, column in self._maps.items()}
+            following |= {p: later.take(column) for p, column in self._maps.items() if p in self._observations}
+        self._patch(index, special_BL, following)
+        return self._transition(found, following, (len(begin_B), self._length))
+
+    def _step(self, first_B: np.ndarray) -> Any:
+        """How far it is from each of these rows to the next one of its environment: N of its file."""
+        if self._one_step is not None:
+            return self._one_step
+        return self._envs[np.searchsorted(self._rows.base, first_B, "right") - 1]
+
+    def _places(self, index: slice | np.ndarray, later: int) -> _Places:
+        """Where the rows of these windows are, or those so many steps later."""
+        first_B1 = self._first[index][:, None]
+        rows_BL = first_B1 + self._step(first_B1) * np.arange(later, later + self._length)
+        return _Places(self._contents, self._rows.base, rows_BL)
+
+    def _patch(self, index: slice | np.ndarray, special_BL: np.ndarray, following: dict[str, np.ndarray]) -> None:
         """Put the next observations that are elsewhere where they belong."""
-        at = np.flatnonzero(np.take(self._rows.special_G, rows_BL))
+        at = np.flatnonzero(special_BL.reshape(-1))
         if not len(at) or not following:
             return
         where, observations = self._special
-        source = self._rows.source[np.searchsorted(where, rows_BL.reshape(-1)[at])]
+        window, number = np.divmod(at, self._length)
+        first = self._first[index][window]
+        source = self._rows.source[np.searchsorted(where, first + number * self._step(first))]
         for path, array in following.items():
-            array.reshape(-1, *array.shape[2:])[at] = observations[path][source]
+            array[window, number] = observations[path][source]
 
     def _transition(self, found: dict[str, Any], following: dict[str, Any], lead: tuple[int, ...]) -> Transition:
         if self._flat:
@@ -120,22 +147,20 @@ class Windows:
             found, following = ({p: a.reshape(lead + a.shape[2:]) for p, a in x.items()} for x in (found, following))
         tree = _nest(found)
         own = {name: tree.pop(name, None) for name in ("observation", "action", "reward", "terminated", "truncated")}
-        valid = torch.ones(lead, dtype=torch.bool)
+        valid = torch.from_numpy(np.ones(lead, bool))
         return Transition(**own, next_observation=_nest(following).get("observation"), valid=valid, extras=tree)
 
 
 class _Places:
-    """Rows (B, L) of a run by their number, and, where a field is not in one piece, in which files they lie."""
+    """Rows (B, L) of a run by their number, and in which files they lie."""
 
     def __init__(self, contents: Sequence[Content], base: np.ndarray, rows_BL: np.ndarray) -> None:
         self._contents = contents
         self._base = base
         self._rows_BL = rows_BL
 
-    def take(self, column: np.ndarray | list[np.ndarray]) -> np.ndarray:
+    def take(self, column: list[np.ndarray]) -> np.ndarray:
         """(B, L, ...) of a field; anything where there is no such row."""
-        if isinstance(column, np.ndarray):
-            return np.take(column, self._rows_BL, axis=0, mode="clip")
         taken = np.empty((*self._rows_BL.shape, *column[0].shape[1:]), column[0].dtype)
         for file, rows, where in self._blocks:
             taken[where] = np.take(column[file], rows, axis=0, mode="clip")
@@ -192,6 +217,9 @@ def _nest(found: dict[str, np.ndarray]) -> dict[str, Any]:
     """Arrays by path as trees of tensors."""
     tree: dict[str, Any] = {}
     for path, array in found.items():
+        if "/" not in path:
+            tree[path] = torch.from_numpy(array)
+            continue
         *inner, name = path.split("/")
         functools.reduce(lambda node, key: node.setdefault(key, {}), inner, tree)[name] = torch.from_numpy(array)
     return tree

@@ -126,7 +126,7 @@ def test_actions_on_their_bounds_have_a_likelihood_whose_gradient_is_finite():
 def test_cloning_actions_on_their_bounds_goes_there_and_stays_finite():
     observation = states()
     action = torch.where(observation[:, :1] > 0, 1.0, -1.0)
-    agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(32,), learning_rate=1e-2, seed=0)
+    agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(32,), learning_rate=3e-3, seed=0)
     fill(agent, [recorded(observation, action)])
     agent.learn(1000)
     chosen, _ = agent.policy().select_action(observation)

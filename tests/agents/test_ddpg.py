@@ -58,7 +58,7 @@ PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
 def test_it_solves_the_probe(make):
     environment = make(16, seed=0)
     agent = fitted(environment, seed=0, **PROBE)
-    rein.train(agent, environment, epochs=1, iterations=400)
+    rein.train(agent, environment, epochs=1, iterations=800)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
     assert reached >= environment.optimal_return - 0.15
 

@@ -3,7 +3,8 @@
 `writing` is `storage_writing.py`. `reading` is how fast they are read back, beside arrays in memory: batches per second
 of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of them alike: read the
 ratios. A batch is 256 sequences of 16 whole transitions (or 4,096 transitions) drawn at random from 200,000 steps:
-observation 17, action 6, reward, ends, next observation. The files are in the page cache.
+observation 17, action 6, reward, ends, next observation. The files are in the page cache. TorchRL, where it is
+installed, draws the same from a memory map of its own, whose whole transitions lie episode by episode.
 
 Shapes: T steps, N environments, O features of an observation, A of an action.
 """
@@ -14,6 +15,7 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1")
 
+import importlib.util
 import statistics
 import sys
 import tempfile
@@ -32,7 +34,8 @@ STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = 200_000, 8, 50, 5, 250
 SEQUENCES, LENGTH = 256, 16
 FEATURES, ACTIONS = 17, 6
 REPEATS, SECONDS = 9, 0.3  # of CPU time each
-TARGET = 0.5
+TARGET, TIMES_TORCHRL = 0.5, 8.0
+TORCHRL = importlib.util.find_spec("torchrl") is not None
 
 
 def write_run(path: Path) -> dict[str, np.ndarray]:
@@ -90,6 +93,31 @@ def in_memory(fields: dict[str, np.ndarray], take: bool) -> Callable[[np.ndarray
     return lambda index: {name: column[index] for name, column in columns.items()}
 
 
+def of_torchrl(fields: dict[str, np.ndarray], folder: Path, cached: bool) -> Callable[[], Any]:
+    """TorchRL's slices of whole transitions, with the ends of episodes looked for once or, by default, each time."""
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyMemmapStorage, SliceSampler, TensorDictReplayBuffer
+
+    def column(array: np.ndarray) -> torch.Tensor:
+        joined = np.ascontiguousarray(array.swapaxes(0, 1)).reshape(STEPS, *array.shape[2:])
+        return torch.from_numpy(joined if joined.ndim > 1 else joined[:, None])
+
+    after = {"observation": np.roll(fields["observation"], -1, axis=0), "done": fields["truncated"]}
+    after |= {name: fields[name] for name in ("reward", "terminated", "truncated")}
+    following = {name: column(array) for name, array in after.items()}
+    data = {"observation": column(fields["observation"]), "action": column(fields["action"]), "next": following}
+    buffer = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(STEPS, scratch_dir=folder),
+        sampler=SliceSampler(slice_len=LENGTH, end_key=("next", "done"), truncated_key=None, cache_values=cached),
+        batch_size=SEQUENCES * LENGTH,
+    )
+    buffer.extend(TensorDict(data, [STEPS]))
+    drawn = buffer.sample()["next", "done"].reshape(SEQUENCES, LENGTH)
+    assert not drawn[:, :-1].any()  # no end within a slice
+    return buffer.sample
+
+
 def measure(work: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Calls per second of CPU time, the medians."""
     found: dict[str, list[float]] = {name: [] for name in work}
@@ -129,10 +157,10 @@ def read() -> None:
         opening(path)
         for small, how in ((windows._SMALL, "small fields held in memory"), (0, "every float mapped, file by file")):
             windows._SMALL = small
-            compare(path, fields, how)
+            compare(path, fields, how, Path(folder) / "torchrl")
 
 
-def compare(path: Path, fields: dict[str, np.ndarray], how: str) -> None:
+def compare(path: Path, fields: dict[str, np.ndarray], how: str, scratch: Path) -> None:
     run, draws = rein.open_run(path), np.random.default_rng(1)
     sequences, transitions = run.sequences(LENGTH), run.transitions()
     starts = np.flatnonzero(np.arange(STEPS) // ENVIRONMENTS % EPISODE <= EPISODE - LENGTH)
@@ -157,12 +185,20 @@ def compare(path: Path, fields: dict[str, np.ndarray], how: str) -> None:
             "arrays in memory, numpy.take": lambda index=index: taking(index()),
             f"run.{what}": lambda d=dataset, size=size: d[draws.integers(0, len(d), size)],
         }
+        peer = "TorchRL, slices of its memory map"
+        if what == "sequences" and TORCHRL:
+            work |= {f"{peer}, as it comes": of_torchrl(fields, scratch / how / "plain", cached=False)}
+            work |= {peer: of_torchrl(fields, scratch / how / "cached", cached=True)}
         found = measure(work)
-        indexed, taken, ours = found.values()
+        indexed, taken, ours = list(found.values())[:3]
         print(f"\n{what}, {how}: batches of {SEQUENCES * LENGTH} transitions per CPU second")
         for name, rate in found.items():
-            print(f"  {name:30} {rate:8.0f}   {rate / indexed:.2f} of indexing, {rate / taken:.2f} of numpy.take")
+            print(f"  {name:48} {rate:8.0f}   {rate / indexed:.2f} of indexing, {rate / taken:.2f} of numpy.take")
         print(f"  target {TARGET} of indexing: {'reached' if ours >= TARGET * indexed else 'MISSED'}")
+        if peer in found:
+            times = ours / found[peer]
+            told = "reached" if times >= TIMES_TORCHRL else "MISSED"
+            print(f"  target {TIMES_TORCHRL:.0f} times TorchRL: {told}, {times:.1f} times")
 
 
 if __name__ == "__main__":

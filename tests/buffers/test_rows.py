@@ -39,6 +39,34 @@ def test_rows_that_outgrow_what_was_asked_for_are_all_kept(capacity):
     check(filled(9, capacity), 9)
 
 
+def test_long_epochs_are_kept_one_after_the_other():
+    rows = filled(2100)  # more than are made ready to be written into at once
+    check(rows, 2100)
+    for count in (1025, 3, 2049):
+        rows.clear()
+        for number in range(count):
+            rows.append(row(number))
+        check(rows, count)
+
+
+def test_a_row_that_is_refused_leaves_no_trace():
+    rows = filled(2)
+    wrong = {"place": torch.full((2, 3), 5), "held": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"observation.held was torch.bool \(2,\) .*, and is torch.float32 \(2,\) now"):
+        rows.append({"reward": torch.tensor([5.0, 50.0]), "observation": wrong})
+    with pytest.raises(ValueError, match=r"reward was torch.float32 \(2,\) .*, and is torch.float32 \(1,\) now"):
+        rows.append(row(2) | {"reward": torch.ones(1)})  # and is not spread over both environments
+    check(rows, 2)
+
+
+def test_what_needs_a_gradient_is_kept_without_it():
+    rows = Rows(2)
+    rows.append({"value": torch.tensor([1.0, 2.0], requires_grad=True) * 2})
+    rows.append({"value": torch.nn.Parameter(torch.tensor([3.0, 4.0]))})
+    assert rows["value"].tolist() == [[2, 4], [3, 4]]
+    assert not rows["value"].requires_grad
+
+
 def test_a_field_that_is_new_or_gone_within_an_epoch_is_an_error_that_names_it():
     rows = filled(2)
     with pytest.raises(ValueError, match=r"fields: \['extra'\]"):

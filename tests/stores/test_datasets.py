@@ -348,6 +348,30 @@ def test_files_may_differ_in_their_number_of_environments(tmp_path):
     assert torch.equal(transitions[:].reward, rewards)
 
 
+def test_fields_without_any_numbers_are_read_as_such(tmp_path):
+    run = open_run(write(tmp_path / "run", [with_fields(make_trajectory(1), nothing=torch.zeros(6, 3, 0))]))
+    for dataset in (run.transitions(), run.sequences(2)):
+        everything = dataset[:]
+        assert len(everything.valid) == len(dataset) > 0
+        assert everything.extras["nothing"].shape == (*everything.reward.shape, 0)
+
+
+def test_sequences_are_of_one_environment_where_the_number_of_environments_changes(tmp_path):
+    given = [make_trajectory(1), make_trajectory(2, num_envs=5), make_trajectory(3, num_envs=5), make_trajectory(4)]
+    sequences = open_run(write(tmp_path / "run", given, max_epochs=1)).sequences(3, fields=["reward", "action"])
+    stretches = [torch.cat([given[i].fields["reward"] for i in files]) for files in ((0,), (1, 2), (3,))]
+    windows = {
+        tuple(column[t : t + 3].tolist())
+        for stretch in stretches
+        for column in stretch.unbind(1)
+        for t in range(len(column) - 2)
+    }
+    assert len(windows) == 3 * 4 + 5 * 10 + 3 * 4
+    found = [tuple(rewards) for rewards in sequences[:].reward.tolist()]
+    assert len(set(found)) == len(found) > 5
+    assert set(found) <= windows
+
+
 def test_arrays_become_tensors_of_their_own(path):
     run = open_run(path)
     tensor = run.tensor("observation/x")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rein.stores.hdf5 import HDF5Store
-from rein.stores.layout import decode_name, encode_name
+from rein.stores.objects import decode_name, encode_name
 from rein.testing.store import make_trajectory, with_fields
 
 

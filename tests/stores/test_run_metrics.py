@@ -23,7 +23,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
 from rein.stores import metrics as module
 from rein.stores.files import verify
-from rein.stores.layout import encode_name
+from rein.stores.objects import encode_name
 from rein.testing.stateful import first_difference
 
 WALL_TIME = "seconds"
