@@ -84,13 +84,13 @@ def decode_name(name: str) -> str:
     return unquote(name)
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _type(dtype: np.dtype) -> h5t.TypeID:
     """Booleans are an enumeration and texts of any length are UTF-8, as h5py has it."""
     return h5t.py_create(_TEXT if dtype.kind == "O" else dtype, logical=True)
 
 
-@functools.cache
+@functools.lru_cache(64)  # and no more: rows of a file may be of any number
 def _properties(chunks: tuple[int, ...] | None) -> Any:
     properties = h5p.create(h5p.DATASET_CREATE)
     properties.set_obj_track_times(False)  # the same data gives the same bytes
