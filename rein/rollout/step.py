@@ -115,14 +115,18 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
     """
     known: StepState = state.step_state
     transition: Any = known.transition
-    row: dict[str, Tree] = {}
     derived = rows.derive(state) if rows.everything and rows.derive is not None else {}
     if rows.length == 0:
         _check_names(transition.extras, derived)
+    row: dict[str, Tree] = {}
     if rows.everything:
-        row |= transition.extras
-        row["observation"], row["action"] = transition.observation, transition.action
-        row["next_observation"], row["seed"] = transition.next_observation, seed_N
+        row = {
+            **transition.extras,
+            "observation": transition.observation,
+            "action": transition.action,
+            "next_observation": transition.next_observation,
+            "seed": seed_N,
+        }
     row["reward"], row["valid"] = transition.reward, transition.valid
     row["terminated"], row["truncated"] = transition.terminated, transition.truncated
     raw_reward_N = known.time_step.reward if known.time_step is not None else transition.reward
@@ -130,7 +134,9 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
         rows.add_copy("raw_reward", of="reward")
     if raw_reward_N is not transition.reward or "raw_reward" in rows:
         row["raw_reward"] = raw_reward_N
-    rows.append({**row, **derived})
+    if derived:
+        row.update(derived)
+    rows.append(row)
 
 
 def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> None:

@@ -16,6 +16,7 @@ from rein.stores.files import USER_BLOCK, user_block
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorized loads from a memory map like
 _RESERVE = 16 << 20  # bytes of address space beside the data; the system gives memory for what is touched only
+_LARGE = 4 << 20  # bytes of data
 _REMEMBERED = 4096
 
 _composed: dict[bytes, None] = {}  # user blocks of what this process composed last
@@ -70,10 +71,10 @@ class Memory:
     def write(self, data: Any) -> int:
         """As of a file; a gap before the data reads as zeros."""
         stop = self._position + len(data)
-        if stop > self._end:
+        if stop > len(self._bytes) or self._position > self._end:
             self._extend(stop)
         self._bytes[self._position : stop] = np.frombuffer(data, np.uint8)
-        self._position = stop
+        self._position, self._end = stop, max(self._end, stop)
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
@@ -98,7 +99,13 @@ class Memory:
 def _pages(size: int) -> np.ndarray:
     """Bytes that go back to the system when they are dropped, which those of malloc may not: a long run would grow."""
     private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return np.frombuffer(mmap.mmap(-1, size, **private), np.uint8)
+    pages = mmap.mmap(-1, size, **private)
+    if size > _RESERVE + _LARGE and hasattr(
+        mmap, "MADV_HUGEPAGE"
+    ):  # Linux gives much memory twice as fast in large ones
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def compose(

@@ -54,7 +54,7 @@ def write_rows(dataset: h5py.Dataset, first: int, rows: np.ndarray) -> None:
 def add_text(group: h5py.Group, name: str, text: str) -> None:
     """A string of fixed length, since PyTables cannot read others."""
     data = text.encode()
-    kind = h5t.py_create(h5py.string_dtype(length=len(data)), logical=True)
+    kind = _text_type(len(data))
     created = h5d.create(
         group.id, name.encode(), kind, h5s.create(h5s.SCALAR), _properties(None), _link_properties(name)
     )
@@ -66,7 +66,9 @@ def set_attributes(node: h5py.Group | h5py.Dataset, **attributes: str | Sequence
     for name, value in attributes.items():
         array = np.array(value, None if isinstance(value, int) else _TEXT)
         space = h5s.create_simple(array.shape) if array.ndim else h5s.create(h5s.SCALAR)
-        h5a.create(node.id, name.encode(), _type(array.dtype), space).write(array)
+        h5a.create(node.id, name.encode(), _type(array.dtype), space).write(
+            array, mtype=_type(array.dtype, memory=True)
+        )
 
 
 def link(group: h5py.Group, name: str, target: h5py.Group | h5py.Dataset) -> None:
@@ -85,9 +87,14 @@ def decode_name(name: str) -> str:
 
 
 @functools.lru_cache(64)
-def _type(dtype: np.dtype) -> h5t.TypeID:
+def _type(dtype: np.dtype, memory: bool = False) -> h5t.TypeID:
     """Booleans are an enumeration and texts of any length are UTF-8, as h5py has it."""
-    return h5t.py_create(_TEXT if dtype.kind == "O" else dtype, logical=True)
+    return h5t.py_create(_TEXT if dtype.kind == "O" else dtype, logical=not memory)
+
+
+@functools.lru_cache(64)
+def _text_type(length: int) -> h5t.TypeID:
+    return h5t.py_create(h5py.string_dtype(length=length), logical=True)
 
 
 @functools.lru_cache(64)  # and no more: rows of a file may be of any number
