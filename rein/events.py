@@ -24,7 +24,7 @@ logger = logging.getLogger("rein")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _OrderedSet(MutableSet):  # type: ignore[type-arg]
+class _OrderedSet(MutableSet):  # type: ignore[type-arg]  # of whatever blinker puts there
     """A set that iterates in order of insertion: blinker's own order changes from run to run."""
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
@@ -55,7 +55,7 @@ class _OrderedSet(MutableSet):  # type: ignore[type-arg]
 
 
 class _Signal(blinker.Signal):
-    set_class = _OrderedSet  # type: ignore[assignment]
+    set_class = _OrderedSet  # type: ignore[assignment]  # blinker says `set`, and uses no more than this has
 
 
 @attrs.define(eq=False)
@@ -169,7 +169,7 @@ class Event:
         def guarded(owner: object, state: State) -> None:
             try:
                 function(owner, state=state)
-            except Exception:
+            except Exception:  # of an observer, which must not end the run
                 logger.exception("observer %s of %s failed and is disconnected", name_of(function), self.name)
                 signal.disconnect(guarded)
                 self._rebuild()

@@ -81,7 +81,7 @@ class BC(ReplayAgent[nn.Module]):
     def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         networks: Any = self.networks
         if self._discrete:
-            action = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]
+            action = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete
         else:
             action = networks.scale.from_action(sample.action)
         batch = ImitationBatch(networks.encoder(sample.observation), action, weight_B)
@@ -93,7 +93,7 @@ class BC(ReplayAgent[nn.Module]):
         own = None if deterministic else generator(self._root, "policy", device=self.device)
         networks: Any = self.networks
         if self._discrete:
-            first = int(self.action_space.start)  # type: ignore[attr-defined]
+            first = int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete
             return ValuePolicy(networks, first, _sampled, own, self.device)
         return ActorPolicy(networks, own, self.device)
 

@@ -95,7 +95,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
-        action_B = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]
+        action_B = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete
         batch = Batch(features, action_B, self._target(sample, next_features, alpha), weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
@@ -143,7 +143,7 @@ class Batch(NamedTuple):
 
     def rows(self, index: Any) -> Batch:
         """Some of the rows."""
-        return Batch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]
+        return Batch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # each as it was
 
 
 def critic_loss(

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(_say("interrupted", 130)) from None
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         raise SystemExit(141) from None
-    except Exception as error:
+    except Exception as error:  # told in one line; whole with --debug
         if debug:
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))

@@ -100,9 +100,8 @@ def _pages(size: int) -> np.ndarray:
     """Bytes that go back to the system when they are dropped, which those of malloc may not: a long run would grow."""
     private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     pages = mmap.mmap(-1, size, **private)
-    if size > _RESERVE + _LARGE and hasattr(
-        mmap, "MADV_HUGEPAGE"
-    ):  # Linux gives much memory twice as fast in large ones
+    # Linux gives much memory twice as fast in large ones
+    if size > _RESERVE + _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5o, h5p, h5s, h5t  # type: ignore[attr-defined]
+from h5py import h5a, h5d, h5g, h5o, h5p, h5s, h5t  # type: ignore[attr-defined]  # no stubs
 
 _TEXT = h5py.string_dtype()
 _READABLE = " !#$&'()*+,;=:@[]{}<>|^"  # kept as they are in the names of metrics and clocks
@@ -66,9 +66,8 @@ def set_attributes(node: h5py.Group | h5py.Dataset, **attributes: str | Sequence
     for name, value in attributes.items():
         array = np.array(value, None if isinstance(value, int) else _TEXT)
         space = h5s.create_simple(array.shape) if array.ndim else h5s.create(h5s.SCALAR)
-        h5a.create(node.id, name.encode(), _type(array.dtype), space).write(
-            array, mtype=_type(array.dtype, memory=True)
-        )
+        attribute = h5a.create(node.id, name.encode(), _type(array.dtype), space)
+        attribute.write(array, mtype=_type(array.dtype, memory=True))
 
 
 def link(group: h5py.Group, name: str, target: h5py.Group | h5py.Dataset) -> None:
