@@ -23,6 +23,9 @@ class Convolution(nn.Module):
     (84, 84, 3) and stacks of (4, 84, 84) are what they look like. Bytes are divided by 255 here, on the device, so that
     images are kept and sent as bytes; floats are taken as they are, and best lie in [0, 1].
 
+    Every pixel is seen: an image that strides do not divide gets zeros around it, where plain convolutions would leave
+    out its last rows and columns (of 42 x 42 the last six, in which Pong has the player's own paddle).
+
     Weights are orthogonal with gain sqrt(2), biases zero, drawn under `generator`. Raises ValueError for a space that
     is no image, or too small for `layers`.
 
@@ -41,7 +44,11 @@ class Convolution(nn.Module):
         super().__init__()
         self._shape, self._channels_last = _image_shape(space)
         *size, channels = self._shape if self._channels_last else (*self._shape[1:], self._shape[0])
-        _check_layers(layers, size)
+        padded = [_padded(length, layers, size) for length in size]
+        margins = [(to - length) // 2 for to, length in zip(padded, size, strict=True)]
+        rest = [to - length - margin for to, length, margin in zip(padded, size, margins, strict=True)]
+        self._padding = (margins[1], rest[1], margins[0], rest[0])  # left, right, top, bottom
+        size = padded
         stack: list[nn.Module] = []
         for outputs, kernel, stride in layers:
             stack += [_orthogonal_convolution(channels, outputs, kernel, stride, generator), nn.ReLU()]
@@ -62,6 +69,8 @@ class Convolution(nn.Module):
         image_BCHW = x.reshape(-1, *self._shape)
         if self._channels_last:
             image_BCHW = image_BCHW.permute(0, 3, 1, 2)
+        if any(self._padding):
+            image_BCHW = nn.functional.pad(image_BCHW, self._padding)
         # channels lie next to each other, which convolutions on the CPU are up to 1.6 times as fast on
         image_BCHW = image_BCHW.to(torch.float32, memory_format=torch.channels_last)
         if x.dtype == torch.uint8:
@@ -79,18 +88,20 @@ def _image_shape(space: spaces.Space[Any]) -> tuple[tuple[int, ...], bool]:
     return space.shape, space.shape[2] < space.shape[0]
 
 
-def _check_layers(layers: Sequence[tuple[int, int, int]], size: Sequence[int]) -> None:
-    needed = 1
+def _padded(length: int, layers: Sequence[tuple[int, int, int]], size: Sequence[int]) -> int:
+    """The least length from `length` on of which the last kernel of every layer ends where its input does."""
+    least, stride = 1, 1
     for layer in reversed(layers):
         if min(layer) < 1:
             raise ValueError(f"layers={layers}: each is (features, kernel, stride), all 1 or more")
-        needed = (needed - 1) * layer[2] + layer[1]
-    if min(size) < needed:
+        least, stride = (least - 1) * layer[2] + layer[1], stride * layer[2]
+    if length < least:
         fits = ((32, min(3, *size), 1),)
         raise ValueError(
-            f"images of {size[0]} x {size[1]} are too small for layers={layers}, which need {needed} x {needed} or "
+            f"images of {size[0]} x {size[1]} are too small for layers={layers}, which need {least} x {least} or "
             f"more; layers={fits} would work"
         )
+    return least + -(-(length - least) // stride) * stride  # each further output takes one more stride
 
 
 class _Convolution(nn.Conv2d):

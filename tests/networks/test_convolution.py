@@ -52,6 +52,20 @@ def test_by_default_it_is_the_network_of_mnih_2015() -> None:
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 7 * 7 * 64)]
 
 
+@pytest.mark.parametrize("height", range(36, 53))
+def test_every_pixel_is_seen(height: int) -> None:
+    network, x = stem(C, height, W), (images(64, C, height, W) / 255.0).requires_grad_()
+    network(x).square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad.abs().amax(dim=(0, 1)) > 0.0).all()
+
+
+def test_an_image_that_strides_do_not_divide_gets_zeros_on_both_sides() -> None:
+    x = images(5, C, 41, W)  # 41 by 36 becomes 44 by 36
+    of_it, of_padded = stem(C, 41, W), stem(C, 44, W)
+    torch.testing.assert_close(of_it(x), of_padded(F.pad(x, (0, 0, 1, 2))))
+
+
 @pytest.mark.parametrize("channels", [1, C])
 def test_channels_may_come_first_or_last(channels: int) -> None:
     first, last, x = stem(channels, H, W), stem(H, W, channels), images(5, channels, H, W)
