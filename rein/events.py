@@ -24,7 +24,7 @@ logger = logging.getLogger("rein")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _OrderedSet(MutableSet):  # type: ignore[type-arg]  # of whatever blinker puts there
+class _OrderedSet(MutableSet):
     """A set that iterates in order of insertion: blinker's own order changes from run to run."""
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
@@ -192,7 +192,7 @@ class Event:
             for call in self.calls:
                 if call(state) is not None:
                     self.reject(call)
-        except BaseException as error:
+        except BaseException as error:  # gets a note, raised again
             self.annotate(error, call, state)
             raise
 
@@ -222,7 +222,7 @@ class Event:
                     continue
                 if function(state) is not None:
                     self.reject(function)
-        except BaseException as error:
+        except BaseException as error:  # gets a note, raised again
             self.annotate(error, function, state)
             raise
         finally:  # a display must hear of an end also when a handler raised there

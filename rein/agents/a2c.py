@@ -40,7 +40,7 @@ class A2C(OnPolicyAgent):
         normalize_advantage: bool = False,
         **options: Unpack[OnPolicyOptions],
     ) -> None:
-        super().__init__(observation_space, action_space, **{**PAPER, **options})  # type: ignore[misc]  # PAPER's are options
+        super().__init__(observation_space, action_space, **{**PAPER, **options})
         self.gae_lambda, self.normalize_advantage = fraction(self, "gae_lambda", gae_lambda), normalize_advantage
 
     @property

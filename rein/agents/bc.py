@@ -73,7 +73,7 @@ class BC(ReplayAgent[nn.Module]):
         networks: Any = self.networks
         x = networks.encoder(observation)
         if self._discrete:
-            return _sampled(networks(x), self._generator) + int(self.action_space.start)  # type: ignore[attr-defined]
+            return _sampled(networks(x), self._generator) + int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete's
         if self._options["stochastic"]:
             return networks.scale.to_action(networks.actor.distribution(x).sample(self._generator).tanh())
         return networks.scale.to_action(networks.actor.action(x))

@@ -107,7 +107,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
 
     @torch.no_grad()
     def _target(self, sample: Sample, next_features: Tensor, alpha: Tensor) -> Tensor:
-        log_prob_BA = self.networks.actor(next_features).log_probs  # type: ignore[attr-defined]  # Categorical
+        log_prob_BA = self.networks.actor(next_features).log_probs
         value_BA = self.networks.target_critics(next_features).amin(0) - alpha * log_prob_BA
         return td_target(sample.reward, sample.terminated, (log_prob_BA.exp() * value_BA).sum(1), sample.discount)
 
@@ -169,7 +169,7 @@ def actor_loss(
     critics, alpha = coefficients
     with torch.no_grad():
         value_BA = critics(batch.features).amin(0)
-    log_prob_BA = actor(batch.features).log_probs  # type: ignore[attr-defined]  # Categorical
+    log_prob_BA = actor(batch.features).log_probs
     prob_BA = log_prob_BA.exp()
     loss = (prob_BA * (alpha * log_prob_BA - value_BA)).sum(1).mean()
     log_prob_B = (prob_BA * log_prob_BA).sum(1).detach()

@@ -174,7 +174,7 @@ class Replay:
         if n_step == 1:
             found = self.rows(index_B, (*LEARNED, *fields))
             asked = {name: found[name] for name in fields}
-            return Sample(index_B, *[found[name] for name in LEARNED], gamma, asked)  # type: ignore[call-arg]
+            return Sample(index_B, *[found[name] for name in LEARNED], gamma, asked)  # type: ignore[call-arg]  # LEARNED are the fields that follow
         found = self.rows(index_B, ("observation", "action", *fields))
         window = self._window(index_B, n_step, gamma)
         last_B = self._later(index_B, window.last)

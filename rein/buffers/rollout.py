@@ -68,7 +68,7 @@ class Rows:
         if block != self._block or not self._views:
             self._look_at(block)
         # one call takes a third of the time of one for each field
-        torch._foreach_copy_(self._views[index], values)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(self._views[index], values)
         self.length += 1
 
     def _begin(self, row: Mapping[str, Tree]) -> None:

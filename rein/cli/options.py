@@ -56,7 +56,7 @@ def parse(
     def options(**values: Any) -> dict[str, Any]:
         return values
 
-    options.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # tyro looks
+    options.__signature__ = inspect.Signature(list(parameters.values()))
     options.__annotations__ = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
     options.__doc__ = _document(recipe, shared)
     return tyro.cli(options, prog=program, args=words)

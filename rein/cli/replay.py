@@ -92,7 +92,7 @@ def film(path: Path, fps: int = _FPS) -> Iterator[Callable[[Any], None]]:
     if not path.parent.is_dir():
         raise ValueError(f"--video {path}: there is no folder {path.parent}")
     part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix or '.mp4'}")
-    writer: Any = imageio.v2.get_writer(part, format="FFMPEG", fps=fps, macro_block_size=2)  # type: ignore[arg-type]
+    writer: Any = imageio.v2.get_writer(part, format="FFMPEG", fps=fps, macro_block_size=2)
     try:
         yield writer.append_data
         writer.close()

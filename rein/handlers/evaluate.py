@@ -69,7 +69,7 @@ def evaluate(
     def evaluate_policy(state: State) -> None:
         try:
             result = play(policy, environment, episodes, max_episode_steps=max_episode_steps, recorder=recorder)
-        except Exception as error:
+        except Exception as error:  # raised or logged, as the user chose
             if on_failure == "raise" or (recorder is not None and recorder.failure is error):
                 raise
             logger.exception("%s failed in epoch %d and is dropped", name, state.epoch)

@@ -154,7 +154,7 @@ def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None
 
 def _load(name: str) -> Any:
     try:
-        import minari  # pyright: ignore[reportMissingImports]
+        import minari  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise ImportError(f'{name!r} is a dataset of Minari: pip install "rein[minari]"') from error
     return minari.load_dataset(name)

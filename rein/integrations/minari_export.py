@@ -66,10 +66,10 @@ def export_minari(
     not fit, where a field is missing and where there is no whole episode. Then no dataset is left behind.
     """
     try:
-        import minari  # pyright: ignore[reportMissingImports]
-        from minari.data_collector.episode_buffer import EpisodeBuffer  # pyright: ignore[reportMissingImports]
-        from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]
-        from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]
+        import minari  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.data_collector.episode_buffer import EpisodeBuffer  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise ImportError('exporting to Minari needs it: pip install "rein[minari]"') from error
     parse_dataset_id(dataset_id)
@@ -101,7 +101,7 @@ def export_minari(
                 dataset = minari.load_dataset(dataset_id)
         if not dataset.total_episodes:
             raise ValueError(f"{dataset_id}: no episode has ended in these trajectories, so there is nothing to export")
-    except BaseException:
+    except BaseException:  # no half dataset stays; raised again
         shutil.rmtree(path, ignore_errors=True)
         raise
     return dataset
@@ -141,7 +141,7 @@ def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
     low, high = (np.where(np.isfinite(x), np.clip(x, limits.min, limits.max), x) for x in (space.low, space.high))
-    return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)  # pyright: ignore[reportArgumentType]
+    return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)
 
 
 def spec_of(environment: Any) -> str | None:

@@ -46,8 +46,8 @@ class Adam:
         else:
             rows = [row for row in zip(*kept, strict=True) if row[0].grad is not None]
             parameters, means, squares, steps = (list(column) for column in zip(*rows, strict=True))
-            torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateImportUsage]
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(steps, 1.0)
+        torch._fused_adam_(
             parameters,
             gradients,
             means,

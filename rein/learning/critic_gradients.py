@@ -65,7 +65,7 @@ def soft_actor_gradient(
     top_BH, way, output_BA = _act(actor, batch.features)
     mean, raw_log_std = output_BA.chunk(2, -1)
     log_std = raw_log_std.clamp(*LOG_STD)
-    distribution = SquashedNormal(mean, log_std, -actor.bound, actor.bound)  # type: ignore[operator, arg-type]
+    distribution = SquashedNormal(mean, log_std, -actor.bound, actor.bound)  # type: ignore[operator, arg-type]  # a buffer is a Tensor
     spread_BA = log_std.exp().mul_(batch.noise)
     sample_BA = mean + spread_BA
     action_BA = sample_BA.tanh()

@@ -35,7 +35,7 @@ class CriticBatch(NamedTuple):
 
     def rows(self, index: Any) -> CriticBatch:
         """Some of the rows."""
-        return CriticBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]
+        return CriticBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
 
 
 class ActorBatch(NamedTuple):

@@ -40,9 +40,9 @@ class Batch(NamedTuple):
         """Some of the rows, or of the sequences."""
         if self.reset is None:
             take = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
-            return Batch(*(None if column is None else take(column, index) for column in self))  # type: ignore[arg-type]
+            return Batch(*(None if column is None else take(column, index) for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
         chosen = (None if column is None else column[:, index] for column in self[:-1])
-        return Batch(*chosen, self.carry[index])  # type: ignore[arg-type, index]
+        return Batch(*chosen, self.carry[index])  # type: ignore[arg-type, index]  # columns in their order, None for none
 
 
 class Coefficients(NamedTuple):

@@ -36,7 +36,7 @@ class QuantileBatch(NamedTuple):
 
     def rows(self, index: Any) -> QuantileBatch:
         """Some of the rows."""
-        return QuantileBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]
+        return QuantileBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
 
 
 def quantile_loss(

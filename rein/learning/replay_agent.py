@@ -154,7 +154,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
     def record_observation(self, transition: Transition) -> None:
         """Keep it."""
         self.replay.append(transition._replace(extras=self._kept(transition)))
-        self.networks.encoder.update(transition.observation, transition.valid)  # type: ignore[operator, union-attr]
+        self.networks.encoder.update(transition.observation, transition.valid)  # type: ignore[operator, union-attr]  # an Encoder, which nn.Module does not declare
         self.env_steps += len(transition.reward)
         ended_N = transition.terminated | transition.truncated
         steps = min(len(transition.reward), self.env_steps - self._options["learning_starts"])
@@ -164,7 +164,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
             self._since += int((ended_N & transition.valid).sum()) if episodes else steps
         self._forget(ended_N | ~transition.valid)
         if self._returns is not None:
-            self.exploration.observe(self._returns.add(transition))  # type: ignore[union-attr]
+            self.exploration.observe(self._returns.add(transition))
 
     def _kept(self, transition: Transition) -> dict[str, Tensor]:
         """What else to keep of this step, (N, ...) each. For agents that learn from more than transitions."""

@@ -127,7 +127,7 @@ class Sequences:
     @torch.no_grad()
     def revise(self, index_S: Tensor, drawn: Batch) -> None:
         """Ask the networks as they are now about drawn sequences, and correct their advantages and targets."""
-        trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]
+        trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]  # columns in their order, None for none
         distribution, value = self._networks.look(drawn.features, drawn.carry, drawn.reset)
         log_ratio_TS = (distribution.log_prob(drawn.sample) - drawn.log_prob).view_as(trace.reward)
         found = self._corrected(trace, log_ratio_TS.clamp(-_LOG_RATIO, _LOG_RATIO), value.view_as(trace.reward))

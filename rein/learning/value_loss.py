@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         take = (
             (lambda column: column[index]) if isinstance(index, slice) else lambda column: column.index_select(0, index)
         )
-        return Batch(*(None if column is None else take(column) for column in self))  # type: ignore[arg-type]
+        return Batch(*(None if column is None else take(column) for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
 
 
 def squared_error(

@@ -30,7 +30,7 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
     def guarded(call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
-        except Exception:
+        except Exception:  # a logger must not end the run
             if not failed:
                 report.exception("logger %s failed and is called no more; the run goes on", type(logger).__name__)
             failed[:] = [True]

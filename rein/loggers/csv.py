@@ -39,7 +39,7 @@ class CSVLogger:
                 if new := [name for name in row if name not in self._columns]:
                     file = self._add_columns(file, new)
             _write(file, _line(map(row.get, self._columns)))
-        except BaseException:
+        except BaseException:  # let go of the file; raised again
             self._release()
             raise
 
@@ -128,6 +128,6 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # let go of the file; raised again
         temporary.unlink(missing_ok=True)
         raise

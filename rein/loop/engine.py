@@ -32,7 +32,7 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             yield from _epochs(loop, source)
         except GeneratorExit:
             state.halt_loop("the stream was left")
-        except BaseException as error:
+        except BaseException as error:  # raised again
             _fail(loop, error)
             raise
         _fire_final(state, loop.halted if HALT_LOOP in state._halts or INTERRUPT in state._halts else loop.completed)
@@ -123,7 +123,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 _take_requests(state)
             if state._halts or state._iteration == limit:
                 break
-    except BaseException as error:
+    except BaseException as error:  # raised again
         _annotate(loop, error, event, call)
         raise
     finally:
@@ -157,7 +157,7 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
         ending.fire(state)
         loop.epoch_ended.fire(state)
         metrics = loop.metrics.freeze()
-    except BaseException:
+    except BaseException:  # raised again
         state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
         raise
     state.history.append(EpochRecord(state.epoch, status, state.iteration, seconds, metrics))
@@ -170,7 +170,7 @@ def _take_requests(state: State) -> None:
     for action in requests:
         try:
             action(state)
-        except BaseException as error:
+        except BaseException as error:  # raised again
             error.add_note(f"in {name_of(action)}, which was asked for by state.request, {_where(state)}")
             raise
 

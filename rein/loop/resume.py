@@ -83,7 +83,7 @@ def _load_part(name: str, part: Any, saved: Any, strict: bool) -> list[str]:
     before = None if strict else map_tree(lambda x: x.clone() if isinstance(x, Tensor) else x, part.state_dict())
     try:
         part.load_state_dict(saved)
-    except Exception as error:
+    except Exception as error:  # a part of somebody else may raise anything
         if strict:
             error.add_note(f"in the loop's part {name!r}")
             raise

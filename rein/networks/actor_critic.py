@@ -54,7 +54,7 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None  # type: ignore[arg-type]
+        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
         inputs = self.encoder.features if self.stem is None else self.stem.features
         members = 1 if shared else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)
@@ -63,13 +63,13 @@ class ActorCritic(nn.Module):
             self.cores.extend(core(inputs=self.hidden.features, generator=generator) for _ in range(members))
         features = self.cores[0].features if core is not None else self.hidden.features
         std = {"log_std": log_std, "state_dependent_std": state_dependent_std}
-        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]
-        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]
+        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]  # a core's `features`, which nn.Module does not declare
+        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]  # as above
 
     @property
     def carry_size(self) -> int:
         """C; 0 without a core."""
-        return sum(core.carry_size for core in self.cores)  # type: ignore[misc]
+        return sum(core.carry_size for core in self.cores)  # type: ignore[misc]  # a core's, which nn.Module does not declare
 
     def forward(self, x_BF: Tensor) -> tuple[Distribution, Tensor]:
         """Of networks without a core: the distribution over actions, and the value (B,)."""
@@ -80,7 +80,7 @@ class ActorCritic(nn.Module):
         if carry_NC is None:
             return *self(x_NF), None
         hidden_KNH = self._hidden(x_NF)
-        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]
+        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]  # as above
         distribution, value_N = self._heads(*(y for y, _ in stepped))
         return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
@@ -88,7 +88,7 @@ class ActorCritic(nn.Module):
         """What `step` says at each of T steps, from this carry on, which is zeroed before a step that is a reset."""
         steps, num_envs = x_TNF.shape[:2]
         hidden_KTNH = self._hidden(x_TNF.flatten(0, 1)).unflatten(1, (steps, num_envs))
-        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]
+        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # as above
         return self._heads(*seen)
 
     def look(self, x: Tensor, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:

@@ -85,7 +85,7 @@ class Actor(nn.Module):
     def distribution(self, x_BF: Tensor) -> SquashedNormal:
         """Of a stochastic one, over (B, A)."""
         mean, log_std = self(x_BF).chunk(2, -1)
-        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]
+        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # a buffer is a Tensor
 
 
 class Critics(nn.Module):

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
     def __init__(self, space: spaces.Space[Any], device: torch.device, *, normalize: bool = False) -> None:
         """Raises ValueError where an image is to be normalized."""
         super().__init__()
-        self.image = Convolution.is_image(space) and min(_size(space.shape)) >= SMALLEST_IMAGE  # type: ignore[arg-type]
+        self.image = Convolution.is_image(space) and min(_size(space.shape)) >= SMALLEST_IMAGE  # type: ignore[arg-type]  # an image has a shape
         if self.image and normalize:
             raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
         self._flatten = None if self.image else Flatten(space, device)

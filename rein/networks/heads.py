@@ -24,10 +24,10 @@ class DiscreteHead(nn.Module):
     def __init__(self, features: int, space: spaces.Space[Any], gain: float, generator: torch.Generator) -> None:
         super().__init__()
         single = isinstance(space, spaces.Discrete)
-        self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]
+        self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]  # MultiDiscrete's
         self.single = single
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
-        start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]
+        start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]  # both have it
         self._shifts = bool(start.any())
         self.register_buffer("start", torch.as_tensor(start, device=generator.device), persistent=False)
 

@@ -189,7 +189,7 @@ class _LinearRecurrence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch declares `*grads`
         ctx: Any, gradient_TNH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         keep_TNH, h_TNH, carry_NH = ctx.saved_tensors

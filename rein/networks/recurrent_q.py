@@ -47,7 +47,7 @@ class RecurrentQNetwork(nn.Module):
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None  # type: ignore[arg-type]
+        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
         inputs = self.encoder.features if self.stem is None else self.stem.features
         self.hidden = Stack(1, inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)

@@ -25,6 +25,6 @@ def polyak_(targets: list[Tensor], sources: list[Tensor], tau: float) -> None:
     if not targets:
         return
     if tau == 1.0:  # whatever stands in the targets, even NaN
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(targets, sources)
     else:
-        torch._foreach_lerp_(targets, sources, tau)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(targets, sources, tau)

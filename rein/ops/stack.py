@@ -30,7 +30,7 @@ def fused_stack(x_BI: Tensor, parameters: Sequence[Tensor], activation: str) -> 
     third of its operations: activations in place, both directions in the fewest products. A gradient of a gradient is
     an error.
     """
-    return _FusedStack.apply(x_BI, activation, *parameters)  # type: ignore[no-any-return]
+    return _FusedStack.apply(x_BI, activation, *parameters)
 
 
 def stack_forward(x_BI: Tensor, parameters: Sequence[Tensor], activation: str) -> tuple[Tensor, Pass]:
@@ -81,7 +81,7 @@ def stack_backward(
 
 def relu_backward(g: Tensor, kept: Tensor) -> Tensor:
     """From the gradient of what a ReLU puts out, and that itself, to the gradient of what went in."""
-    return torch.ops.aten.threshold_backward(g, kept, 0)  # type: ignore[no-any-return]
+    return torch.ops.aten.threshold_backward(g, kept, 0)
 
 
 class _FusedStack(torch.autograd.Function):
@@ -94,7 +94,7 @@ class _FusedStack(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch declares `*grads`
         if torch.is_grad_enabled():
             raise RuntimeError("a stack of layers has no second derivative: use an activation that is not fused")
         layers = len(ctx.saved_tensors) // 3
@@ -113,7 +113,7 @@ def linear_value(h_KBH: Tensor, weight_K1H: Tensor, bias_K1: Tensor) -> Tensor:
     As autograd would do it, but that the gradient of h has its rows in order, which whatever is below needs: torch's
     own is transposed, and takes 30 times as long to go on from.
     """
-    return _LinearValue.apply(h_KBH, weight_K1H, bias_K1)  # type: ignore[no-any-return]
+    return _LinearValue.apply(h_KBH, weight_K1H, bias_K1)
 
 
 class _LinearValue(torch.autograd.Function):
@@ -124,7 +124,7 @@ class _LinearValue(torch.autograd.Function):
         return torch.baddbmm(bias.unsqueeze(-1), weight, h.mT).squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch declares `*grads`
         h, weight = ctx.saved_tensors
         of_h = g.unsqueeze(-1) * weight if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:

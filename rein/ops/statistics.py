@@ -105,7 +105,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     # what torch.nn.utils.get_total_norm calls, without what it does around it
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))  # pyright: ignore[reportPrivateImportUsage]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
 
 
 def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
@@ -116,5 +116,5 @@ def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
     norm = global_norm(tensors)
     if tensors:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(list(tensors), scale)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(list(tensors), scale)
     return norm

@@ -87,7 +87,7 @@ def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
             name, fields = str(tree[_NAMED]), tree[_FIELDS]
             known = (types or {}).get(name)
             if known is None or set(getattr(known, "_fields", ())) != set(fields):
-                known = collections.namedtuple(name, list(fields))  # type: ignore[misc]
+                known = collections.namedtuple(name, list(fields))
             return known(**{field: unpack(value, types) for field, value in fields.items()})  # a file may sort them
         if _TUPLE in tree:
             return tuple(unpack(value, types) for value in tree[_TUPLE])

@@ -83,7 +83,7 @@ class Recorder:
         )
         try:
             self.store.append(round)
-        except Exception as error:
+        except Exception as error:  # remembered and raised again
             self.failure = error
             raise
         self._rounds += 1

@@ -61,7 +61,7 @@ class SimulatedEnvironment(ABC):
     def _draw(self, state: list[float]) -> Frame:
         """A picture of one state (S,)."""
 
-    def _watch(self, observation: Tensor) -> None:  # noqa: B027
+    def _watch(self, observation: Tensor) -> None:  # noqa: B027  # may be left as it is
         """Called with what is observed (N, *O) after every reset and step, for a subclass that keeps some of it."""
 
     @property
@@ -116,7 +116,7 @@ class SimulatedEnvironment(ABC):
         """Take `seed` for all streams; RuntimeError after the first reset."""
         self._simulation.reseed(seed)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027  # may be left as it is
         """Nothing to release."""
 
     def state_dict(self) -> dict[str, Any]:

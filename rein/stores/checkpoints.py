@@ -165,7 +165,7 @@ class Checkpoints:
             if names := self._shards.write(held, self._memory):
                 about["rows"] = names
             write_checkpoint(path, held, about, self._memory)
-        except BaseException:
+        except BaseException:  # raised again
             self._shards.forget()
             raise
         self._kept = [kept for kept in self._kept if kept.path != path]

@@ -65,7 +65,7 @@ class _Indexed(Windows, Dataset[Transition]):
             return self.gather(index)
         if isinstance(index, list | tuple | Tensor | np.ndarray) and np.ndim(index):
             return self.__getitems__(index).whole
-        return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]
+        return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]  # numpy's integers are indices too
 
     def __getitems__(self, indices: Sequence[int] | Tensor | np.ndarray) -> Samples:
         """The samples of these indices, gathered at once; `.whole` is them as one batch. Raises IndexError."""
@@ -146,7 +146,7 @@ def to_tensordict(transition: Transition) -> Any:
     Raises ImportError where tensordict is not installed.
     """
     try:
-        from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+        from tensordict import TensorDict  # pyright: ignore[reportMissingImports]  # may be missing: TensorDict is asked for by name
     except ImportError as error:
         raise ImportError("to_tensordict needs tensordict: pip install tensordict") from error
     ends = {name: getattr(transition, name) for name in ("reward", "terminated", "truncated")}

@@ -45,7 +45,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         _write(temporary, memoryview(data))
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except BaseException as error:
+    except BaseException as error:  # nothing half written stays, whatever happened
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if not isinstance(error, OSError):

@@ -123,7 +123,7 @@ class Files:
 
         try:
             content = compose(build, self._memory, capacity=sum(map(size_of, epochs)))
-        except Exception as error:
+        except Exception as error:  # h5py raises many kinds; each says which epochs
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)
 

@@ -122,7 +122,7 @@ def compose(
     memory = Memory() if memory is None else memory
     memory.clear(capacity)
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
-    with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]
+    with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]  # h5py takes what is like a file
         build(file)
     if trailer is not None:
         memory.seek(0, os.SEEK_END)

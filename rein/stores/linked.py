@@ -95,7 +95,7 @@ def write_episodes(path: Path, contents: Sequence[Content], arrange: Arrange) ->
     files = [os.path.relpath(os.path.realpath(content.file.path), folder) for content in contents]
     escaped, memory = [name.replace("%", "%%") for name in files], Memory()
     memory.clear()
-    with h5py.File(memory, "w") as file:  # type: ignore[arg-type]
+    with h5py.File(memory, "w") as file:
         for number, episode in enumerate(linked_episodes(contents)):
             attributes, datasets = arrange(episode)
             group = file.create_group(f"episode_{number}")

@@ -85,7 +85,7 @@ class StatefulContract:
     def _check_refused(self, state: Mapping[str, Any], name: str, what: str) -> None:
         try:
             self.make().load_state_dict(state)
-        except Exception as error:
+        except Exception as error:  # any kind will do, if it names the part
             assert name in str(error), f"{what} is refused without naming {name!r}: {error!r}"
         else:
             raise AssertionError(f"{what} was loaded without an error")

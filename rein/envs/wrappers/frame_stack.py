@@ -97,7 +97,7 @@ def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
         return spaces.Tuple([stacked_space(child, length) for child in space.spaces])
     if isinstance(space, spaces.Box):
         low, high = (np.stack([bound] * length) for bound in (space.low, space.high))
-        return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]  # a dtype of numbers: it is a Box's
+        return spaces.Box(low, high, dtype=space.dtype)
     if isinstance(space, spaces.Discrete):
         return spaces.MultiDiscrete([space.n] * length, start=[space.start] * length)
     if isinstance(space, spaces.MultiDiscrete):

@@ -214,7 +214,7 @@ class GymnasiumEnvironment:
         try:
             for environment, action in zip(self._envs, actions, strict=True):
                 results.append(environment.step(action))
-        except Exception as error:
+        except Exception as error:  # gets a note, raised again
             index = len(results)
             step = f", step {len(self._taken[index])}" if self.replayable else ""
             error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{step}")

@@ -49,6 +49,6 @@ def short_number(value: float, _: Any = None) -> str:
 
 def _require() -> None:
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise ImportError('pictures need matplotlib: pip install "rein[plot]"') from error
