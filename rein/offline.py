@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 import torch
+from gymnasium import spaces
+from torch import Tensor
 
 from rein.buffers.filling import extend, pairs, together
 from rein.buffers.prioritized import PrioritizedReplay
@@ -13,7 +15,7 @@ from rein.buffers.replay import Replay
 from rein.handlers.describe import describe
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
-from rein.ops.trees import map_tree, to_device
+from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.training import record_metrics, seed_parts
 from rein.types import State, StepState, Transition
@@ -105,8 +107,8 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     (B, ...) that were recorded one after the other. To go on in N environments later, give `num_envs=N`: each of them
     then has a stretch of the rows. An observation normalizer learns of them, too.
 
-    Raises ValueError for data without one of the fields, or of other spaces than the agent's, and where there is more
-    of it than the replay's capacity.
+    Raises ValueError for data without one of the fields, or of other spaces than the agent's, for numbers of valid rows
+    that are not finite, for actions that there are not, and where there is more of it than the replay's capacity.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
@@ -149,3 +151,23 @@ def _check(agent: ReplayAgent[Any], chunk: Transition) -> None:
     if mine != given:
         raise ValueError(f"fill: the agent's actions are {agent.action_space}, and those recorded of shape {given}")
     agent.networks.encoder(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be
+    if chunk.valid is not None:
+        _check_numbers(agent.action_space, chunk)
+
+
+def _check_numbers(space: spaces.Space[Any], chunk: Transition) -> None:
+    """ValueError for valid rows that nothing can be learned from: one of them makes NaN of a whole network."""
+    for name, column in leaves(chunk):
+        if column.is_floating_point():
+            _refuse(~column.isfinite(), chunk, name, "not finite")
+    if isinstance(space, spaces.Discrete):
+        low, high = int(space.start), int(space.start + space.n)
+        _refuse((chunk.action < low) | (chunk.action >= high), chunk, "action", f"not from {low} to {high - 1}")
+
+
+def _refuse(wrong: Tensor, chunk: Transition, name: str, what: str) -> None:
+    rows = (wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong) & chunk.valid
+    if rows.any():
+        first, count = int(rows.nonzero()[0]), int(rows.sum())
+        where = f"in {count} of {len(rows)} transitions, the first of them number {first}"
+        raise ValueError(f"fill: the {name} is {what} {where}; leave them out, or set their valid to False")

@@ -17,12 +17,12 @@ from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
 from rein.learning.options import (
     OnPolicyOptions,
+    Scheduled,
     above_zero,
     as_json,
     at_least_one,
     check_enough,
     fraction,
-    not_negative,
 )
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.learning.segments import Segments, Sequences, Trace
@@ -57,6 +57,8 @@ class PPO(OnPolicyAgent):
             rollout_steps, hidden, core, seed, device and others.
     """
 
+    clip: Scheduled = Scheduled()
+
     def __init__(
         self,
         observation_space: spaces.Space[Any],
@@ -74,7 +76,7 @@ class PPO(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), not_negative(self, "clip", clip)
+        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), clip
         self.epochs, self.minibatches = (
             at_least_one(self, "epochs", epochs),
             at_least_one(self, "minibatches", minibatches),

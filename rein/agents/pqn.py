@@ -16,7 +16,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
-from rein.learning.options import above_zero, as_json, at_least_one, layers, not_negative
+from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, layers
 from rein.learning.policy import share_parameters
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
@@ -78,6 +78,7 @@ class PQN:
     """
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")  # of `optimize_model`
+    learning_rate: Scheduled = Scheduled()
 
     def __init__(
         self,
@@ -108,8 +109,7 @@ class PQN:
     ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self.device = torch.device(device)
-        self.learning_rate = not_negative(self, "learning_rate", learning_rate)
-        self.epsilon = as_schedule(epsilon)
+        self.learning_rate, self.epsilon = learning_rate, as_schedule(epsilon)
         self.gamma, self.q_lambda = gamma, q_lambda
         self.epochs = at_least_one(self, "epochs", epochs)
         self.minibatches = at_least_one(self, "minibatches", minibatches)

@@ -23,6 +23,7 @@ from rein.learning.options import (
     HOW,
     SHAPE,
     OnPolicyOptions,
+    Scheduled,
     above_zero,
     as_json,
     at_least_one,
@@ -46,6 +47,8 @@ class OnPolicyAgent(abc.ABC):
     """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
 
     reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
+    learning_rate: Scheduled = Scheduled()
+    entropy_coefficient: Scheduled = Scheduled()
 
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **options: Unpack[OnPolicyOptions]
@@ -56,8 +59,8 @@ class OnPolicyAgent(abc.ABC):
             raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
         self.device = torch.device(self._options["device"])
         self.gamma = fraction(self, "gamma", self._options["gamma"])
-        self.learning_rate = not_negative(self, "learning_rate", self._options["learning_rate"])
-        self.entropy_coefficient = not_negative(self, "entropy_coefficient", self._options["entropy_coefficient"])
+        self.learning_rate = self._options["learning_rate"]
+        self.entropy_coefficient = self._options["entropy_coefficient"]
         not_negative(self, "value_coefficient", self._options["value_coefficient"])
         above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
         self._options["hidden"] = layers(self, self._options["hidden"])

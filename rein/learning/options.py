@@ -117,6 +117,26 @@ def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
     return schedule
 
 
+class Scheduled:
+    """An option that is a schedule, 0 or more at any time; a number or a schedule may be assigned to it in mid-run.
+
+    What was assigned is no part of the agent's state: who resumes the run assigns it again, as a handler of it does.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, agent: Any, owner: type | None = None) -> Schedule:
+        """The schedule."""
+        if agent is None:
+            return self  # type: ignore[return-value]  # of the class, as for documentation
+        return agent.__dict__[self._name]
+
+    def __set__(self, agent: Any, value: float | Schedule) -> None:
+        """Raises ValueError where the value is ever below 0, or NaN."""
+        agent.__dict__[self._name] = not_negative(agent, self._name, value)
+
+
 def check_enough(agent: object, advantage: Tensor) -> None:
     """ValueError for one row alone, whose standardized advantage is 0: nothing would be learned from it."""
     if advantage.numel() < 2:

@@ -20,7 +20,7 @@ from rein.learning.adam import Adam
 from rein.learning.episode_returns import EpisodeReturns
 from rein.learning.exploration import Plateau
 from rein.learning.learner import Gradient, Learner, Loss
-from rein.learning.options import above_zero, as_json, at_least_one, fraction, layers, not_negative, whole
+from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, fraction, layers, whole
 from rein.learning.policy import share_parameters
 from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
@@ -41,6 +41,8 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
     """
 
     reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
+    learning_rate: Scheduled = Scheduled()
+    priority_beta: Scheduled = Scheduled()
     exploration: Any = None  # how much, an `Amount`: by a schedule or by what the returns are like
 
     def __init__(
@@ -56,7 +58,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
         if unknown := options.keys() - REPLAY_DEFAULTS.keys() - defaults.keys():
             raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
         self.device = torch.device(options["device"])
-        self.learning_rate = not_negative(self, "learning_rate", options["learning_rate"])
+        self.learning_rate = options["learning_rate"]
         self._check(options)
         self.seed: int | None = None
         self.env_steps = self.updates = 0
@@ -76,7 +78,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
             fraction(self, name, options[name])
         for name in ("max_grad_norm", "update_to_data", "train_frequency_episodes"):
             above_zero(self, name, options[name])
-        self.priority_beta = not_negative(self, "priority_beta", options["priority_beta"])
+        self.priority_beta = options["priority_beta"]
         self.gamma, self.batch_size = options["gamma"], options["batch_size"]
 
     def _build(self, seed: int) -> None:

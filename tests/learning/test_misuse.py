@@ -54,6 +54,30 @@ def test_a_policy_that_was_made_before_the_agent_was_seeded_follows_it(kind) -> 
         assert torch.equal(before, now)
 
 
+@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
+def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_once(kind) -> None:
+    make = Pendulum if kind is SAC else CartPole
+    environment, rates = make(num_envs=2, seed=0), []
+    agent = made(kind, environment, learning_rate=1e-3, seed=0)
+    loop = rein.training_loop(agent, environment, iterations=32, epochs=2)
+    optimizers = [learner.optimizer for learner in agent.learners.values()] if kind in (DQN, SAC) else [agent.optimizer]
+
+    @loop.epoch_started
+    def halve(state: rein.State) -> None:
+        if state.epoch == 2:
+            agent.learning_rate = 5e-4
+            with pytest.raises(ValueError, match=f"{kind.__name__}.learning_rate=-1.0.: give 0 or more"):
+                agent.learning_rate = -1.0
+
+    @loop.epoch_ended
+    def look(state: rein.State) -> None:
+        rates.append([group["lr"] for optimizer in optimizers for group in optimizer.param_groups])
+
+    loop.run()
+    assert agent.updates
+    assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
+
+
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])
 def test_returns_of_recorded_rows_go_on_over_chunks(sizes) -> None:
     agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)

@@ -25,6 +25,7 @@ from rein.handlers.evaluate import evaluate
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
 from rein.offline import fill, offline_loop
+from rein.ops.trees import map_tree
 from rein.testing.stateful import copy_state, first_difference
 from rein.types import Transition
 
@@ -282,6 +283,33 @@ def test_rows_of_another_kind_are_refused_by_name():
     with pytest.raises(ValueError, match="action was"):
         extend(replay, rows(6)._replace(action=torch.zeros(6, 2)))
     assert extend(replay, rows(0)) == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["observation", "action", "reward", "next_observation"])
+def test_numbers_that_are_not_finite_are_refused_before_anything_is_learned(field, value):
+    bad, mine = map_tree(torch.clone, rows()), agent()
+    getattr(bad, field).view(-1)[5] = value
+    with pytest.raises(
+        ValueError, match=f"the {field} is not finite in 1 of 64 transitions, the first of them number 5"
+    ):
+        fill(mine, [bad])
+    assert not len(mine.replay)
+    bad.valid[5] = False
+    assert fill(mine, [bad]) == 63
+
+
+@pytest.mark.parametrize("action", [-1, 0, 4])
+def test_actions_that_there_are_not_are_refused(action):
+    space, found = spaces.Discrete(3, start=1), rows()
+    chosen = torch.arange(64) % 3 + 1
+    mine = BC(BOX, space, hidden=(8,), seed=0)
+    assert fill(mine, [found._replace(action=chosen)]) == 64
+    chosen[7:9] = action
+    with pytest.raises(
+        ValueError, match="the action is not from 1 to 3 in 2 of 64 transitions, the first of them number 7"
+    ):
+        fill(mine, [found._replace(action=chosen)])
 
 
 def test_a_normalizer_learns_of_what_is_filled_in():
