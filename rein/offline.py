@@ -108,7 +108,8 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     then has a stretch of the rows. An observation normalizer learns of them, too.
 
     Raises ValueError for data without one of the fields, or of other spaces than the agent's, for numbers of valid rows
-    that are not finite, for actions that there are not, and where there is more of it than the replay's capacity.
+    that are not finite where the agent learns from them, for discrete actions that there are not, and where there is
+    more of it than the replay's capacity; what came before may be in the replay then.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
@@ -116,7 +117,7 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
         kind, kept = type(agent).__name__, type(agent.replay).__name__
         raise ValueError(f"fill: {kind} keeps its rows in a {kept}, of which recorded transitions lack parts")
     seed_parts(None, agent)  # which would draw it anew, later
-    chunks = (_checked(agent, chunk) for chunk in _chunks(data))
+    chunks = _all_checked(agent, _chunks(data))
     count = 0
     for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
         count += extend(agent.replay, chunk, num_envs, following)
@@ -124,13 +125,22 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     return count
 
 
-def _checked(agent: ReplayAgent[Any], chunk: Transition) -> Transition:
-    """Where the agent is, and in its types."""
+def _all_checked(agent: ReplayAgent[Any], chunks: Iterable[Transition]) -> Iterator[Transition]:
+    rows = 0
+    for chunk in chunks:
+        checked = _checked(agent, chunk, rows)
+        rows += 0 if checked.reward is None else len(checked.reward)
+        yield checked
+
+
+def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Transition:
+    """Where the agent is, and in its types; `rows` came before it."""
     if not isinstance(chunk, Transition):
         raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
     chunk = to_device(chunk._replace(extras={}), agent.device)
-    _check(agent, chunk)
-    return map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
+    chunk = map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
+    _check(agent, chunk, rows)
+    return chunk
 
 
 def _chunks(data: Source) -> Iterable[Transition]:
@@ -143,31 +153,38 @@ def _chunks(data: Source) -> Iterable[Transition]:
     return data.chunks() if isinstance(data, Recorded) else data
 
 
-def _check(agent: ReplayAgent[Any], chunk: Transition) -> None:
+def _check(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
     """ValueError where these are not the agent's actions or observations."""
     if chunk.action is None or chunk.observation is None:
         return  # the replay names all that is not there
-    mine, given = agent.action_space.shape, tuple(chunk.action.shape[1:])
-    if mine != given:
-        raise ValueError(f"fill: the agent's actions are {agent.action_space}, and those recorded of shape {given}")
+    space, given = agent.action_space, tuple(chunk.action.shape[1:])
+    if space.shape != given:
+        raise ValueError(f"fill: the agent's actions are {space}, and those recorded of shape {given}")
+    if isinstance(space, spaces.Discrete) and chunk.action.is_floating_point():
+        raise ValueError(f"fill: the agent's actions are {space}, and those recorded {chunk.action.dtype}")
     agent.networks.encoder(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be
     if chunk.valid is not None:
-        _check_numbers(agent.action_space, chunk)
+        _check_numbers(agent, chunk, rows)
 
 
-def _check_numbers(space: spaces.Space[Any], chunk: Transition) -> None:
+def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
     """ValueError for valid rows that nothing can be learned from: one of them makes NaN of a whole network."""
-    for name, column in leaves(chunk):
+    space, learned = agent.action_space, {"observation": chunk.observation, "action": chunk.action}
+    if agent.values:
+        learned |= {"reward": chunk.reward, "next_observation": chunk.next_observation}
+    for name, column in leaves(learned):
         if column.is_floating_point():
-            _refuse(~column.isfinite(), chunk, name, "not finite")
+            wrong_B = ~column.isfinite().flatten(1).all(1) if column.ndim > 1 else ~column.isfinite()
+            if name.startswith("next_observation"):
+                wrong_B &= ~chunk.terminated  # after an end nothing is worth anything
+            _refuse(wrong_B, chunk, rows, name, "not finite")
     if isinstance(space, spaces.Discrete):
-        low, high = int(space.start), int(space.start + space.n)
-        _refuse((chunk.action < low) | (chunk.action >= high), chunk, "action", f"not from {low} to {high - 1}")
+        action_B, low, high = chunk.action.long(), int(space.start), int(space.start + space.n)
+        _refuse((action_B < low) | (action_B >= high), chunk, rows, "action", f"not from {low} to {high - 1}")
 
 
-def _refuse(wrong: Tensor, chunk: Transition, name: str, what: str) -> None:
-    rows = (wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong) & chunk.valid
-    if rows.any():
-        first, count = int(rows.nonzero()[0]), int(rows.sum())
-        where = f"in {count} of {len(rows)} transitions, the first of them number {first}"
+def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, what: str) -> None:
+    found = (wrong_B & chunk.valid).nonzero()
+    if len(found):
+        where = f"in {len(found)} transitions, the first of them number {rows + int(found[0])}"
         raise ValueError(f"fill: the {name} is {what} {where}; leave them out, or set their valid to False")

@@ -43,6 +43,7 @@ class BC(ReplayAgent[nn.Module]):
     """
 
     reports = ("actor_loss", "grad_norm")
+    values = False
 
     def __init__(
         self,

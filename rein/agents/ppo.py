@@ -22,6 +22,7 @@ from rein.learning.options import (
     as_json,
     at_least_one,
     check_enough,
+    first,
     fraction,
 )
 from rein.learning.policy_loss import Batch, Coefficients
@@ -90,7 +91,7 @@ class PPO(OnPolicyAgent):
         """What it was built with, as JSON."""
         names = ("gae_lambda", "epochs", "minibatches", "clip", "value_clip", "target_kl", "normalize_advantage")
         own = (*names, "reward_smoothing", "segments")
-        return {**super().config, **{name: as_json(getattr(self, name)) for name in own}}
+        return {**super().config, **{name: as_json(first(self, name)) for name in own}}
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]

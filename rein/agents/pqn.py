@@ -16,7 +16,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
-from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, layers
+from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, first, layers
 from rein.learning.policy import share_parameters
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
@@ -164,7 +164,7 @@ class PQN:
     def config(self) -> dict[str, Any]:
         """What it was built with, as JSON."""
         names = ("learning_rate", "gamma", "q_lambda", "epochs", "minibatches", "epsilon")
-        options = {name: getattr(self, name) for name in names} | self._shape | self._how
+        options = {name: first(self, name) for name in names} | self._shape | self._how
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),

@@ -134,7 +134,13 @@ class Scheduled:
 
     def __set__(self, agent: Any, value: float | Schedule) -> None:
         """Raises ValueError where the value is ever below 0, or NaN."""
-        agent.__dict__[self._name] = not_negative(agent, self._name, value)
+        agent.__dict__[self._name] = schedule = not_negative(agent, self._name, value)
+        agent.__dict__.setdefault(f"_first_{self._name}", schedule)
+
+
+def first(agent: object, name: str) -> Any:
+    """What an option was when the agent was built, whatever has been assigned to it since."""
+    return agent.__dict__.get(f"_first_{name}", getattr(agent, name))
 
 
 def check_enough(agent: object, advantage: Tensor) -> None:

@@ -43,6 +43,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
     reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
     learning_rate: Scheduled = Scheduled()
     priority_beta: Scheduled = Scheduled()
+    values = True  # whether it learns from rewards and from what came after
     exploration: Any = None  # how much, an `Amount`: by a schedule or by what the returns are like
 
     def __init__(

@@ -128,6 +128,6 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:  # let go of the file; raised again
+    except BaseException:  # nothing half written stays; raised again
         temporary.unlink(missing_ok=True)
         raise

@@ -23,8 +23,8 @@ class Convolution(nn.Module):
     (84, 84, 3) and stacks of (4, 84, 84) are what they look like. Bytes are divided by 255 here, on the device, so that
     images are kept and sent as bytes; floats are taken as they are, and best lie in [0, 1].
 
-    Every pixel is seen: an image that strides do not divide gets zeros around it, where plain convolutions would leave
-    out its last rows and columns (of 42 x 42 the last six, in which Pong has the player's own paddle).
+    An image that strides do not divide gets zeros around it, so that every pixel is seen: plain convolutions would
+    leave out its last rows and columns (of 42 x 42 the last six, in which Pong has the player's own paddle).
 
     Weights are orthogonal with gain sqrt(2), biases zero, drawn under `generator`. Raises ValueError for a space that
     is no image, or too small for `layers`.

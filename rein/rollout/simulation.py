@@ -264,7 +264,7 @@ def _compiled(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor,
         return tuple(x.to(torch.float32).to(torch.uint8) if x.dtype is torch.bool else x for x in results)
 
     with torch.no_grad():
-        return compile(make_fx(lowered)(*inputs), list(inputs))  # type: ignore[return-value]  # declared as str or callable
+        return compile(make_fx(lowered)(*inputs), list(inputs))  # type: ignore[return-value]  # what it returns is not declared
 
 
 def _time_step(

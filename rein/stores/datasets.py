@@ -65,7 +65,7 @@ class _Indexed(Windows, Dataset[Transition]):
             return self.gather(index)
         if isinstance(index, list | tuple | Tensor | np.ndarray) and np.ndim(index):
             return self.__getitems__(index).whole
-        return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]  # numpy's integers are indices too
+        return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]  # SupportsIndex, which has no __index__ here
 
     def __getitems__(self, indices: Sequence[int] | Tensor | np.ndarray) -> Samples:
         """The samples of these indices, gathered at once; `.whole` is them as one batch. Raises IndexError."""

@@ -48,8 +48,8 @@ class HDF5Store:
         max_seconds: how long an epoch may wait to be written.
 
     Raises:
-        StoreError: the folder exists, is being compacted, or something cannot be written: with the path and the
-            system's reason.
+        StoreError: the folder exists, another process writes to it or compacts it, or something cannot be written: with
+            the path and the system's reason.
         ValueError: an argument or a trajectory makes no sense, or an epoch comes twice.
     """
 
@@ -127,9 +127,9 @@ class HDF5Store:
             if warning := self._selection.warning:
                 logger.warning("%s: %s", self.path, warning)
             try:
-                self._files.close()
+                self.checkpoints.close()  # first: the files let go of the lock on the folder
             finally:
-                self.checkpoints.close()
+                self._files.close()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Write `run.json` in the run's folder; trajectory files from now on carry the same, for it may get lost."""

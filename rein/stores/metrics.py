@@ -149,7 +149,7 @@ class RunMetrics:
             self._failed.add(name)
             path, reason = self._run / name, str(error).removeprefix(f"{self._run / name}: ")
             logger.error("%s: is no longer written; the run goes on: %s", path, reason)
-        except Exception:  # a plot's error must not end the run
+        except Exception:  # no error of these files may end the run
             self._failed.add(name)
             logger.exception("%s: is no longer written; the run goes on", self._run / name)
 

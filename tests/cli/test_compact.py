@@ -162,7 +162,7 @@ def test_while_it_is_compacted_no_store_opens_it(tmp_path, monkeypatch):
     path, tried = write(tmp_path / "run", epochs(3)), []
 
     def meanwhile(target, data):
-        with pytest.raises(StoreError, match="is being compacted"):
+        with pytest.raises(StoreError, match="another process is writing to it, or compacts it"):
             HDF5Store(path, "resume")
         tried.append(files.write_whole(target, data))
 

@@ -60,6 +60,7 @@ def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_o
     environment, rates = make(num_envs=2, seed=0), []
     agent = made(kind, environment, learning_rate=1e-3, seed=0)
     loop = rein.training_loop(agent, environment, iterations=32, epochs=2)
+    config = agent.config
     optimizers = [learner.optimizer for learner in agent.learners.values()] if kind in (DQN, SAC) else [agent.optimizer]
 
     @loop.epoch_started
@@ -76,6 +77,7 @@ def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_o
     loop.run()
     assert agent.updates
     assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
+    assert agent.config == config  # what a checkpoint compares
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])

@@ -285,18 +285,27 @@ def test_rows_of_another_kind_are_refused_by_name():
     assert extend(replay, rows(0)) == 0
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("field", ["observation", "action", "reward", "next_observation"])
 def test_numbers_that_are_not_finite_are_refused_before_anything_is_learned(field, value):
-    bad, mine = map_tree(torch.clone, rows()), agent()
+    bad, mine = map_tree(lambda x: x.double() if x.is_floating_point() else x.clone(), rows()), agent()
     getattr(bad, field).view(-1)[5] = value
-    with pytest.raises(
-        ValueError, match=f"the {field} is not finite in 1 of 64 transitions, the first of them number 5"
-    ):
-        fill(mine, [bad])
+    said = f"the {field} is not finite in 1 transitions, the first of them number 69"
+    with pytest.raises(ValueError, match=said):
+        fill(mine, [rows(), bad])
     assert not len(mine.replay)
     bad.valid[5] = False
     assert fill(mine, [bad]) == 63
+
+
+def test_what_nothing_is_learned_from_may_be_missing():
+    found = map_tree(torch.clone, rows(ends=(5,)))
+    found.next_observation[5] = torch.nan  # after an end
+    assert fill(agent(), [found]) == 64
+    found.reward[:] = torch.nan
+    assert fill(agent(BC), [found]) == 64
+    with pytest.raises(ValueError, match="the reward is not finite in 64 transitions, the first of them number 0"):
+        fill(agent(), [found])
 
 
 @pytest.mark.parametrize("action", [-1, 0, 4])
@@ -305,11 +314,17 @@ def test_actions_that_there_are_not_are_refused(action):
     chosen = torch.arange(64) % 3 + 1
     mine = BC(BOX, space, hidden=(8,), seed=0)
     assert fill(mine, [found._replace(action=chosen)]) == 64
+    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\), and those recorded torch.float32"):
+        fill(mine, [found._replace(action=chosen.float())])
     chosen[7:9] = action
-    with pytest.raises(
-        ValueError, match="the action is not from 1 to 3 in 2 of 64 transitions, the first of them number 7"
-    ):
+    with pytest.raises(ValueError, match="the action is not from 1 to 3 in 2 transitions, the first of them number 7"):
         fill(mine, [found._replace(action=chosen)])
+
+
+@pytest.mark.parametrize(("actions", "dtype"), [(256, torch.uint8), (300, torch.uint8), (128, torch.int8)])
+def test_actions_may_be_recorded_in_as_few_bits_as_hold_them(actions, dtype):
+    mine = BC(BOX, spaces.Discrete(actions), hidden=(8,), seed=0)
+    assert fill(mine, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
 
 
 def test_a_normalizer_learns_of_what_is_filled_in():
