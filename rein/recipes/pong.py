@@ -38,7 +38,8 @@ def pong(
 ) -> Loop:
     """PPO on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 20 of 21 in 100 training episodes.
 
-    That is three hours on one core, at some 900 env steps a second. With 3 M steps in all it got from -20 to -9.
+    That is three to six hours on one core. Nobody has seen it solved: with 3 M steps in all an earlier version, whose
+    convolutions left out the player's own paddle, got from -20 to -9; this one was at -20 still after 1.3 of 3 M.
 
     Args:
         store: where trajectories go.
