@@ -39,7 +39,7 @@ class Adam:
         """One update of every parameter that has a gradient."""
         group = self.param_groups[0]
         kept = self._parameters, self._means, self._squares, self._steps
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [laid_out_as(p, p.grad) for p in self._parameters if p.grad is not None]
         if len(gradients) == len(self._parameters):
             parameters, means, squares, steps = kept
             self._count += 1.0
@@ -80,3 +80,15 @@ class Adam:
                 raise ValueError(f"{name} of the optimizer are those of other parameters")
             for mine_i, theirs_i in zip(mine, theirs, strict=True):
                 mine_i.copy_(theirs_i)
+
+
+def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, its numbers in memory in the order of the parameter's.
+
+    Fused optimizers of torch 2.13 go through both side by side, whatever their strides say: a gradient whose channels
+    are neighbours, as convolutions give it where their images' are, would reach the wrong weights. `backward` sees to
+    that; `torch.autograd.grad` does not.
+    """
+    if (gradient.is_contiguous() and parameter.is_contiguous()) or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

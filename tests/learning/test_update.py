@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,47 @@ def test_adam_is_that_of_torch(weight_decay: float) -> None:
             step(optimizer, of, seed)
         for one, other in zip(p, q, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+GRADIENTS = {
+    "channels side by side": lambda: torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(7, 5).t(),
+    "one number for all": lambda: torch.randn(()).expand(5, 7),
+    "every other": lambda: torch.randn(5, 14)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_gradient_reaches_its_own_weights_however_it_lies_in_memory(kind: str, last: bool) -> None:
+    torch.manual_seed(0)
+    p = torch.randn(GRADIENTS[kind]().shape)
+    p = p.to(memory_format=torch.channels_last) if last and p.ndim == 4 else p
+    q = p.clone()
+    mine, torchs = Adam([p], lr=1e-2), torch.optim.Adam([q], lr=1e-2)
+    for _ in range(3):
+        p.grad = GRADIENTS[kind]()
+        q.grad = p.grad.clone(memory_format=torch.contiguous_format)
+        mine.step()
+        torchs.step()
+    torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_learner_of_images_steps_as_torchs_adam_does(memory_format: torch.memory_format) -> None:
+    """`torch.autograd.grad` gives the gradients of convolutions in the order of their images' channels."""
+    torch.manual_seed(0)
+    p = torch.nn.Conv2d(4, 8, 3)
+    q = copy.deepcopy(p)
+    mine, torchs = Adam(p.parameters(), lr=1e-2), torch.optim.Adam(q.parameters(), lr=1e-2)
+    image = torch.randn(16, 4, 9, 9).to(memory_format=memory_format)
+    for _ in range(3):
+        for network, optimizer in ((p, mine), (q, torchs)):
+            found = torch.autograd.grad(network(image).square().mean(), list(network.parameters()))
+            for parameter, gradient in zip(network.parameters(), found, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    torch.testing.assert_close(p.weight, q.weight)
 
 
 def test_adam_leaves_a_parameter_without_a_gradient_alone() -> None:
