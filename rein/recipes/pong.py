@@ -39,7 +39,7 @@ def pong(
     """PPO on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 20 of 21 in 100 training episodes.
 
     That is three to six hours on one core. Nobody has seen it solved: with 3 M steps in all an earlier version, whose
-    convolutions left out the player's own paddle, got from -20 to -9; this one was at -20 still after 1.3 of 3 M.
+    convolutions left out the player's own paddle, got from -20 to -9. This one has not been trained.
 
     Args:
         store: where trajectories go.
