@@ -6,6 +6,7 @@ A file of trajectories has hundreds of objects and attributes; a short run spent
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,6 +14,8 @@ from urllib.parse import quote, unquote
 import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5o, h5p, h5s, h5t  # type: ignore[attr-defined]  # no stubs
+
+from rein.stores.chunks import compress
 
 _TEXT = h5py.string_dtype()
 _READABLE = " !#$&'()*+,;=:@[]{}<>|^"  # kept as they are in the names of metrics and clocks
@@ -30,7 +33,14 @@ def add_dataset(
 ) -> h5py.Dataset:
     """A new dataset: raw and contiguous, or in `chunks` of that shape with gzip and shuffle."""
     dataset = allocate(group, name, array.shape, array.dtype, chunks)
-    dataset.id.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array) if array.ndim else array)
+    if chunks is None:
+        dataset.id.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array) if array.ndim else array)
+        return dataset
+    for first in itertools.product(*map(range, (0,) * array.ndim, array.shape, chunks)):
+        part = array[tuple(slice(a, a + size) for a, size in zip(first, chunks, strict=True))]
+        if part.shape != chunks:  # HDF5 stores the last ones whole
+            part = np.pad(part, [(0, whole - size) for whole, size in zip(chunks, part.shape, strict=True)])
+        dataset.id.write_direct_chunk(first, compress(np.ascontiguousarray(part)))
     return dataset
 
 

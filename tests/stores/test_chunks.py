@@ -1,0 +1,70 @@
+"""Compressed chunks are those of HDF5's own filters."""
+
+from __future__ import annotations
+
+import io
+import math
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from rein.stores import objects
+from rein.stores.chunks import compress
+
+RANDOM = np.random.default_rng(0)
+CHUNKS = {
+    "actions": RANDOM.integers(0, 2, (100, 8)),
+    "larger actions": RANDOM.integers(0, 70_000, (40, 3)).astype(np.int32),
+    "seeds": RANDOM.integers(0, 2**31, 300),
+    "with -1": RANDOM.integers(-1, 5, 300),
+    "flags": RANDOM.random((300, 2)) < 0.1,
+    "all true": np.ones(5000, bool),
+    "all false": np.zeros(5000, bool),
+    "all -1": np.full(700, -1, np.int8),
+    "all zero": np.zeros((70, 2, 5), np.int64),
+    "all equal": np.full(700, 513, np.uint16),
+    "the largest": np.full(700, 2**64 - 1, np.uint64),
+    "pictures": RANDOM.integers(0, 256, (3, 12, 12, 3)).astype(np.uint8),
+    "complex": RANDOM.random(50) + 1j,
+}
+
+
+def shuffled(chunk: np.ndarray) -> bytes:
+    """All first bytes of the values, then all second ones, and so on."""
+    return b"".join(chunk.tobytes()[place :: chunk.itemsize] for place in range(chunk.itemsize))
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_a_chunk_inflates_to_its_bytes_in_order_of_their_places(name: str) -> None:
+    assert zlib.decompress(compress(CHUNKS[name])) == shuffled(CHUNKS[name])
+
+
+KINDS = arrays.integer_dtypes(endianness="<") | arrays.unsigned_integer_dtypes(endianness="<") | arrays.boolean_dtypes()
+
+
+@given(arrays.arrays(KINDS, st.integers(1, 70)))
+def test_so_does_any_of_whole_numbers(chunk: np.ndarray) -> None:
+    assert zlib.decompress(compress(chunk)) == shuffled(chunk)
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_hdf5_reads_what_chunks_do_not_divide(name: str) -> None:
+    array = CHUNKS[name]
+    chunks = tuple(math.ceil(size * 0.4) for size in array.shape)
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        objects.add_dataset(file, "array", array, chunks=chunks)
+    with h5py.File(memory, "r") as file:
+        dataset = file["array"]
+        assert isinstance(dataset, h5py.Dataset) and (dataset.chunks, dataset.compression) == (chunks, "gzip")
+        np.testing.assert_array_equal(dataset[()], array, strict=True)
+
+
+@pytest.mark.parametrize("name", ["actions", "flags", "seeds"])
+def test_a_chunk_is_no_larger_than_one_of_plain_zlib(name: str) -> None:
+    assert len(compress(CHUNKS[name])) <= len(zlib.compress(shuffled(CHUNKS[name]), 1)) + 16
