@@ -71,8 +71,9 @@ class Memory:
     def write(self, data: Any) -> int:
         """As of a file; a gap before the data reads as zeros."""
         stop = self._position + len(data)
-        if stop > len(self._bytes) or self._position > self._end:
-            self._extend(stop)
+        self._reserve(stop)
+        if self._position > self._end:
+            self._extend(self._position)
         self._bytes[self._position : stop] = np.frombuffer(data, np.uint8)
         self._position, self._end = stop, max(self._end, stop)
         return len(data)
@@ -87,11 +88,14 @@ class Memory:
     def flush(self) -> None:
         """Nothing waits."""
 
-    def _extend(self, end: int) -> None:
+    def _reserve(self, end: int) -> None:
         if end > len(self._bytes):
             grown = _pages(max(end, 2 * len(self._bytes)))
             grown[: self._end] = self._bytes[: self._end]
             self._bytes = grown
+
+    def _extend(self, end: int) -> None:
+        self._reserve(end)
         self._bytes[self._end : end] = 0  # what an earlier file left there must not reach this one
         self._end = max(self._end, end)
 
