@@ -22,6 +22,7 @@ from rein.learning.options import (
     DEFAULTS,
     HOW,
     SHAPE,
+    Configurable,
     OnPolicyOptions,
     Scheduled,
     above_zero,
@@ -43,7 +44,7 @@ from rein.ops.trees import to_device
 from rein.types import Transition, Tree
 
 
-class OnPolicyAgent(abc.ABC):
+class OnPolicyAgent(Configurable, abc.ABC):
     """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
 
     reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
@@ -70,7 +71,7 @@ class OnPolicyAgent(abc.ABC):
         self.env_steps = self.updates = 0
         seed = self._options["seed"]
         self._build(secrets.randbits(31) if seed is None else seed)
-        self.seed = seed
+        self.seed, self._built = seed, True
 
     def _build(self, seed: int) -> None:
         self._root, options = seed, self._options

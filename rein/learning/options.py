@@ -123,6 +123,9 @@ class Scheduled:
     What was assigned is no part of the agent's state: who resumes the run assigns it again, as a handler of it does.
     """
 
+    def __init__(self, high: float = math.inf) -> None:
+        self._high = high
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
@@ -133,9 +136,36 @@ class Scheduled:
         return agent.__dict__[self._name]
 
     def __set__(self, agent: Any, value: float | Schedule) -> None:
-        """Raises ValueError where the value is ever below 0, or NaN."""
-        agent.__dict__[self._name] = schedule = not_negative(agent, self._name, value)
+        """Raises ValueError where the value is ever below 0, above the highest there is, or NaN."""
+        schedule = not_negative(agent, self._name, value)
+        if schedule.bounds[1] > self._high:
+            raise ValueError(f"{type(agent).__name__}({self._name}={value!r}): give {self._high:g} or less")
+        agent.__dict__[self._name] = schedule
         agent.__dict__.setdefault(f"_first_{self._name}", schedule)
+
+
+class Configurable:
+    """Refuses what would silently be no option: a class's own that hides one, and one that nobody reads again."""
+
+    _options: dict[str, Any]
+    _built = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for base in cls.__mro__[1:]:
+            for name, option in vars(base).items():
+                if isinstance(option, Scheduled) and not isinstance(vars(cls).get(name, option), Scheduled):
+                    raise TypeError(
+                        f"{cls.__name__}.{name} hides an option of {base.__name__}: give {name}= to its constructor"
+                    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._built and name in self._options and name not in self.__dict__ and not hasattr(type(self), name):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is read when the agent is built, and would change nothing now: "
+                f"give {name}= to its constructor"
+            )
+        super().__setattr__(name, value)
 
 
 def first(agent: object, name: str) -> Any:

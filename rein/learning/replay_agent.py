@@ -20,7 +20,7 @@ from rein.learning.adam import Adam
 from rein.learning.episode_returns import EpisodeReturns
 from rein.learning.exploration import Plateau
 from rein.learning.learner import Gradient, Learner, Loss
-from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, fraction, layers, whole
+from rein.learning.options import Configurable, Scheduled, above_zero, as_json, at_least_one, fraction, layers, whole
 from rein.learning.policy import share_parameters
 from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
@@ -33,7 +33,7 @@ from rein.types import Transition, Tree
 Networks = TypeVar("Networks", bound=nn.Module)
 
 
-class ReplayAgent(abc.ABC, Generic[Networks]):
+class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     """Networks, their learners and a replay. A subclass makes the networks, acts by them, and says what an update is.
 
     After `learning_starts` env_steps, each `train_frequency` of them are followed by a round of as many updates as
@@ -42,7 +42,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
 
     reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
     learning_rate: Scheduled = Scheduled()
-    priority_beta: Scheduled = Scheduled()
+    priority_beta: Scheduled = Scheduled(high=1.0)
     values = True  # whether it learns from rewards and from what came after
     exploration: Any = None  # how much, an `Amount`: by a schedule or by what the returns are like
 
@@ -65,7 +65,7 @@ class ReplayAgent(abc.ABC, Generic[Networks]):
         self.env_steps = self.updates = 0
         seed = options["seed"]
         self._build(secrets.randbits(31) if seed is None else seed)
-        self.seed = seed
+        self.seed, self._built = seed, True
 
     def _check(self, options: dict[str, Any]) -> None:
         """Refuse what is nonsense, and make whole numbers of those that are meant to be."""

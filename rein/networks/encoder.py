@@ -15,13 +15,13 @@ from rein.networks.convolution import Convolution
 from rein.networks.flatten import Flatten, Tree
 from rein.networks.normalizers import ObservationNormalizer
 
-SMALLEST_IMAGE = 36  # pixels a side, which the convolutions of `Convolution` need
+SMALLEST_IMAGE = 36  # pixels a side; what is smaller is taken for a grid, each of whose numbers has its own meaning
 
 
 class Encoder(nn.Module):
     """Observations of a space as (N, F) float32, normalized if asked for; images as they are.
 
-    An image is a Box of three dimensions that is large enough for convolutions; smaller grids are flattened.
+    Which boxes are images, `Convolution` says; grids that are smaller than `SMALLEST_IMAGE` are flattened.
 
     The statistics of a normalizer change in `update` alone: an agent calls it between two rollouts, so that what it
     said of an observation when it acted is what it says when it learns. Policies share them and never change them.
@@ -30,7 +30,9 @@ class Encoder(nn.Module):
     def __init__(self, space: spaces.Space[Any], device: torch.device, *, normalize: bool = False) -> None:
         """Raises ValueError where an image is to be normalized."""
         super().__init__()
-        self.image = Convolution.is_image(space) and min(_size(space.shape)) >= SMALLEST_IMAGE  # type: ignore[arg-type]  # an image has a shape
+        size = Convolution.size_of(space)
+        self.image = size is not None and min(size) >= SMALLEST_IMAGE
+        self._dimensions = len(space.shape or ()) + 1
         if self.image and normalize:
             raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
         self._flatten = None if self.image else Flatten(space, device)
@@ -39,8 +41,15 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, observation: Tree) -> Tensor:
-        """(N, F)."""
+        """(N, F). Raises TypeError for an array that is no tensor, ValueError for one observation without its N."""
+        if not issubclass(type(observation), (Tensor, dict)):
+            raise TypeError(f"observations are tensors, not {type(observation).__name__}: use torch.as_tensor")
         if self._flatten is None:
+            if observation.ndim < self._dimensions:
+                raise ValueError(
+                    f"images of N environments are expected, not one of {tuple(observation.shape)}; "
+                    "for one environment, its observation with a first dimension of 1"
+                )
             return observation
         flat_NF = self._flatten(observation)
         return flat_NF if self.normalizer is None else self.normalizer(flat_NF)
@@ -49,8 +58,3 @@ class Encoder(nn.Module):
         """Take these observations into the statistics, if there are any."""
         if self.normalizer is not None and self._flatten is not None:
             self.normalizer.update(self._flatten(observation), valid_N)
-
-
-def _size(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of an image, as `Convolution` reads its shape."""
-    return shape[:2] if shape[2] < shape[0] else shape[1:]

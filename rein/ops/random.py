@@ -27,8 +27,12 @@ def stream_seed(seed: int, role: str, index: int = 0) -> int:
 
 
 def generator(seed: int, role: str, index: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator on `device` for one stream."""
-    return torch.Generator(device=device).manual_seed(stream_seed(seed, role, index))
+    """A torch generator on `device` for one stream. Raises ValueError for a device that is not there."""
+    try:
+        drawing = torch.Generator(device=device)
+    except RuntimeError as error:  # which goes on about shared libraries
+        raise ValueError(f'device="{device}": torch finds none here; use device="cpu"') from error
+    return drawing.manual_seed(stream_seed(seed, role, index))
 
 
 def restore(generator: torch.Generator, state: Tensor) -> None:

@@ -21,6 +21,7 @@ from rein.networks.flatten import children
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+_LARGEST = np.iinfo(np.int64).max
 _FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # which kinds of numbers may become which
 
 
@@ -32,6 +33,10 @@ def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
         return space.nvec.shape, np.dtype(np.int64)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         dtype = np.dtype(space.dtype)
+        if dtype.name == "uint64" and isinstance(space, spaces.Box) and (space.high > _LARGEST).any():
+            raise TypeError(
+                f"{space}: torch calculates with int64 instead of uint64; give a high of {_LARGEST} at most"
+            )
         return tuple(space.shape), np.dtype(_NARROWED.get(dtype.name, dtype))
     raise TypeError(f"{space}: not a tensor; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are")
 

@@ -38,7 +38,7 @@ def compress(chunk: np.ndarray) -> bytes:
 def _used_bytes(values_V: np.ndarray) -> tuple[int, int]:
     """How many bytes of each value, from the lowest on, have to be looked at, and what all others are."""
     width = values_V.itemsize
-    if values_V.dtype.kind not in "iub" or sys.byteorder != "little":
+    if values_V.dtype.kind not in "iub" or not values_V.dtype.isnative or sys.byteorder != "little":
         return width, 0
     low, high = int(values_V.min()), int(values_V.max())
     if width == 1 and low == high:

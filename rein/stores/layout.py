@@ -78,7 +78,7 @@ def split(trajectory: Trajectory, max_bytes: int) -> Iterator[tuple[Part, Trajec
     """Cut an epoch by rows into parts of about `max_bytes`, of one row at least. An episode lies where it ends."""
     length = _rows(trajectory)
     rows = max(1, int(length * max_bytes // max(1, size_of(trajectory))))
-    starts = range(0, length, rows)
+    starts = range(0, max(1, length), rows)  # one without rows has its next observation, and its place in the run
     home_E = np.clip((trajectory.episodes.last_step - trajectory.first_step) // rows, 0, len(starts) - 1)
     for number, start in enumerate(starts):
         stop, chosen_E = start + rows, home_E == number

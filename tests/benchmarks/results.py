@@ -60,7 +60,7 @@ ROWS = {
         )
         for name in ("bandit", "delayed", "corridor", "continuous-corridor", "fork", "reach")
     },
-    "pong": Row("Pong, PPO, 3 of the recipe's 10 M steps", "20 of 21", "recipe", {"env_steps": 3_000_000}),
+    "pong": Row("Pong, PPO, 2 M steps", "20 of 21", "recipe", {"env_steps": 2_000_000}),
     "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
     "halfcheetah-zoo": Row("HalfCheetah-v5, PPO, rl-zoo's parameters", "beside SB3", "zoo"),
     "halfcheetah-sb3": Row("HalfCheetah-v5, PPO of Stable-Baselines3", "", "sb3"),

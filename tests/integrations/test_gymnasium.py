@@ -495,3 +495,10 @@ def test_a_factory_a_spec_and_a_name_without_version_give_the_same_episodes(sour
     assert torch.equal(*(environment.reset() for environment in environments))
     steps = [environment.apply_action(torch.zeros(N, dtype=torch.int64)) for environment in environments]
     assert map_tree(torch.equal, *steps)
+
+
+def test_numbers_beyond_int64_are_refused_before_they_turn_negative() -> None:
+    with pytest.raises(TypeError, match="torch calculates with int64 instead of uint64"):
+        Codec("observation", spaces.Box(0, 2**64 - 1, (2,), np.uint64))
+    small = Codec("observation", spaces.Box(0, 2**40, (2,), np.uint64)).stack([np.array([1, 2**40], np.uint64)])
+    assert small.tolist() == [[1, 2**40]]

@@ -200,3 +200,32 @@ def test_exploring_by_a_temperature_is_reported_as_that() -> None:
     final = rein.train(agent, environment, env_steps=40, seed=0)
     assert final.metrics["temperature"] == 2.0
     assert "epsilon" not in final.metrics
+
+
+@pytest.mark.parametrize("option", ["epsilon", "tau", "update_to_data", "learning_starts"])
+def test_assigning_what_is_read_only_once_is_an_error(option: str) -> None:
+    agent = made(DQN, CartPole(num_envs=2, seed=0))
+    with pytest.raises(AttributeError, match=rf"DQN.{option} is read when the agent is built"):
+        setattr(agent, option, 0.5)
+
+
+@pytest.mark.parametrize("kind", [DQN, PPO])
+def test_a_class_that_hides_an_option_is_refused_where_it_is_written(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* give learning_rate="):
+        type("Mine", (kind,), {"learning_rate": 1e-4})
+
+
+def test_more_than_all_of_the_preference_cannot_be_made_up_for() -> None:
+    environment = CartPole(num_envs=2, seed=0)
+    with pytest.raises(ValueError, match=r"DQN\(priority_beta=1.5\): give 1 or less"):
+        made(DQN, environment, prioritized=True, priority_beta=1.5)
+    agent = made(DQN, environment, prioritized=True)
+    with pytest.raises(ValueError, match="give 1 or less"):
+        agent.priority_beta = 1.5
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
+def test_a_device_that_is_not_there_is_told_in_a_sentence(kind: Any) -> None:
+    environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
+    with pytest.raises(ValueError, match='device="xpu": torch finds none here; use device="cpu"'):
+        made(kind, environment, device="xpu")

@@ -52,6 +52,12 @@ def test_by_default_it_is_the_network_of_mnih_2015() -> None:
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 7 * 7 * 64)]
 
 
+@pytest.mark.parametrize(("shape", "small"), [((4, 42, 42), True), ((90, 63, 3), True), ((4, 64, 64), False)])
+def test_a_small_image_is_looked_at_twice_as_finely(shape: tuple[int, ...], small: bool) -> None:
+    (first, *_) = kinds(Convolution(box(*shape), 512, generator(0, "stem")), nn.Conv2d)
+    assert (first.kernel_size, first.stride) == (((4, 4), (2, 2)) if small else ((8, 8), (4, 4)))
+
+
 @pytest.mark.parametrize("height", range(36, 53))
 def test_every_pixel_is_seen(height: int) -> None:
     network, x = stem(C, height, W), (images(64, C, height, W) / 255.0).requires_grad_()
@@ -167,8 +173,9 @@ def test_a_layer_of_nothing_is_an_error(layer: tuple[int, int, int]) -> None:
 
 
 NO_IMAGES = [
-    spaces.Box(0, 255, (84, 84), np.uint8),
-    spaces.Box(0, 255, (4, 84, 84, 3), np.uint8),
+    spaces.Box(0.0, 1.0, (84, 84)),
+    spaces.Box(0.0, 1.0, (4, 84, 84, 3)),
+    spaces.Box(0, 255, (2, 4, 84, 84, 3), np.uint8),
     spaces.Box(-1.0, 1.0, (4,)),
     spaces.Discrete(4),
     spaces.MultiBinary((4, 84, 84)),
@@ -178,15 +185,28 @@ NO_IMAGES = [
 
 @pytest.mark.parametrize("space", NO_IMAGES, ids=str)
 def test_what_is_no_image_is_an_error_that_shows_the_space(space: spaces.Space) -> None:
-    assert not Convolution.is_image(space)
+    assert Convolution.size_of(space) is None
     with pytest.raises(ValueError, match="is no image") as caught:
         Convolution(space, FEATURES, generator(0, "stem"))
     assert str(space) in str(caught.value)
 
 
-def test_a_box_of_three_dimensions_is_an_image() -> None:
-    assert Convolution.is_image(box(84, 84, 3))
-    assert Convolution.is_image(box(4, 84, 84, dtype=np.float32))
+def test_boxes_of_three_dimensions_and_bytes_of_two_or_four_are_images() -> None:
+    for space in (box(84, 42, 3), box(4, 84, 42, dtype=np.float32), box(84, 42), box(4, 84, 42, 3), box(4, 3, 84, 42)):
+        assert Convolution.size_of(space) == (84, 42)
+
+
+def test_bytes_without_channels_are_those_of_one_channel() -> None:
+    x = images(5, H, W)
+    torch.testing.assert_close(stem(H, W)(x), stem(1, H, W)(x.unsqueeze(1)))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_channels_of_stacked_frames_are_taken_together(last: bool) -> None:
+    x = images(5, 4, C, H, W)  # four frames of C channels
+    together = stem(4 * C, H, W)(x.flatten(1, 2))
+    stacked = stem(4, H, W, C)(x.movedim(2, -1)) if last else stem(4, C, H, W)(x)
+    torch.testing.assert_close(stacked, together)
 
 
 @pytest.mark.parametrize("shape", [(2, H, W, C), (2, C, W, H), (H, W), (C * H * W,)])

@@ -93,3 +93,17 @@ def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
 def test_an_image_is_not_normalized_twice() -> None:
     with pytest.raises(ValueError, match=r"normalize_observation=True: an image, .* is scaled to \[0, 1\] anyway"):
         Encoder(image(84, 84, 3), CPU, normalize=True)
+
+
+@pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84), (4, 84, 84, 3)])
+def test_one_image_is_told_to_become_a_batch_of_one(shape: tuple[int, ...]) -> None:
+    encoder = Encoder(image(*shape), CPU)
+    with pytest.raises(ValueError, match="a first dimension of 1"):
+        encoder(torch.zeros(shape, dtype=torch.uint8))
+    assert len(encoder(torch.zeros(1, *shape, dtype=torch.uint8))) == 1
+
+
+@pytest.mark.parametrize("space", [VECTOR, image(36, 36, 1)])
+def test_arrays_are_told_to_become_tensors(space: spaces.Box) -> None:
+    with pytest.raises(TypeError, match=r"observations are tensors, not ndarray: use torch.as_tensor"):
+        Encoder(space, CPU)(np.zeros((1, *space.shape), space.dtype))

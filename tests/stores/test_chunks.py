@@ -31,6 +31,7 @@ CHUNKS = {
     "the largest": np.full(700, 2**64 - 1, np.uint64),
     "pictures": RANDOM.integers(0, 256, (3, 12, 12, 3)).astype(np.uint8),
     "complex": RANDOM.random(50) + 1j,
+    "of the other byte order": np.arange(300, dtype=">i4"),
 }
 
 

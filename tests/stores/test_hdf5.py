@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rein.ops.trees import map_tree
 from rein.stores import layout
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.host import to_host
@@ -193,3 +194,14 @@ def test_run_json_is_written_whole_and_read_back(tmp_path):
     store.append(make_trajectory(1))
     store.close()
     assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
+
+
+def test_an_epoch_without_rows_is_kept_however_large_its_next_observation_is(tmp_path):
+    whole = make_trajectory(2)
+    empty = map_tree(lambda column: column[:0], {"fields": whole.fields, "episodes": whole.episodes})
+    store = HDF5Store(tmp_path / "run", max_bytes=1)
+    given = [make_trajectory(1), whole._replace(**empty), make_trajectory(3)]
+    for trajectory in given:
+        store.append(trajectory)
+    store.close()
+    assert_equal(read(store.path), given)
