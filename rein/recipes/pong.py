@@ -38,8 +38,8 @@ def pong(
 ) -> Loop:
     """PPO on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 20 of 21 in 100 training episodes.
 
-    That is three to six hours on one core. Nobody has seen it solved: with 3 M steps in all an earlier version, whose
-    convolutions left out the player's own paddle, got from -20 to -9. This one has not been trained.
+    That is three to six hours on one core, and nobody has run it to its end. With 2 M steps in all, 76 minutes on one
+    core, one run (seed 0) got from -20.4 to -0.4 in its last 100 training episodes, and rose to the end.
 
     Args:
         store: where trajectories go.
