@@ -16,16 +16,14 @@ import numpy as np
 from rein.stores.tables import Content
 
 _NARROW = 8  # bytes of a row
-_SPECIAL = "/special"  # no field is called that
 
 
 class Held:
-    """Windows of the fields called `paths`, and of the flags (G,) that say which rows are special."""
+    """Windows of the fields called `paths`."""
 
-    def __init__(self, contents: Sequence[Content], paths: Sequence[str], special_G: np.ndarray, length: int) -> None:
-        self.order = _Order(contents)
-        ends = np.cumsum([content.rows * content.num_envs for content in contents])[:-1]
-        narrow = {_SPECIAL: self.order.arrange(np.split(special_G, ends), (), special_G.dtype)}
+    def __init__(self, contents: Sequence[Content], paths: Sequence[str], length: int) -> None:
+        self.order = Order(contents)
+        narrow: dict[str, np.ndarray] = {}
         self._wide: dict[str, np.ndarray] = {}
         for path in paths:
             stored = contents[0].fields[path]
@@ -37,25 +35,47 @@ class Held:
             else:
                 self._wide[path] = _windows(column, length)
         self._kind = np.dtype([(path, column.dtype, column.shape[1:]) for path, column in narrow.items()])
-        joined = np.empty(len(narrow[_SPECIAL]), self._kind)
+        joined = np.empty(self.order.size, self._kind)
         for path, column in narrow.items():
             joined[path] = column
-        self._narrow = _windows(joined.view(np.uint8).reshape(len(joined), -1), length)
-        self._narrow_paths = [path for path in narrow if path != _SPECIAL]
+        self._narrow = _windows(joined.view(np.uint8).reshape(len(joined), self._kind.itemsize), length)
 
-    def take(self, begin_B: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The windows (B, L, ...) of all fields that begin at these places, and which of their rows are special."""
-        narrow_BL = _taken(self._narrow, begin_B).view(self._kind)[..., 0]
-        found = {path: np.ascontiguousarray(narrow_BL[path]) for path in self._narrow_paths}
-        found |= {path: _taken(windows, begin_B) for path, windows in self._wide.items()}
-        return found, narrow_BL[_SPECIAL]
+    def take(self, begin_B: np.ndarray) -> dict[str, np.ndarray]:
+        """The windows (B, L, ...) of all fields that begin at these places."""
+        found: dict[str, np.ndarray] = {}
+        if self._kind.itemsize:
+            narrow_BL = _taken(self._narrow, begin_B).view(self._kind)[..., 0]
+            found = {path: np.ascontiguousarray(narrow_BL[path]) for path in self._kind.fields or ()}
+        return found | {path: _taken(windows, begin_B) for path, windows in self._wide.items()}
 
     def take_wide(self, path: str, begin_B: np.ndarray) -> np.ndarray:
         """Those of one field, an observation or what is not narrow."""
         return _taken(self._wide[path], begin_B)
 
 
-class _Order:
+class Elsewhere:
+    """Which rows of windows are special: their next observation is `source`, not that of the row after them."""
+
+    def __init__(self, order: Order, special_G: np.ndarray, source: np.ndarray, length: int) -> None:
+        place = order.place(np.flatnonzero(special_G))
+        sort = np.argsort(place)
+        self._places, self._source = place[sort], source[sort]
+        self._special = np.zeros(order.size, bool)
+        self._special[place] = True
+        before = np.cumsum(np.concatenate([[0], self._special]))
+        self._touched = before[length:] > before[: len(before) - length]  # by where a window begins
+        self._steps = np.arange(length)
+
+    def find(self, begin_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Window, row in it and source of each special row of the windows that begin at these places."""
+        # by methods: numpy's functions of the same names take longer than the work, once for every batch
+        (touched,) = self._touched[begin_B].nonzero()  # few of them: most windows lie inside an episode
+        places = begin_B[touched][:, None] + self._steps
+        window, row = self._special[places].nonzero()
+        return touched[window], row, self._source[self._places.searchsorted(places[window, row])]
+
+
+class Order:
     """The rows of an environment one after the other.
 
     Files that follow each other and have one number of environments are a stretch: (N, the sum of R) rows.
@@ -67,6 +87,7 @@ class _Order:
         self._envs = np.array([stretch[0].num_envs for stretch in stretches], np.int64)
         self._rows = np.array([sum(lengths) for lengths in self._lengths], np.int64)
         self._base = np.cumsum([0, *(self._envs * self._rows)])
+        self.size = int(self._base[-1]) + 1  # of what is arranged
 
     def place(self, row_B: np.ndarray) -> np.ndarray:
         """Where these rows, by their number g (see `rein.stores.rows`), are."""
@@ -79,7 +100,8 @@ class _Order:
 
     def arrange(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """(G + 1, *shape): what each file has of its rows (R * N, *shape), and one more row that is nowhere."""
-        arranged, given = np.zeros((self._base[-1] + 1, *shape), dtype), iter(parts)
+        arranged, given = np.empty((self.size, *shape), dtype), iter(parts)  # numpy asks for huge pages, not for zeros
+        arranged[-1] = 0
         for lengths, num_envs, rows, base in zip(self._lengths, self._envs, self._rows, self._base, strict=False):
             stretch_NR = arranged[base : base + num_envs * rows].reshape(num_envs, rows, *shape)
             first = 0

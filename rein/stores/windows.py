@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rein.stores.held import Held
+from rein.stores.held import Elsewhere, Held
 from rein.stores.rows import Rows, find_rows, rows_of_episodes
 from rein.stores.tables import Content
 from rein.types import Transition
 
 _SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
-_LAZY = ("_rows", "_maps", "_held", "_special", "_first", "_begin", "_envs", "_one_step")  # what each worker finds out
+_LAZY = ("_rows", "_maps", "_held", "_elsewhere", "_others", "_first", "_begin", "_envs", "_one_step")  # what each worker finds out
 
 
 class Windows:
@@ -68,9 +68,14 @@ class Windows:
 
     @functools.cached_property
     def _held(self) -> Held:
-        """The other fields, in memory, and which rows are special."""
+        """The other fields, in memory."""
         paths = [path for path in self._paths if path not in self._maps]
-        return Held(self._contents, paths, self._rows.special_G, self._length)
+        return Held(self._contents, paths, self._length)
+
+    @functools.cached_property
+    def _elsewhere(self) -> Elsewhere:
+        """The rows whose next observation is one of the `_others`."""
+        return Elsewhere(self._held.order, self._rows.special_G, self._rows.source, self._length)
 
     @functools.cached_property
     def _begin(self) -> np.ndarray:
@@ -78,8 +83,8 @@ class Windows:
         return self._held.order.place(self._first)
 
     @functools.cached_property
-    def _special(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The rows whose next observation is elsewhere, and all such observations, which `Rows.source` counts."""
+    def _others(self) -> dict[str, np.ndarray]:
+        """All observations that follow no row of the run, final and next ones, which `Rows.source` counts."""
         found = {}
         for path in self._observations:
             inner, parts = path.split("/")[1:], []
@@ -94,7 +99,7 @@ class Windows:
                     count = len(columns) * (1 if table == "episodes" else shape[1])
                     parts.append(np.zeros((count, *shape[2:]), dtype))
             found[path] = np.concatenate(parts)
-        return np.flatnonzero(self._rows.special_G), found
+        return found
 
     @functools.cached_property
     def _envs(self) -> np.ndarray:
@@ -108,13 +113,16 @@ class Windows:
     def gather(self, index: slice | np.ndarray) -> Transition:
         """The windows of these elements, (B, L, ...)."""
         begin_B = self._begin[index]
-        found, special_BL = self._held.take(begin_B)
+        found = self._held.take(begin_B)
         following = {path: self._held.take_wide(path, begin_B + 1) for path in self._observations if path in found}
         if self._maps:
             here, later = (self._places(index, n) for n in (0, 1))
             found |= {path: here.take(column) for path, column in self._maps.items()}
             following |= {p: later.take(column) for p, column in self._maps.items() if p in self._observations}
-        self._patch(index, special_BL, following)
+        if following:
+            window, row, source = self._elsewhere.find(begin_B)
+            for path, array in following.items():
+                array[window, row] = self._others[path][source]
         return self._transition(found, following, (len(begin_B), self._length))
 
     def _step(self, first_B: np.ndarray) -> Any:
@@ -128,18 +136,6 @@ class Windows:
         first_B1 = self._first[index][:, None]
         rows_BL = first_B1 + self._step(first_B1) * np.arange(later, later + self._length)
         return _Places(self._contents, self._rows.base, rows_BL)
-
-    def _patch(self, index: slice | np.ndarray, special_BL: np.ndarray, following: dict[str, np.ndarray]) -> None:
-        """Put the next observations that are elsewhere where they belong."""
-        at = np.flatnonzero(special_BL.reshape(-1))
-        if not len(at) or not following:
-            return
-        where, observations = self._special
-        window, number = np.divmod(at, self._length)
-        first = self._first[index][window]
-        source = self._rows.source[np.searchsorted(where, first + number * self._step(first))]
-        for path, array in following.items():
-            array[window, number] = observations[path][source]
 
     def _transition(self, found: dict[str, Any], following: dict[str, Any], lead: tuple[int, ...]) -> Transition:
         if self._flat:
