@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rein.errors import StoreError
 from rein.stores.files import sync_folder, write_whole
@@ -18,6 +18,13 @@ from rein.stores.layout import WHOLE, Part, size_of, split, structure, write_tra
 from rein.stores.lock import Lock
 from rein.stores.writer import Writer
 from rein.types import Trajectory
+
+
+class _Epoch(NamedTuple):
+    """One that waits, and its size in bytes."""
+
+    trajectory: Trajectory
+    size: int
 
 
 class Files:
@@ -30,7 +37,7 @@ class Files:
         self._in_use = Lock(folder.parent)  # as long as a thread may write there, even when nobody closes the store
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # over what follows: the writer's thread takes epochs that have grown old
-        self._epochs: list[Trajectory] = []
+        self._epochs: list[_Epoch] = []
         self._size = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
@@ -48,12 +55,13 @@ class Files:
             self._submit()
         if size > max_bytes:
             for part, piece in split(trajectory, max_bytes):
-                self._writer.submit(functools.partial(self._write, [piece], part), size_of(piece))
+                held = _Epoch(piece, size_of(piece))
+                self._writer.submit(functools.partial(self._write, [held], part), held.size)
             return
         with self._lock:
             if not self._epochs:
                 self._since, self._structure = time.monotonic(), mine
-            self._epochs.append(trajectory)
+            self._epochs.append(_Epoch(trajectory, size))
             self._size += size
             self._structure = tuple(b if a is None else a for a, b in zip(mine, self._structure, strict=True))
         if len(self._epochs) >= max_epochs or time.monotonic() - self._since >= max_seconds:
@@ -62,9 +70,9 @@ class Files:
     def remove(self, epoch: int) -> None:
         """Keep that epoch no longer, whether it is in a file already or not."""
         with self._lock:
-            stay = [held for held in self._epochs if held.epoch != epoch]
+            stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)
-            self._epochs, self._size = stay, sum(map(size_of, stay))
+            self._epochs, self._size = stay, sum(held.size for held in stay)
         if not waited:  # it is in a file, or will be when the thread gets there
             self._submit()  # first what takes its place
             self._writer.submit(functools.partial(self._remove, epoch), 0)
@@ -99,7 +107,7 @@ class Files:
         if epochs := self._take():
             self._writer.submit(functools.partial(self._write, epochs, WHOLE), size, wait)
 
-    def _take(self) -> list[Trajectory]:
+    def _take(self) -> list[_Epoch]:
         with self._lock:
             epochs, self._epochs, self._size = self._epochs, [], 0
         return epochs
@@ -108,11 +116,12 @@ class Files:
         if self._epochs and time.monotonic() - self._since >= self._limits[2] and (epochs := self._take()):
             self._write(epochs, WHOLE)
 
-    def _write(self, epochs: list[Trajectory], part: Part) -> None:
+    def _write(self, epochs: list[_Epoch], part: Part) -> None:
         for together in [[epoch] for epoch in epochs] if self._alone else [epochs]:
             self._write_file(together, part)
 
-    def _write_file(self, epochs: list[Trajectory], part: Part) -> None:
+    def _write_file(self, held: list[_Epoch], part: Part) -> None:
+        epochs, size = [epoch.trajectory for epoch in held], sum(epoch.size for epoch in held)
         first, last = epochs[0].epoch, epochs[-1].epoch
         path = self.folder / file_name(first, last, part)
         if path.exists():
@@ -122,7 +131,7 @@ class Files:
             write_trajectories(file, epochs, part, self.run)
 
         try:
-            content = compose(build, self._memory, capacity=sum(map(size_of, epochs)))
+            content = compose(build, self._memory, capacity=size)
         except Exception as error:  # h5py raises many kinds; each says which epochs
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)

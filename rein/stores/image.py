@@ -74,7 +74,7 @@ class Memory:
         self._reserve(stop)
         if self._position > self._end:
             self._extend(self._position)
-        self._bytes[self._position : stop] = np.frombuffer(data, np.uint8)
+        self._bytes.data[self._position : stop] = data
         self._position, self._end = stop, max(self._end, stop)
         return len(data)
 

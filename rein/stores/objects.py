@@ -49,7 +49,7 @@ def allocate(
 ) -> h5py.Dataset:
     """A new dataset that is to be written."""
     created = h5d.create(
-        group.id, name.encode(), _type(dtype), h5s.create_simple(shape), _properties(chunks), _link_properties(name)
+        group.id, name.encode(), _type(dtype), _space(shape), _properties(chunks), _link_properties(name)
     )
     return h5py.Dataset(created)
 
@@ -65,9 +65,7 @@ def add_text(group: h5py.Group, name: str, text: str) -> None:
     """A string of fixed length, since PyTables cannot read others."""
     data = text.encode()
     kind = _text_type(len(data))
-    created = h5d.create(
-        group.id, name.encode(), kind, h5s.create(h5s.SCALAR), _properties(None), _link_properties(name)
-    )
+    created = h5d.create(group.id, name.encode(), kind, _space(()), _properties(None), _link_properties(name))
     created.write(h5s.ALL, h5s.ALL, np.array(data), mtype=kind)
 
 
@@ -75,8 +73,7 @@ def set_attributes(node: h5py.Group | h5py.Dataset, **attributes: str | Sequence
     """New attributes: a text, several of them, or a whole number."""
     for name, value in attributes.items():
         array = np.array(value, None if isinstance(value, int) else _TEXT)
-        space = h5s.create_simple(array.shape) if array.ndim else h5s.create(h5s.SCALAR)
-        attribute = h5a.create(node.id, name.encode(), _type(array.dtype), space)
+        attribute = h5a.create(node.id, name.encode(), _type(array.dtype), _space(array.shape))
         attribute.write(array, mtype=_type(array.dtype, memory=True))
 
 
@@ -99,6 +96,12 @@ def decode_name(name: str) -> str:
 def _type(dtype: np.dtype, memory: bool = False) -> h5t.TypeID:
     """Booleans are an enumeration and texts of any length are UTF-8, as h5py has it."""
     return h5t.py_create(_TEXT if dtype.kind == "O" else dtype, logical=not memory)
+
+
+@functools.lru_cache(64)
+def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
+    """Nothing is ever selected in it."""
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
 
 
 @functools.lru_cache(64)

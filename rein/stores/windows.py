@@ -19,7 +19,17 @@ from rein.stores.tables import Content
 from rein.types import Transition
 
 _SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
-_LAZY = ("_rows", "_maps", "_held", "_elsewhere", "_others", "_first", "_begin", "_envs", "_one_step")  # what each worker finds out
+_LAZY = (
+    "_rows",
+    "_maps",
+    "_held",
+    "_elsewhere",
+    "_others",
+    "_first",
+    "_begin",
+    "_envs",
+    "_one_step",
+)  # what each worker finds out
 
 
 class Windows:

@@ -19,6 +19,13 @@ from rein.stores.chunks import compress
 RANDOM = np.random.default_rng(0)
 CHUNKS = {
     "actions": RANDOM.integers(0, 2, (100, 8)),
+    "many actions": RANDOM.integers(0, 2, 20_000),
+    "many of three": RANDOM.integers(0, 3, 20_000).astype(np.int32),
+    "many of four": RANDOM.integers(0, 4, 20_000),
+    "many of fifteen": RANDOM.integers(0, 15, (5000, 4)).astype(np.int8),
+    "many of sixteen": RANDOM.integers(0, 16, 20_000),
+    "many coins": RANDOM.random((300, 64)) < 0.5,
+    "many repeated ones": np.tile(RANDOM.integers(0, 6, 64), 300),
     "larger actions": RANDOM.integers(0, 70_000, (40, 3)).astype(np.int32),
     "seeds": RANDOM.integers(0, 2**31, 300),
     "with -1": RANDOM.integers(-1, 5, 300),
@@ -69,3 +76,18 @@ def test_hdf5_reads_what_chunks_do_not_divide(name: str) -> None:
 @pytest.mark.parametrize("name", ["actions", "flags", "seeds"])
 def test_a_chunk_is_no_larger_than_one_of_plain_zlib(name: str) -> None:
     assert len(compress(CHUNKS[name])) <= len(zlib.compress(shuffled(CHUNKS[name]), 1)) + 16
+
+
+@given(st.integers(1, 15), st.integers(8_000, 20_000), st.sampled_from(["u1", "i2", "i8"]))
+def test_many_small_numbers_inflate_to_theirs(choices: int, count: int, kind: str) -> None:
+    chunk = np.random.default_rng(count).integers(0, choices, count).astype(kind)
+    assert zlib.decompress(compress(chunk)) == shuffled(chunk)
+
+
+@pytest.mark.parametrize("name", ["many actions", "many of three", "many of four", "many of fifteen", "many coins"])
+def test_numbers_without_repetitions_take_little_more_than_by_plain_zlib(name: str) -> None:
+    assert len(compress(CHUNKS[name])) <= 1.2 * len(zlib.compress(shuffled(CHUNKS[name]), 1))
+
+
+def test_numbers_with_repetitions_take_no_code_for_each() -> None:
+    assert len(compress(CHUNKS["many repeated ones"])) < CHUNKS["many repeated ones"].size / 10
