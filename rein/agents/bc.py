@@ -114,8 +114,10 @@ class _ActorAlone(nn.Module):
         super().__init__()
         self.scale = Scale(action_space, drawn.device)
         self.encoder = Encoder(observation_space, drawn.device, normalize=normalize)
-        if self.encoder.image:
-            raise ValueError(f"the observations are images, {observation_space}: cloned from vectors alone")
+        if self.encoder.images:
+            raise ValueError(
+                f"there are images in {observation_space}: actions of this space are cloned from vectors alone"
+            )
         shape = self.encoder.features, self.scale.actions, tuple(options["hidden"]), options["activation"], drawn
         self.actor = Actor(*shape, stochastic=options["stochastic"])
 

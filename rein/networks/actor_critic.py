@@ -13,12 +13,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.convolution import Convolution
 from rein.networks.encoder import Encoder
 from rein.networks.heads import action_head
 from rein.networks.mlp import orthogonal_linear
 from rein.networks.recurrent import Core
 from rein.networks.stack import Stack
+from rein.networks.stem import make_stem
 from rein.ops.distributions import Distribution
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core: functools.partial(LSTM, features=64)
@@ -54,7 +54,7 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
+        self.stem = make_stem(observation_space, generator)
         inputs = self.encoder.features if self.stem is None else self.stem.features
         members = 1 if shared else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)

@@ -145,8 +145,8 @@ class ContinuousNetworks(nn.Module):
         super().__init__()
         self.scale = Scale(action_space, generator.device)
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        if self.encoder.image:
-            raise ValueError(f"the observations are images, {observation_space}: this agent learns from vectors")
+        if self.encoder.images:
+            raise ValueError(f"there are images in {observation_space}: this agent learns from vectors")
         shape = self.encoder.features, self.scale.actions, tuple(hidden), activation, generator
         self.actor = Actor(*shape, stochastic=stochastic)
         self.critics = Critics(critics, *shape)

@@ -84,8 +84,8 @@ class DiscreteNetworks(nn.Module):
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; this agent chooses among Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        if self.encoder.image:
-            raise ValueError(f"the observations are images, {observation_space}: this agent learns from vectors")
+        if self.encoder.images:
+            raise ValueError(f"there are images in {observation_space}: this agent learns from vectors")
         shape = hidden, activation, generator
         self.actor = DiscreteActor(self.encoder.features, action_space, *shape)
         self.critics = ActionValues(critics, self.encoder.features, int(action_space.n), *shape)

@@ -11,17 +11,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.convolution import Convolution
 from rein.networks.flatten import Flatten, Tree
 from rein.networks.normalizers import ObservationNormalizer
-
-SMALLEST_IMAGE = 36  # pixels a side; what is smaller is taken for a grid, each of whose numbers has its own meaning
+from rein.networks.stem import has_images, is_image
 
 
 class Encoder(nn.Module):
     """Observations of a space as (N, F) float32, normalized if asked for; images as they are.
 
-    Which boxes are images, `Convolution` says; grids that are smaller than `SMALLEST_IMAGE` are flattened.
+    Which boxes are images, `rein.networks.stem` says, and looks at them, also at those that are flattened here because
+    they are a part of an observation. `images` tells whether there are any.
 
     The statistics of a normalizer change in `update` alone: an agent calls it between two rollouts, so that what it
     said of an observation when it acted is what it says when it learns. Policies share them and never change them.
@@ -30,12 +29,11 @@ class Encoder(nn.Module):
     def __init__(self, space: spaces.Space[Any], device: torch.device, *, normalize: bool = False) -> None:
         """Raises ValueError where an image is to be normalized."""
         super().__init__()
-        size = Convolution.size_of(space)
-        self.image = size is not None and min(size) >= SMALLEST_IMAGE
+        self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
-        if self.image and normalize:
+        if self.images and normalize:
             raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
-        self._flatten = None if self.image else Flatten(space, device)
+        self._flatten = None if is_image(space) else Flatten(space, device)
         self.features = 0 if self._flatten is None else self._flatten.features
         self.normalizer = ObservationNormalizer(self.features, device) if normalize else None
 

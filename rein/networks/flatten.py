@@ -26,7 +26,7 @@ class Flatten:
     def __init__(self, space: spaces.Space[Any], device: torch.device | str = "cpu") -> None:
         """Raises TypeError for a space that is no tensor."""
         self.features = int(spaces.flatdim(space))
-        self._parts = list(_parts(space, torch.device(device)))
+        self._parts = [_part(path, part, torch.device(device)) for path, part in tensors_of(space)]
 
     def __call__(self, observation: Tree) -> Tensor:
         """(N, F) float32; the observation itself where it is that already. ValueError for what is of another shape."""
@@ -69,18 +69,25 @@ def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
     return None
 
 
-def _parts(space: spaces.Space[Any], device: torch.device, path: tuple[str, ...] = ()) -> Iterator[_Part]:
+def tensors_of(
+    space: spaces.Space[Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    """The spaces of the single tensors of an observation, in the order in which they are laid out, with their keys."""
     inner = children(space)
-    if inner is not None:
-        for key, child in inner.items():
-            yield from _parts(child, device, (*path, key))
-    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    if inner is None:
+        yield path, space
+        return
+    for key, child in inner.items():
+        yield from tensors_of(child, (*path, key))
+
+
+def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device) -> _Part:
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         discrete = isinstance(space, spaces.Discrete)
         size_K = np.atleast_1d(space.n if discrete else space.nvec).reshape(-1)
         start_K = np.atleast_1d(space.start).reshape(-1)
         first_K = np.cumsum(size_K) - size_K
-        yield _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()))
-    elif isinstance(space, spaces.Box | spaces.MultiBinary):
-        yield _Part(path, None, 0)
-    else:
-        raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")
+        return _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()))
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return _Part(path, None, 0)
+    raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")

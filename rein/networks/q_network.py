@@ -15,11 +15,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.convolution import Convolution
 from rein.networks.dueling import DuelingHead
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
 from rein.networks.stack import Stack
+from rein.networks.stem import make_stem
 
 
 class QNetwork(nn.Module):
@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
+        self.stem = make_stem(observation_space, generator)
         sizes = [self.encoder.features if self.stem is None else self.stem.features, *hidden]
         if layer_norm:
             self.hidden: nn.Module = _normalized(sizes, activation, generator)

@@ -14,10 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.convolution import Convolution
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
 from rein.networks.stack import Stack
+from rein.networks.stem import make_stem
 
 
 class QuantileNetwork(nn.Module):
@@ -59,7 +59,7 @@ class QuantileNetwork(nn.Module):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         device = generator.device
         self.encoder = Encoder(observation_space, device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
+        self.stem = make_stem(observation_space, generator)
         inputs = self.encoder.features if self.stem is None else self.stem.features
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)
         self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)

@@ -14,11 +14,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.convolution import Convolution
 from rein.networks.dueling import DuelingHead
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
 from rein.networks.stack import Stack
+from rein.networks.stem import make_stem
 
 
 class RecurrentQNetwork(nn.Module):
@@ -47,7 +47,7 @@ class RecurrentQNetwork(nn.Module):
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = Convolution(observation_space, 512, generator) if self.encoder.image else None
+        self.stem = make_stem(observation_space, generator)
         inputs = self.encoder.features if self.stem is None else self.stem.features
         self.hidden = Stack(1, inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)

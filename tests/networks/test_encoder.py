@@ -27,7 +27,7 @@ def image(*shape: int) -> spaces.Box:
 def test_large_images_are_handed_on_as_they_are(shape: tuple[int, ...]) -> None:
     encoder = Encoder(image(*shape), CPU)
     x = torch.zeros(2, *shape, dtype=torch.uint8)
-    assert encoder.image and encoder(x) is x
+    assert encoder.images and encoder(x) is x
 
 
 @pytest.mark.parametrize("shape", [(35, 84, 3), (3, 84, 35), (10, 10, 4), (40, 5, 50), (50, 5, 40)])
@@ -35,7 +35,7 @@ def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
     """Also where two dimensions are large and the one between them, a side of the image, is not."""
     encoder = Encoder(image(*shape), CPU)
     x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "rows"))
-    assert not encoder.image
+    assert not encoder.images
     assert encoder.features == int(np.prod(shape))
     assert torch.equal(encoder(x), x.flatten(1).float())
 
@@ -90,9 +90,17 @@ def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
     assert not encoder(rows(2, 3).requires_grad_()).requires_grad
 
 
-def test_an_image_is_not_normalized_twice() -> None:
+@pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3), "position": VECTOR})])
+def test_an_image_is_not_normalized_twice(space: spaces.Space) -> None:
     with pytest.raises(ValueError, match=r"normalize_observation=True: an image, .* is scaled to \[0, 1\] anyway"):
-        Encoder(image(84, 84, 3), CPU, normalize=True)
+        Encoder(space, CPU, normalize=True)
+
+
+def test_an_image_beside_other_numbers_is_flattened_and_told() -> None:
+    encoder = Encoder(spaces.Dict({"camera": image(40, 36, 1), "position": VECTOR}), CPU)
+    seen = {"camera": torch.full((2, 40, 36, 1), 7, dtype=torch.uint8), "position": rows(2, 3)}
+    assert encoder.images and encoder.features == 40 * 36 + 3
+    assert torch.equal(encoder(seen), torch.cat([torch.full((2, 40 * 36), 7.0), seen["position"]], 1))
 
 
 @pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84), (4, 84, 84, 3)])

@@ -1,0 +1,73 @@
+"""What looks at images, alone or as a part of an observation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.networks.convolution import Convolution
+from rein.networks.flatten import Flatten
+from rein.networks.stem import MixedStem, make_stem
+from rein.ops.random import generator
+
+CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+DEPTH = spaces.Box(0.0, 1.0, (1, 36, 36))
+POSITION = spaces.Box(-1.0, 1.0, (2,))
+MIXED = spaces.Dict(
+    {"camera": CAMERA, "cell": spaces.Discrete(4), "inner": spaces.Dict({"depth": DEPTH}), "position": POSITION}
+)
+
+
+def observation(rows: int) -> dict[str, Any]:
+    drawn = generator(0, "observations")
+    return {
+        "camera": torch.randint(0, 256, (rows, 36, 40, 3), dtype=torch.uint8, generator=drawn),
+        "cell": torch.arange(rows) % 4,
+        "inner": {"depth": torch.rand(rows, 1, 36, 36, generator=drawn)},
+        "position": torch.rand(rows, 2, generator=drawn),
+    }
+
+
+def mixed_stem(space: spaces.Space[Any] = MIXED) -> MixedStem:
+    stem = make_stem(space, generator(0, "stem"))
+    assert isinstance(stem, MixedStem)
+    return stem
+
+
+def test_each_image_goes_through_convolutions_of_its_own_and_the_rest_stays() -> None:
+    stem, seen = mixed_stem(), observation(5)
+    camera, depth = stem.images
+    one_hot = torch.nn.functional.one_hot(seen["cell"], 4).float()
+    wanted = torch.cat([camera(seen["camera"]), one_hot, depth(seen["inner"]["depth"]), seen["position"]], 1)
+    found = stem(Flatten(MIXED)(seen))
+    assert found.shape == (5, stem.features) == (5, 2 * 512 + 4 + 2)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_sequences_are_looked_at_step_by_step() -> None:
+    stem, flat = mixed_stem(), Flatten(MIXED)(observation(6))
+    torch.testing.assert_close(stem(flat.unflatten(0, (3, 2))), stem(flat).unflatten(0, (3, 2)))
+
+
+def test_a_tuple_is_looked_at_like_a_dictionary() -> None:
+    space = spaces.Tuple((POSITION, CAMERA))
+    seen = observation(3)
+    flat = Flatten(space)({"0": seen["position"], "1": seen["camera"]})
+    stem = mixed_stem(space)
+    torch.testing.assert_close(stem(flat)[:, 2:], stem.images[0](seen["camera"]))
+
+
+def test_an_image_alone_has_a_convolution() -> None:
+    assert isinstance(make_stem(CAMERA, generator(0, "stem")), Convolution)
+
+
+SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
+
+
+@pytest.mark.parametrize("space", [POSITION, SMALL, spaces.Dict({"grid": SMALL, "position": POSITION})], ids=str)
+def test_vectors_and_small_grids_have_none(space: spaces.Space[Any]) -> None:
+    assert make_stem(space, generator(0, "stem")) is None
