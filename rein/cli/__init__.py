@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ usage: rein COMMAND ...
   rein compact RUN                many small trajectory files into few
   rein export RUN --to minari ID  its episodes as a dataset of Minari
   rein --version
+
+--debug gives the traceback of an error. What reads files takes --trusted too: files of others are then parsed without
+limits on time, memory and what they hold, as very large or well compressed ones may need.
 """
 
 
@@ -37,6 +41,9 @@ _COMMANDS = {  # where each is, imported when it is asked for
     "compact": ("compact", "main"),
     "export": ("export", "main"),
 }
+
+
+_ON_READING = ("--debug", "--trusted")  # what every command takes that reads files; training parses its own options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,8 +74,13 @@ def _say(text: str, status: int) -> int:
 def _run(words: list[str]) -> None:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in _COMMANDS:
-        module, function = _COMMANDS[command]
-        getattr(importlib.import_module(f"rein.cli.{module}"), function)(rest)
+        name, function = _COMMANDS[command]
+        module = importlib.import_module(f"rein.cli.{name}")
+        if name == "train":
+            getattr(module, function)(rest)
+            return
+        with _as_trusted("--trusted" in rest):
+            getattr(module, function)([word for word in rest if word not in _ON_READING])
     elif command in ("-h", "--help", "help"):
         print(USAGE, end="")
     elif command == "--version":
@@ -84,3 +96,11 @@ def _run(words: list[str]) -> None:
     else:
         names = ", ".join([*_COMMANDS, "list"])
         raise ValueError(f"there is no command {command!r}; the commands are {names}")
+
+
+def _as_trusted(trusted: bool) -> contextlib.AbstractContextManager[None]:
+    if not trusted:
+        return contextlib.nullcontext()
+    from rein.stores.scan import trusting
+
+    return trusting()

@@ -16,10 +16,9 @@ def main(arguments: Sequence[str]) -> None:
     if "-h" in arguments or "--help" in arguments:
         print(f"usage: {_USAGE}")
         return
-    paths = [word for word in arguments if word != "--debug"]
-    if len(paths) != 1 or paths[0].startswith("-"):
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError("rein compact RUN: give the folder of a run")
-    done = compact(paths[0])
+    done = compact(arguments[0])
     print(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
 
 

@@ -13,7 +13,7 @@ from rein.stores.reader import Run, open_run
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein export`."""
-    tyro.cli(export, prog="rein export", args=[word for word in arguments if word != "--debug"])
+    tyro.cli(export, prog="rein export", args=list(arguments))
 
 
 def export(

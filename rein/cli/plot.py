@@ -46,7 +46,6 @@ def _options(
     values: bool = False,
     checkpoint: Path | None = None,
     output: Path | None = None,
-    debug: bool = False,
 ) -> None:
     """Draw learning curves of runs; or of one run fields of episodes, or paths and values on the Gridworld.
 
@@ -62,7 +61,6 @@ def _options(
         values: draw what the agent takes each action to be worth in each cell of the Gridworld.
         checkpoint: the file to take the agent from; the run's newest by default.
         output: the picture to write, by its ending a PNG, SVG or PDF; a window by default, where there is a screen.
-        debug: give the traceback of an error.
     """
     folders = list(runs)
     if not folders:

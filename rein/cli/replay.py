@@ -32,7 +32,6 @@ def _options(
     episode: tuple[int, ...],
     video: Path | None = None,
     environment: str | None = None,
-    debug: bool = False,
 ) -> list[Replay]:
     """Play stored episodes of a run again, and say whether observations and rewards agree bit for bit.
 
@@ -42,7 +41,6 @@ def _options(
         video: film the episode, one frame for each step, into this file.
         environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
             environments or a loop that has some. rein's own environments, Gymnasium's and recipes need none.
-        debug: give the traceback of an error.
     """
     if not episode:
         raise ValueError("--episode: give the number of an episode, or several")

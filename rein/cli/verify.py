@@ -16,10 +16,9 @@ def main(arguments: Sequence[str]) -> None:
     if "-h" in arguments or "--help" in arguments:
         print(f"usage: {_USAGE}")
         return
-    paths = [word for word in arguments if word != "--debug"]
-    if len(paths) != 1 or paths[0].startswith("-"):
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError("rein verify PATH: give the folder of a run, or one of its files")
-    report = verify_run(paths[0])
+    report = verify_run(arguments[0])
     for path, reason in report.problems:
         print(_printable(f"{path}: {reason}"))
     checked = f"{report.files:,} file{'s' * (report.files != 1)} of {report.bytes / 1e6:.1f} MB"

@@ -21,13 +21,12 @@ _MODULES = ("jupyterlab", "jupyterlab_h5web")
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein view PATH`."""
-    words = [word for word in arguments if word != "--debug"]
-    if not words or words[0].startswith("-"):
-        if {"-h", "--help"} & set(words):
+    if not arguments or arguments[0].startswith("-"):
+        if {"-h", "--help"} & set(arguments):
             print(f"usage: {_USAGE}")
             return
         raise ValueError("rein view PATH: give the folder of a run, or one of its files")
-    path = Path(words[0])
+    path = Path(arguments[0])
     file = first_file(path)
     verify(file)  # a damaged file can crash the viewer
     if any(importlib.util.find_spec(name) is None for name in _MODULES):
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     folder = path if path.is_dir() else path.parent
     print(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it", flush=True)
     # H5Web opens what is selected in that list, and nothing by its URL
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *words[1:]]
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *arguments[1:]]
     if status := subprocess.run(command, check=False).returncode:
         raise SystemExit(status)
 
