@@ -49,6 +49,8 @@ _ON_READING = ("--debug", "--trusted")  # what every command takes that reads fi
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    while words and words[0] in _ON_READING:  # they may stand before the command, too
+        words.append(words.pop(0))
     debug = "--debug" in words
     try:
         _run(words)
@@ -90,7 +92,7 @@ def _run(words: list[str]) -> None:
     elif command == "list":
         from rein.cli.listing import show_recipes
 
-        if rest not in ([], ["--help"], ["-h"]):
+        if rest not in ([], ["--help"], ["-h"], ["--debug"]):
             raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
         show_recipes()
     else:

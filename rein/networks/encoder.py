@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rein.networks.flatten import Flatten, Tree
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.stem import has_images, is_image
+from rein.networks.stem import has_images, is_image, other_columns
 
 
 class Encoder(nn.Module):
@@ -27,15 +27,17 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, space: spaces.Space[Any], device: torch.device, *, normalize: bool = False) -> None:
-        """Raises ValueError where an image is to be normalized."""
+        """Raises ValueError where nothing but images is to be normalized."""
         super().__init__()
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
-        if self.images and normalize:
-            raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
         self._flatten = None if is_image(space) else Flatten(space, device)
         self.features = 0 if self._flatten is None else self._flatten.features
-        self.normalizer = ObservationNormalizer(self.features, device) if normalize else None
+        self._others = other_columns(space, device) if self.images else None  # those beside images
+        normalized = self.features if self._others is None else len(self._others)
+        if normalize and not normalized:
+            raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
+        self.normalizer = ObservationNormalizer(normalized, device) if normalize else None
 
     @torch.no_grad()
     def forward(self, observation: Tree) -> Tensor:
@@ -50,9 +52,14 @@ class Encoder(nn.Module):
                 )
             return observation
         flat_NF = self._flatten(observation)
-        return flat_NF if self.normalizer is None else self.normalizer(flat_NF)
+        if self.normalizer is None:
+            return flat_NF
+        if self._others is None:
+            return self.normalizer(flat_NF)
+        return flat_NF.index_copy_(1, self._others, self.normalizer(flat_NF[:, self._others]))
 
     def update(self, observation: Tree, valid_N: Tensor | None = None) -> None:
         """Take these observations into the statistics, if there are any."""
         if self.normalizer is not None and self._flatten is not None:
-            self.normalizer.update(self._flatten(observation), valid_N)
+            flat_NF = self._flatten(observation)
+            self.normalizer.update(flat_NF if self._others is None else flat_NF[:, self._others], valid_N)

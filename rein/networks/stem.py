@@ -37,6 +37,14 @@ def make_stem(space: spaces.Space[Any], generator: torch.Generator) -> Convoluti
     return MixedStem(space, _FEATURES, generator) if has_images(space) else None
 
 
+def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
+    """Which of the F numbers belong to no image, int64."""
+    parts = [part for _, part in tensors_of(space)]
+    widths = [int(spaces.flatdim(part)) for part in parts]
+    other = np.repeat([not is_image(part) for part in parts], widths)
+    return torch.as_tensor(np.flatnonzero(other), device=device)
+
+
 class MixedStem(nn.Module):
     """Of flat observations (..., F), as `Flatten` makes them, (..., G): the other numbers, and 512 of each image.
 

@@ -19,8 +19,8 @@ _LEVEL = 1
 _HEADER = b"\x78\x01"  # of zlib's format (RFC 1950): deflate, a window of 32 KiB, the fastest level
 _MODULUS = 65521  # of Adler-32
 _WIDEST = 4  # bits; of wider codes deflate's own, of different lengths, are better
-_SAMPLE = 4096  # bytes
-_WORTH = 0.85  # codes of one width may be that much larger than what a search for repetitions makes of the sample
+_SAMPLES, _SAMPLE = 4, 2048  # so many of so many bytes
+_WORTH = 0.85  # codes of one width may be that much larger than what a search for repetitions makes of any sample
 _LENGTHS = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2)  # the order in which RFC 1951, 3.2.7 has them
 _EMPTY = b"\0\0\xff\xff"  # the length of a stored block without bytes
 
@@ -52,11 +52,13 @@ def _used_bytes(values_V: np.ndarray) -> tuple[int, int]:
 
 def _deflate(bytes_V: np.ndarray, last: bool) -> bytes:
     """A deflate stream, or the beginning of one: it ends with a whole byte, and what comes next refers to nothing."""
-    width = (int(bytes_V.max(initial=0)) + 1).bit_length()
-    if width <= _WIDEST and len(bytes_V) >= 2 * _SAMPLE:
-        sample = zlib.compress(bytes_V[:_SAMPLE].data, _LEVEL)
-        if len(sample) >= _WORTH * _SAMPLE * max(2, width) / 8:
-            return _in_one_width(bytes_V, max(2, width), last)
+    width = max(2, (int(bytes_V.max(initial=0)) + 1).bit_length())
+    if width <= _WIDEST and len(bytes_V) >= 2 * _SAMPLES * _SAMPLE:
+        starts = np.linspace(0, len(bytes_V) - _SAMPLE, _SAMPLES, dtype=np.int64).tolist()  # what was at first may end
+        if all(
+            len(zlib.compress(bytes_V[a : a + _SAMPLE].data, _LEVEL)) >= _WORTH * _SAMPLE * width / 8 for a in starts
+        ):
+            return _in_one_width(bytes_V, width, last)
     deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return deflate.compress(bytes_V.data) + deflate.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 

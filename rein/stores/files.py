@@ -21,6 +21,7 @@ from pathlib import Path
 import h5py
 
 from rein.errors import StoreError
+from rein.stores.parse import open_hdf5
 
 FORMAT = 1  # of the user block and of the layout behind it; counted up when an older rein could not read the file
 USER_BLOCK = 512
@@ -129,7 +130,7 @@ def open_sealed(path: Path, verified: bool = False) -> h5py.File:
     if not verified:
         verify(path)
     try:
-        return h5py.File(path, "r", locking=False)  # finished files never change, so there is nothing to lock
+        return open_hdf5(str(path))
     except OSError as error:
         raise StoreError(f"{path}: has a valid user block but is no HDF5 file: {error}") from error
 

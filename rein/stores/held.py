@@ -45,7 +45,7 @@ class Held:
         found: dict[str, np.ndarray] = {}
         if self._kind.itemsize:
             narrow_BL = _taken(self._narrow, begin_B).view(self._kind)[..., 0]
-            found = {path: np.ascontiguousarray(narrow_BL[path]) for path in self._kind.fields or ()}
+            found = {path: narrow_BL[path].copy() for path in self._kind.fields or ()}
         return found | {path: _taken(windows, begin_B) for path, windows in self._wide.items()}
 
     def take_wide(self, path: str, begin_B: np.ndarray) -> np.ndarray:
@@ -63,7 +63,8 @@ class Elsewhere:
         self._special = np.zeros(order.size, bool)
         self._special[place] = True
         before = np.cumsum(np.concatenate([[0], self._special]))
-        self._touched = before[length:] > before[: len(before) - length]  # by where a window begins
+        # by where a window begins, if there is room for any
+        self._touched = before[length:] > before[: max(0, len(before) - length)]
         self._steps = np.arange(length)
 
     def find(self, begin_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -30,13 +30,28 @@ _SECONDS = 10  # of processor time for one file
 Node = list[Any]  # ["group", {name: Node}] or ["dataset", {...}]
 
 
+def open_hdf5(path: str) -> h5py.File:
+    """A finished file, which never changes: there is nothing to lock.
+
+    Where it is open in this process already, HDF5 wants it opened in the same way.
+    """
+    ways: list[Any] = [False, None]
+    for locking in ways:
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if "locking" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True)
+
+
 def describe(path: str) -> dict[str, Node]:
     """Every dataset in `/entry/epochs`, `episodes` and `trajectory`: shape, type, and where its bytes lie.
 
     Follows no link but hard ones and reads no data. Raises ValueError, KeyError, OSError, ... for what is laid out
     otherwise.
     """
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         _allow_files(False)  # whatever the file says, no other one is opened
         try:
             entry = _child(file, "entry")

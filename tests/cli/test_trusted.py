@@ -41,7 +41,7 @@ def test_without_it_the_error_says_how_and_with_it_there_is_none(
     command: str, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "--trusted) reads it" in told(capsys, command, path)
-    for words in ((command, "--trusted", path), (command, path, "--trusted")):
+    for words in ((command, "--trusted", path), (command, path, "--trusted"), ("--trusted", command, path)):
         text = told(capsys, *words)
         assert "episodes" in text and "trusted" not in text
 

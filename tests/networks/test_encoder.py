@@ -48,6 +48,15 @@ def test_dictionaries_become_vectors() -> None:
     assert encoder(observation).shape == (5, encoder.features) == (5, 7)
 
 
+def test_beside_images_the_other_numbers_are_normalized() -> None:
+    space = spaces.Dict({"camera": image(36, 36, 1), "position": VECTOR})
+    encoder, alone = Encoder(space, CPU, normalize=True), Encoder(VECTOR, CPU, normalize=True)
+    seen = {"camera": torch.full((20, 36, 36, 1), 9, dtype=torch.uint8), "position": rows(20, 3)}
+    encoder.update(seen)
+    alone.update(seen["position"])
+    assert torch.equal(encoder(seen), torch.cat([torch.full((20, 36 * 36), 9.0), alone(seen["position"])], 1))
+
+
 def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
     encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(500, 3)
     encoder.update(x)
@@ -90,7 +99,7 @@ def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
     assert not encoder(rows(2, 3).requires_grad_()).requires_grad
 
 
-@pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3), "position": VECTOR})])
+@pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3)})], ids=str)
 def test_an_image_is_not_normalized_twice(space: spaces.Space) -> None:
     with pytest.raises(ValueError, match=r"normalize_observation=True: an image, .* is scaled to \[0, 1\] anyway"):
         Encoder(space, CPU, normalize=True)

@@ -19,13 +19,13 @@ from rein.stores.chunks import compress
 RANDOM = np.random.default_rng(0)
 CHUNKS = {
     "actions": RANDOM.integers(0, 2, (100, 8)),
-    "many actions": RANDOM.integers(0, 2, 20_000),
-    "many of three": RANDOM.integers(0, 3, 20_000).astype(np.int32),
-    "many of four": RANDOM.integers(0, 4, 20_000),
-    "many of fifteen": RANDOM.integers(0, 15, (5000, 4)).astype(np.int8),
-    "many of sixteen": RANDOM.integers(0, 16, 20_000),
-    "many coins": RANDOM.random((300, 64)) < 0.5,
-    "many repeated ones": np.tile(RANDOM.integers(0, 6, 64), 300),
+    "many actions": RANDOM.integers(0, 2, 40_000),
+    "many of three": RANDOM.integers(0, 3, 40_000).astype(np.int32),
+    "many of four": RANDOM.integers(0, 4, 40_000),
+    "many of fifteen": RANDOM.integers(0, 15, (10_000, 4)).astype(np.int8),
+    "many of sixteen": RANDOM.integers(0, 16, 40_000),
+    "many coins": RANDOM.random((600, 64)) < 0.5,
+    "many repeated ones": np.tile(RANDOM.integers(0, 6, 64), 600),
     "larger actions": RANDOM.integers(0, 70_000, (40, 3)).astype(np.int32),
     "seeds": RANDOM.integers(0, 2**31, 300),
     "with -1": RANDOM.integers(-1, 5, 300),
@@ -78,7 +78,7 @@ def test_a_chunk_is_no_larger_than_one_of_plain_zlib(name: str) -> None:
     assert len(compress(CHUNKS[name])) <= len(zlib.compress(shuffled(CHUNKS[name]), 1)) + 16
 
 
-@given(st.integers(1, 15), st.integers(8_000, 20_000), st.sampled_from(["u1", "i2", "i8"]))
+@given(st.integers(1, 15), st.integers(15_000, 40_000), st.sampled_from(["u1", "i2", "i8"]))
 def test_many_small_numbers_inflate_to_theirs(choices: int, count: int, kind: str) -> None:
     chunk = np.random.default_rng(count).integers(0, choices, count).astype(kind)
     assert zlib.decompress(compress(chunk)) == shuffled(chunk)
@@ -89,5 +89,16 @@ def test_numbers_without_repetitions_take_little_more_than_by_plain_zlib(name: s
     assert len(compress(CHUNKS[name])) <= 1.2 * len(zlib.compress(shuffled(CHUNKS[name]), 1))
 
 
-def test_numbers_with_repetitions_take_no_code_for_each() -> None:
-    assert len(compress(CHUNKS["many repeated ones"])) < CHUNKS["many repeated ones"].size / 10
+COIN = RANDOM.integers(0, 2, 40_000)
+ORDERLY = {
+    "many repeated ones": CHUNKS["many repeated ones"],
+    "random at first": np.where(np.arange(40_000) < 5000, COIN, 0),
+    "random in the end": np.where(np.arange(40_000) > 35_000, COIN, 1),
+    "random but in the middle": np.where(abs(np.arange(40_000) - 13_000) < 3000, 1, COIN),
+    "less and less random": np.where(RANDOM.random(40_000) < np.linspace(1.0, 0.02, 40_000), COIN, 1),
+}
+
+
+@pytest.mark.parametrize("name", ORDERLY)
+def test_numbers_with_repetitions_somewhere_are_searched_for_them(name: str) -> None:
+    assert len(compress(ORDERLY[name])) <= len(zlib.compress(shuffled(ORDERLY[name]), 1)) + 16

@@ -196,6 +196,20 @@ def test_sequences_are_the_windows_of_episodes_across_epochs_and_files(path, giv
     assert crossing or length in (1, 30)
 
 
+@pytest.mark.parametrize("small", [windows_module._SMALL, 0])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 18, 20, 32, 33, 100])
+def test_a_run_that_is_shorter_than_the_windows_has_none(tmp_path, monkeypatch, length, small):
+    monkeypatch.setattr(windows_module, "_SMALL", small)
+    store = HDF5Store(tmp_path / "run")
+    store.append(make_trajectory(1, steps=5))  # 15 rows
+    store.close()
+    sequences = open_run(store.path).sequences(length, fields=["observation", "reward", "terminated"])
+    assert (len(sequences) > 0) == (length == 1)
+    assert sequences[:0].reward.shape == (0, length)
+    if length == 1:  # one row alone is a batch too
+        assert torch.equal(sequences[0].reward, sequences[:3].reward[0])
+
+
 def test_a_reset_outside_a_step_is_no_transition_and_no_sequence_crosses_it(tmp_path):
     for reset_at in (14, 22):  # in the middle of an epoch and a file; where both begin
         trajectories, known = simulate(6, 11, seed=3, reset_at=reset_at)

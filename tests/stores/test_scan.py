@@ -82,6 +82,13 @@ def test_a_trusted_file_is_parsed_here_and_reads_the_same(path, given, monkeypat
     assert_equal([run.trajectory(epoch) for epoch in (1, 2)], given)
 
 
+@pytest.mark.parametrize("locking", [None, True, False, "best-effort"])
+def test_a_file_that_somebody_holds_open_is_read(path, given, locking):
+    with h5py.File(path / "trajectories" / NAME, "r", locking=locking):
+        run = open_run(path, trusted=True)
+        assert_equal([run.trajectory(epoch) for epoch in (1, 2)], given)
+
+
 def test_what_this_process_wrote_itself_is_parsed_here_and_what_was_changed_since_in_a_child(
     path, given, monkeypatch, tmp_path
 ):
