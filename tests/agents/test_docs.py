@@ -22,7 +22,7 @@ def test_the_examples_of_learning_from_replay_are_one_program_that_runs() -> Non
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
     exec(compile(program, "docs/off_policy.md", "exec"), names)
-    assert names["agent"].updates == (8 * 200 - 200) * 0.25  # type: ignore[attr-defined]
+    assert names["agent"].updates == (8 * 200 - 200) * 0.25  # type: ignore[attr-defined]  # the page's agent
 
 
 def test_every_agent_has_a_line() -> None:

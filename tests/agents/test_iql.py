@@ -93,9 +93,9 @@ def test_the_value_is_the_expectile_of_what_was_done():
 def test_the_loss_of_the_value_leans_toward_the_better():
     value = torch.nn.Flatten(0)  # the value of a state is its observation
     batch = ValueBatch(torch.tensor([[0.0], [0.0]]), torch.tensor([1.0, -1.0]))
-    loss, metrics = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]
+    loss, metrics = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # all of a StateValue it calls
     assert loss.item() == pytest.approx((0.9 + 0.1) / 2)
-    better, _ = expectile_loss(value, batch.rows(slice(0, 1)), 0.9)  # type: ignore[arg-type]
+    better, _ = expectile_loss(value, batch.rows(slice(0, 1)), 0.9)  # type: ignore[arg-type]  # as above
     assert better.item() == pytest.approx(0.9)
     assert metrics["value"].item() == 0.0
 

@@ -72,7 +72,7 @@ def closures(iterations: int) -> float:
 
 def send(iterations: int) -> float:
     signal = blinker.Signal()
-    receiver: Callable[..., None] = lambda sender, state: None  # noqa: E731
+    receiver: Callable[..., None] = lambda sender, state: None  # noqa: E731  # short
     signal.connect(receiver)
 
     def run() -> None:

@@ -99,7 +99,7 @@ def step_bare(environments: gymnasium.vector.SyncVectorEnv, path: Path | None) -
     terminated_TN, truncated_TN, valid_TN = (np.ones(lead, bool) for _ in range(3))
     fields = {"observation": seen, "action": actions_TN, "reward": reward_TN, "valid": valid_TN}
     columns = Columns(fields | {"terminated": terminated_TN, "truncated": truncated_TN})
-    found = EpisodeStatistics(ENVIRONMENTS, columns)  # type: ignore[arg-type]
+    found = EpisodeStatistics(ENVIRONMENTS, columns)  # type: ignore[arg-type]  # all of Rows that is read
     for step in range(BARE_STEPS):
         t = step % EPOCH
         following, reward, terminated, truncated, _ = environments.step(actions_TN[t])

@@ -123,7 +123,7 @@ def test_where_waiting_for_the_device_would_cost_more_all_rows_are_asked(monkeyp
     expected, _ = values(rollout)
 
     class Elsewhere(Tensor):
-        device = torch.device("meta")  # type: ignore[assignment]
+        device = torch.device("meta")  # type: ignore[assignment]  # another device for the test
 
     value_TN = rollout["observation"]["x"].clone().as_subclass(Elsewhere)
     asked: list[Tensor] = []

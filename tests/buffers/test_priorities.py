@@ -46,7 +46,7 @@ def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
     for place, level in enumerate(reversed(levels)):
         block = level if place == 0 else level[row * WIDTH : (row + 1) * WIDTH]
         mass, running, child = uniform[place] * block.cumsum(0)[-1], 0.0, 0
-        for child, number in enumerate(block.tolist()):  # noqa: B007
+        for child, number in enumerate(block.tolist()):  # noqa: B007  # used after the loop
             running += number
             if running > mass:
                 break

@@ -208,7 +208,7 @@ def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
 
 def test_a_seed_that_is_no_integer_is_refused() -> None:
     with pytest.raises(TypeError, match="seed='0'"):
-        Gridworld(3, seed="0")  # type: ignore[arg-type]
+        Gridworld(3, seed="0")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_unseeded_environments_draw_a_seed_and_say_which() -> None:

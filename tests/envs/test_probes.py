@@ -157,7 +157,7 @@ def test_the_optimal_value_solves_bellmans_equation(name: str) -> None:
     environment = PROBES[name](num_envs=512, seed=3)
     best, wild = Optimal(environment), randomly(environment)
     if isinstance(environment, Reach):
-        best = lambda observation: -gain(GAMMA) * observation  # noqa: E731
+        best = lambda observation: -gain(GAMMA) * observation  # noqa: E731  # short
     observation = environment.reset()
     for k in range(40):
         action = best(observation) if k % 2 else wild(observation)

@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, how = Path(sys.argv[1]), sys.argv[2]
     if len(sys.argv) > 3:
-        files.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]
+        files.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]  # a stand-in
     (folder / "ballast").write_bytes(bytes(BALLAST))
     if how == "late":
         files.check_room = lambda folder, size: None

@@ -55,7 +55,7 @@ def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
     """Train to the end, or until it is killed."""
     os.setpgid(0, 0)
     if die_at:
-        files.os = Deadly(die_at)  # type: ignore[assignment]
+        files.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
     loop = TOOLS["build"](case, folder)
     loop.iterations = 40  # longer than the cases of the other tests, so that kills meet it at work
     if any((folder / "checkpoints").glob("*.h5")):

@@ -70,7 +70,7 @@ def write(path: Path, acknowledged: int, die_at: int) -> None:
     store.load_state_dict({"epoch": last})
     os.write(acknowledged, json.dumps({"left": left, "last": last}).encode() + b"\n")
     if die_at:
-        files.os = Deadly(die_at)  # type: ignore[assignment]
+        files.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
     for epoch in range(last + 1, 100_000):
         store.append(make(epoch))
         if epoch % 3 == 0:

@@ -137,7 +137,7 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
             torch.set_num_threads(1)
             os.write(writing, bytes(4))
             if isinstance(moment, int):
-                files.os = Broken(moment, die)  # type: ignore[assignment]
+                files.os = Broken(moment, die)  # type: ignore[assignment]  # a stand-in
             go_on(folder, writing, 60)
         finally:
             os._exit(0)

@@ -152,7 +152,7 @@ def test_a_sudden_exit_at_every_call_leaves_the_previous_or_the_new_one(tmp_path
         child = os.fork()
         if child == 0:
             try:
-                files.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
+                files.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a stand-in
                 fresh = Checkpoints(folder / "checkpoints")
                 fresh.begin(store_loop())
                 take_next(fresh)

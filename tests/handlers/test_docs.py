@@ -20,7 +20,7 @@ def test_the_examples_are_one_program_that_runs(
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
     exec(compile(program, "docs/handlers.md", "exec"), names)
-    final = names["loop"].run()  # type: ignore[attr-defined]
+    final = names["loop"].run()  # type: ignore[attr-defined]  # the page's loop
     assert isinstance(final, State)
     assert final.status in ("completed", "halted")
     assert (tmp_path / "runs/described/run.json").is_file()

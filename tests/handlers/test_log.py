@@ -13,7 +13,7 @@ from rein.types import State
 def lines(loop: Loop, epochs: int = 1, iterations: int = 1, **options: object) -> list[str]:
     """What `log(loop, **options)` writes in a run."""
     file = io.StringIO()
-    log(loop, file=file, **options)  # type: ignore[arg-type]
+    log(loop, file=file, **options)  # type: ignore[arg-type]  # each test's own options
     loop.run(epochs=epochs, iterations=iterations)
     return file.getvalue().splitlines()
 
@@ -95,7 +95,7 @@ def test_what_the_message_raises_ends_the_run_and_says_where() -> None:
 
 def test_a_message_that_returns_no_line_is_an_error() -> None:
     loop = Loop(lambda state: None)
-    log(loop, lambda state: None)  # type: ignore[arg-type, return-value]
+    log(loop, lambda state: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match="returned None; return the line to write"):
         loop.run(iterations=1)
 
@@ -103,7 +103,7 @@ def test_a_message_that_returns_no_line_is_an_error() -> None:
 def test_nonsense_fails_where_it_is_written() -> None:
     loop = Loop(lambda state: None)
     with pytest.raises(TypeError, match="a function of the state that returns a line, not 'epoch'"):
-        log(loop, "epoch")  # type: ignore[arg-type]
+        log(loop, "epoch")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="no event 'epoch_end'; did you mean"):
         log(loop, event="epoch_end")
     with pytest.raises(TypeError, match="unknown filter"):

@@ -111,7 +111,7 @@ def test_metrics_and_clocks_are_read_when_it_draws_and_not_in_between(
     def step(state: State) -> None:
         watch.now += seconds / 10
         env_steps.value += 8
-        state.clocks.env_steps = env_steps  # type: ignore[assignment]
+        state.clocks.env_steps = env_steps  # type: ignore[assignment]  # counts who reads it
 
     loop = Loop(step, iterations=1000)
     loop.metrics.compute("episode_return", lambda: episode_return)

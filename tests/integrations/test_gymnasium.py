@@ -446,7 +446,7 @@ def test_an_episode_that_does_not_come_back_is_an_error_and_not_another_run() ->
     for _ in range(3):
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
     other.load_state_dict(environment.state_dict())  # rewards are no part of the observation
-    other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]
+    other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]  # CartPole's
     with pytest.raises(EnvironmentContractError, match="observation of environment 1 did not come back"):
         other.load_state_dict(environment.state_dict())
 

@@ -16,7 +16,7 @@ def test_the_examples_are_one_program_that_runs() -> None:
     exec(compile(program, "docs/gymnasium.md", "exec"), names)
     for name, shape in (("native", (1024, 4)), ("yours", (4,))):
         environment = names[name]
-        observation = environment.reset()  # type: ignore[attr-defined]
+        observation = environment.reset()  # type: ignore[attr-defined]  # the page's
         assert isinstance(observation, torch.Tensor)
         assert observation.shape == shape
-        environment.close()  # type: ignore[attr-defined]
+        environment.close()  # type: ignore[attr-defined]  # the page's

@@ -114,6 +114,6 @@ def test_rows_that_are_no_data_teach_nothing_whatever_stands_in_them() -> None:
 def test_a_number_and_a_tensor_weigh_the_same(entropy: float) -> None:
     made = networks()
     rows, numbers_ = batch(made), Coefficients(0.2, 0.5, entropy, 0.3)
-    tensors = Coefficients(*(torch.tensor(c) for c in numbers_))  # type: ignore[arg-type]
+    tensors = Coefficients(*(torch.tensor(c) for c in numbers_))  # type: ignore[arg-type]  # tensors for floats, as schedules give
     for one, other in zip(gradients(made, rows, numbers_), gradients(made, rows, tensors), strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)

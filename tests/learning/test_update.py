@@ -102,8 +102,8 @@ def test_the_guard_may_refuse_what_is_not_finite() -> None:
     p = parameters()
     begun = [parameter.detach().clone() for parameter in p]
     give_gradients(p, 0)
-    p[0].grad[0, 0] = torch.nan  # type: ignore[index]
-    guard = lambda metrics, gradients: bool(torch.isfinite(metrics["grad_norm"]))  # noqa: E731
+    p[0].grad[0, 0] = torch.nan  # type: ignore[index]  # it has a gradient
+    guard = lambda metrics, gradients: bool(torch.isfinite(metrics["grad_norm"]))  # noqa: E731  # short
     norm = apply_gradients(default_optimizer(p), {}, max_grad_norm=0.5, guard=guard)
     assert norm.isnan()
     assert all(torch.equal(mine, before) for mine, before in zip(p, begun, strict=True))

@@ -112,4 +112,4 @@ def test_an_epoch_that_a_handler_broke_is_written_when_it_has_ended() -> None:
 
 def test_what_is_no_logger_is_refused_where_it_is_attached() -> None:
     with pytest.raises(TypeError, match=r"attach\(loop, str\): a logger has write"):
-        attach(make(), "metrics.csv")  # type: ignore[arg-type]
+        attach(make(), "metrics.csv")  # type: ignore[arg-type]  # wrong on purpose

@@ -75,7 +75,7 @@ def test_less_than_one_is_an_error_that_says_what_to_give(name: str, value: int)
 @pytest.mark.parametrize("value", [2.0, "3", [1]])
 def test_a_limit_that_is_no_whole_number_is_an_error(value: object) -> None:
     with pytest.raises(TypeError, match="give a whole number, or None for no limit"):
-        rein.Loop(nothing).run(epochs=value)  # type: ignore[arg-type]
+        rein.Loop(nothing).run(epochs=value)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("number", [np.int64, np.uint8, torch.tensor])

@@ -127,7 +127,7 @@ def test_a_crossing_is_seen_once_whatever_a_clock_does(amounts: list[int], every
 
 
 def test_a_crossing_that_another_condition_refuses_is_not_made_up_for() -> None:
-    open_from = lambda value: lambda state: state.clocks.env_steps >= value  # noqa: E731
+    open_from = lambda value: lambda state: state.clocks.env_steps >= value  # noqa: E731  # short
     assert crossings(16, 20, every=100, when=open_from(128)) == [208, 304]
     assert crossings(16, 20, once=100, when=open_from(128)) == []
     assert crossings(16, 20, every=100, after=128) == [208, 304]

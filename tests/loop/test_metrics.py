@@ -120,10 +120,10 @@ def test_values_stay_tensors_without_a_gradient_until_they_are_read() -> None:
     loop = rein.Loop(lambda state: {"x": weight * 2})
     loop.metric("x", "x")
     final = loop.run(epochs=2, iterations=3)
-    kept = final.metrics._accumulators["x"].accumulated  # type: ignore[attr-defined]
+    kept = final.metrics._accumulators["x"].accumulated  # type: ignore[attr-defined]  # looks inside
     assert isinstance(kept, torch.Tensor) and not kept.requires_grad
     frozen = final.history[-1].metrics
-    assert isinstance(frozen._values["x"], torch.Tensor)  # type: ignore[attr-defined]
+    assert isinstance(frozen._values["x"], torch.Tensor)  # type: ignore[attr-defined]  # looks inside
     assert frozen["x"] == 2.0 and dict(frozen) == {"x": 2.0}
 
 
@@ -196,9 +196,9 @@ def test_bad_metrics_fail_where_they_are_written() -> None:
     ):
         loop.metric("y", "y", reduce="median")
     with pytest.raises(TypeError, match="metric 'y': give a key of the step's metrics or a function of the state"):
-        loop.metric("y", 3)  # type: ignore[arg-type]
+        loop.metric("y", 3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match="a metric's name is a string, not 3"):
-        loop.metric(3, "y")  # type: ignore[arg-type]
+        loop.metric(3, "y")  # type: ignore[arg-type]  # wrong on purpose
     assert list(loop.metrics) == ["x"]
 
 

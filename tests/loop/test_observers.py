@@ -97,7 +97,7 @@ def test_observers_of_one_loop_hear_no_other() -> None:
 
 def test_what_cannot_be_called_is_no_observer() -> None:
     with pytest.raises(TypeError, match="epoch_ended: an observer is called with"):
-        rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]
+        rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # wrong on purpose
 
 
 def test_an_event_of_ones_own_has_the_same_rights() -> None:

@@ -118,7 +118,7 @@ class Saved:
 
 
 class Configured:
-    config: dict[str, Any] = {}  # noqa: RUF012
+    config: dict[str, Any] = {}  # noqa: RUF012  # never changed
 
 
 def test_a_loop_owns_what_has_state_or_configuration() -> None:

@@ -64,7 +64,7 @@ def test_an_action_sees_counters_that_are_done_and_an_epoch_that_is_closed() -> 
 def test_actions_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
     loop, log = rein.Loop(nothing), []
     for n in range(5):
-        action = lambda state, n=n: log.append(n)  # noqa: E731
+        action = lambda state, n=n: log.append(n)  # noqa: E731  # short
         loop.iteration_completed(lambda state, action=action: state.request(action))
     loop.run(iterations=1)
     assert log == list(range(5))
@@ -123,7 +123,7 @@ def test_a_stream_and_a_run_do_the_same() -> None:
         loop.iteration_completed(once=5)(rein.State.halt_epoch)
         loop.epoch_ended(once=3)(rein.State.halt_loop)
         for name in loop.events:
-            loop.on(name)(lambda state, name=name: trace.append((name, state.epoch, state.iteration)))  # noqa: B023
+            loop.on(name)(lambda state, name=name: trace.append((name, state.epoch, state.iteration)))  # noqa: B023  # run in this turn
         use(loop)
         traces.append(trace)
     assert traces[0] == traces[1]
@@ -187,5 +187,5 @@ def test_a_second_stream_has_to_wait_for_the_first() -> None:
         next(second)
     with pytest.raises(RuntimeError, match="the loop is running"):
         loop.run()
-    first.close()  # type: ignore[attr-defined]
+    first.close()  # type: ignore[attr-defined]  # a generator
     assert [state.epoch for state in loop.stream(epochs=2, iterations=1)] == [2]

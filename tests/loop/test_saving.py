@@ -182,7 +182,7 @@ class Point(NamedTuple):
 def test_named_tuples_come_back_with_their_fields_and_get_their_types_from_init() -> None:
     loop = rein.Loop(lambda state: Point(state.step_state.x + 1))
     loop.run(iterations=3, init=Point(0))
-    doubling = lambda state: Point(state.step_state.doubled())  # noqa: E731
+    doubling = lambda state: Point(state.step_state.doubled())  # noqa: E731  # short
     assert loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1, init=Point(0)).step_state == Point(6)
     untyped = loaded(loop.state_dict())
     assert untyped.state.step_state.x == 3

@@ -155,7 +155,7 @@ def test_under_autocast_products_alone_are_in_half_precision(core: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         _, rough_TN = networks.sequence(x_TNF, first, reset_TN)
         _, _, carry = networks.step(x_TNF[0], first)
-        y_TNH, last = networks.cores[0].sequence(numbers(T, N, 7), first.chunk(2, 1)[0], reset_TN)  # type: ignore[operator]
+        y_TNH, last = networks.cores[0].sequence(numbers(T, N, 7), first.chunk(2, 1)[0], reset_TN)  # type: ignore[operator]  # a core
     _, value_TN = networks.sequence(x_TNF, first, reset_TN)
     torch.testing.assert_close(rough_TN.float(), value_TN, atol=0.03, rtol=0.03)
     assert carry is not None

@@ -31,16 +31,16 @@ def features(rows: int = 5) -> torch.Tensor:
 def test_an_observation_moves_the_deviation_only_where_it_is_asked_to(squash: bool | str) -> None:
     free, made = head(squash=squash)(features()), head(squash=squash, state_dependent_std=True)(features())
     assert type(free) is type(made) is KINDS[squash]
-    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]
-    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]
-    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]
+    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]  # a Gaussian's
+    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]  # a Gaussian's
+    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]  # a Gaussian's
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_the_deviation_begins_where_it_is_told_to(state_dependent_std: bool) -> None:
     made = head(log_std=-0.7, state_dependent_std=state_dependent_std)(torch.zeros(2, 8))
-    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]
-    assert not made.mean.any()  # type: ignore[attr-defined]
+    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]  # a Gaussian's
+    assert not made.mean.any()  # type: ignore[attr-defined]  # a Gaussian's
 
 
 @pytest.mark.parametrize("squash", KINDS)

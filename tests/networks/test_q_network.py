@@ -34,7 +34,7 @@ def test_a_hidden_layer_is_linear_then_normalized_then_cut_at_0() -> None:
     assert len(it.hidden) == 6
     for layer, kind in zip(it.hidden, [nn.Linear, nn.LayerNorm, nn.ReLU] * 2, strict=True):
         assert isinstance(layer, kind)
-    for linear, norm in zip(it.hidden[::3], it.hidden[1::3], strict=True):  # type: ignore[arg-type]
+    for linear, norm in zip(it.hidden[::3], it.hidden[1::3], strict=True):  # type: ignore[arg-type]  # a Sequential
         z = linear(x)
         centered = z - z.mean(1, keepdim=True)
         expected = centered / (centered.square().mean(1, keepdim=True) + norm.eps).sqrt()
@@ -65,7 +65,7 @@ def test_a_dueling_head_keeps_the_values_of_all_actions_together() -> None:
     it, x = network(dueling=True), features(1)
     before = it(x)
     with torch.no_grad():
-        it.head.linear.bias[0] += 1.0  # type: ignore[union-attr]
+        it.head.linear.bias[0] += 1.0  # type: ignore[union-attr]  # it has a bias
     torch.testing.assert_close(it(x), before + 1.0)
 
 

@@ -19,7 +19,7 @@ from rein.ops.random import generator
 Kind = type[LSTM] | type[GRU] | type[MinimalGRU]
 
 CORES = (LSTM, GRU, MinimalGRU)
-N, I, H = 4, 3, 5  # noqa: E741
+N, I, H = 4, 3, 5  # noqa: E741  # I inputs
 LENGTHS = (1, 2, 3, 4, 7, 8, 9, 16, 37)  # around powers of two, where a scan by halves has its edges
 PRECISION = {torch.float32: 1e-6, torch.float64: 1e-12}
 

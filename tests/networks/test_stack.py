@@ -11,7 +11,7 @@ from rein.networks.stack import Stack
 from rein.ops import stack as ops
 from rein.ops.random import generator
 
-B, I = 9, 5  # noqa: E741
+B, I = 9, 5  # noqa: E741  # I inputs
 HIDDEN = (8, 6)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rein.ops.random import generator
 from rein.ops.stack import FUSED, fused_stack
 
-B, I = 7, 3  # noqa: E741
+B, I = 7, 3  # noqa: E741  # I inputs
 SIZES = (I, 6, 5, 4)
 PLAIN = {"tanh": torch.tanh, "relu": torch.relu}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}

@@ -86,7 +86,7 @@ def test_wrong_values_are_found_in_the_first_step(changes: dict[str, Any], text:
 
 def test_something_that_is_no_time_step_is_named() -> None:
     with pytest.raises(EnvironmentContractError, match=r"expected a rein\.TimeStep, got tuple"):
-        check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]
+        check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_rows_of_workers_that_answer_first_are_counted_by_their_indices() -> None:

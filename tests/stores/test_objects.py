@@ -78,7 +78,7 @@ def test_rows_are_written_where_they_belong() -> None:
         for first, stop in ((3, 4), (0, 1), (1, 3)):
             objects.write_rows(dataset, first, array[first:stop, ::-1])
 
-    assert np.array_equal(written(parts)["joined"][()], array[:, ::-1])  # type: ignore[index]
+    assert np.array_equal(written(parts)["joined"][()], array[:, ::-1])  # type: ignore[index]  # a dataset
 
 
 @pytest.mark.parametrize("text", ["reward", "récompense", '{"a": 1}'])
@@ -107,7 +107,7 @@ def test_attributes_and_names_are_those_that_h5py_writes() -> None:
     ours, theirs = file["ours"], file["theirs"]
     assert sorted(ours.attrs) == sorted(theirs.attrs) == ["NX_class", "axes", "format", "title"]
     for name in theirs.attrs:
-        a, b = (h5py.h5a.open(group.id, name.encode()) for group in (ours, theirs))  # type: ignore[attr-defined]
+        a, b = (h5py.h5a.open(group.id, name.encode()) for group in (ours, theirs))  # type: ignore[attr-defined]  # no stubs
         assert a.get_type().encode() == b.get_type().encode()
         assert (a.shape, np.array(ours.attrs[name]).tolist()) == (b.shape, np.array(theirs.attrs[name]).tolist())
     assert ours["Größe"] == ours

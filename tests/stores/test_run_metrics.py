@@ -211,7 +211,7 @@ def test_a_run_that_begins_anew_moves_the_rows_of_the_old_one_aside(tmp_path: Pa
     found = {path.name: path.read_bytes() for path in (run / "aside").rglob("*") if path.name in old}
     assert found == old
     with h5py.File(run / "metrics.h5") as file:
-        assert file["entry/epochs/epoch"][()].tolist() == [1, 2, 3]  # type: ignore[index]
+        assert file["entry/epochs/epoch"][()].tolist() == [1, 2, 3]  # type: ignore[index]  # a dataset
 
 
 def test_a_file_that_somebody_edited_is_moved_whole_and_stops_nothing(

@@ -261,7 +261,7 @@ FAULTS: list[tuple[type[Wrapped], str]] = [
 def contract(make: Callable[[int, int | None], Any]) -> EnvironmentContract:
     """The suite for one way of making environments."""
     suite = EnvironmentContract()
-    suite.make = make  # type: ignore[method-assign]
+    suite.make = make  # type: ignore[method-assign]  # for this instance
     suite.steps = 60
     return suite
 

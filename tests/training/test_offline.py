@@ -170,13 +170,13 @@ def test_an_agent_goes_on_in_environments():
 def test_nonsense_is_refused():
     environment = Gridworld(num_envs=1)
     with pytest.raises(TypeError, match="PPO does not learn from a replay"):
-        offline_loop(PPO(environment.single_observation_space, environment.single_action_space))  # type: ignore[arg-type]
+        offline_loop(PPO(environment.single_observation_space, environment.single_action_space))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="updates_per_iteration=0"):
         offline_loop(agent(), [rows()], updates_per_iteration=0)
     with pytest.raises(ValueError, match="nothing to learn from"):
         offline_loop(agent()).run()
     with pytest.raises(ValueError, match="have no reward"):
-        fill(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]
+        fill(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="have no action, next_observation"):
         fill(agent(), [rows()._replace(action=None, next_observation=None)])
     with pytest.raises(ValueError, match=r"of shape \(2,\)"):

@@ -112,7 +112,7 @@ class TestWrappers(EnvironmentContract):
 
     @pytest.fixture(autouse=True)
     def _wrapped(self, wrapped: Make) -> None:
-        self.make = wrapped  # type: ignore[method-assign]
+        self.make = wrapped  # type: ignore[method-assign]  # for this instance
 
 
 class TestWrappersState(StatefulContract):

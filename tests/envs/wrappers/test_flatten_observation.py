@@ -42,7 +42,7 @@ def test_every_row_is_what_gymnasium_flattens_it_to(space: spaces.Space[Any]) ->
     inner = SimpleNamespace(
         single_observation_space=space, device=torch.device("cpu"), reset=lambda seed=None: observation
     )
-    environment = FlattenObservation(inner)  # type: ignore[arg-type]
+    environment = FlattenObservation(inner)  # type: ignore[arg-type]  # a stand-in
     flat = environment.reset()
     expected = np.stack([spaces.flatten(space, sample) for sample in samples]).astype(np.float32)
     assert flat.dtype is torch.float32

@@ -101,7 +101,7 @@ class ResetsInAStepOfItsOwn:
 
 
 def test_a_row_that_is_not_valid_begins_a_new_stack(clockwork: Any) -> None:
-    environment = FrameStack(ResetsInAStepOfItsOwn(clockwork(6)), 3)  # type: ignore[arg-type]
+    environment = FrameStack(ResetsInAStepOfItsOwn(clockwork(6)), 3)  # type: ignore[arg-type]  # enough of one
     environment.reset()
     resets = 0
     for action in actions(40, 6):
@@ -121,7 +121,7 @@ def test_a_stack_is_in_its_space_whatever_the_inner_one_is(clockwork: Any) -> No
     shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
     assert shapes == {"image": (3, 2, 2, 3), "inner.0": (3, 2), "inner.1": (3, 2, 2), "vector": (3, 2, 3)}
     assert observation["image"].dtype is torch.uint8
-    assert environment.single_observation_space["inner"][0].start.tolist() == [5, 5]  # type: ignore[index]
+    assert environment.single_observation_space["inner"][0].start.tolist() == [5, 5]  # type: ignore[index]  # a Dict
 
 
 def test_a_length_below_one_is_refused(clockwork: Any) -> None:

@@ -29,7 +29,7 @@ def hears(low: Any, high: Any) -> SimpleNamespace:
 @given(st.lists(st.tuples(BOUND, BOUND), min_size=1, max_size=4))
 def test_the_ends_are_exactly_low_and_high_and_nothing_between_leaves_them(bounds: list[tuple[float, float]]) -> None:
     low, high = np.float32([min(b) for b in bounds]), np.float32([max(b) for b in bounds])
-    environment: Any = RescaleAction(hears(low, high))  # type: ignore[arg-type]
+    environment: Any = RescaleAction(hears(low, high))  # type: ignore[arg-type]  # a stand-in
     for end, bound in ((-1.0, low), (1.0, high)):
         assert environment.apply_action(torch.full((2, len(bounds)), end)).tolist() == [bound.tolist()] * 2
     for share in torch.linspace(-1, 1, 41):
@@ -38,7 +38,7 @@ def test_the_ends_are_exactly_low_and_high_and_nothing_between_leaves_them(bound
 
 
 def test_the_middle_is_the_middle_and_beyond_the_ends_the_line_goes_on() -> None:
-    environment: Any = RescaleAction(hears([-2, 0], [2, 5]))  # type: ignore[arg-type]
+    environment: Any = RescaleAction(hears([-2, 0], [2, 5]))  # type: ignore[arg-type]  # a stand-in
     scaled = environment.apply_action(torch.tensor([[0.0, 0.0], [-0.5, 0.5], [2.0, -3.0]]))
     assert scaled.tolist() == [[0.0, 2.5], [-1.0, 3.75], [4.0, -5.0]]
 
@@ -60,6 +60,6 @@ def test_it_is_gymnasiums_wrapper() -> None:
 
 def test_actions_without_bounds_or_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="no bounds to scale to"):
-        RescaleAction(hears([-np.inf, 0], [np.inf, 1]))  # type: ignore[arg-type]
+        RescaleAction(hears([-np.inf, 0], [np.inf, 1]))  # type: ignore[arg-type]  # a stand-in
     with pytest.raises(TypeError, match=r"RescaleAction: actions in Discrete\(4\)"):
         RescaleAction(Gridworld())
