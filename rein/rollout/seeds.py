@@ -79,9 +79,10 @@ class EpisodeSeeds:
 
     def begin(self, row_R: np.ndarray) -> np.ndarray:
         """Begin the next episode of the environments `row_R` (R,); returns (R, *S). For the host, where R is known."""
-        place_N, start_PS = self.table()
-        place_R = place_N.numpy()[row_R] + 1
-        place_N.numpy()[row_R] = place_R
+        place, start_PS = self.table()
+        place_N = place.numpy()
+        place_R = place_N[row_R] + 1
+        place_N[row_R] = place_R
         self._current_N = None
         return start_PS.numpy().take(place_R, 0)
 

@@ -12,6 +12,7 @@ places in the table of episodes to come.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ class Simulation:
         self.device = torch.device(device)
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
+        self._limit = sys.maxsize if max_episode_steps is None else max_episode_steps
         self._name, self._physics, self._action_space = name, physics, action_space
         self._action_shape, self._action_dtype = (num_envs, *(action_space.shape or ())), tensor_dtype(action_space)
         self._compile = compile
@@ -166,15 +168,18 @@ class Simulation:
         state_SN, reward_N, terminated_N = _move(self._physics, self._state_SN, control, mask_N)
         final_observation = transposed(_observe(self._physics, state_SN))
         observation = final_observation.clone()
-        self._steps_N += 1 if mask_N is None else mask_N
-        truncated_N = _truncated(self._steps_N, self.max_episode_steps, mask_N)
-        row_R = (terminated_N | truncated_N).numpy().nonzero()[0]  # numpy, for few rows take torch twice the time
+        # numpy, for few rows take torch several times as long
+        steps_N, chosen_N = self._steps_N.numpy(), None if mask_N is None else mask_N.numpy()
+        steps_N += 1 if chosen_N is None else chosen_N
+        truncated_N = _truncated(steps_N, self._limit, chosen_N)
+        row_R = (terminated_N.numpy() | truncated_N).nonzero()[0]
         if row_R.size:
             start_RQ = self._seeds.begin(row_R)
             state_SN.numpy()[:, row_R] = start_RQ[:, : len(state_SN)].T
             observation.numpy()[row_R] = start_RQ[:, -observation.shape[1] :]
-            self._steps_N.numpy()[row_R] = 0
+            steps_N[row_R] = 0
         self._state_SN = state_SN
+        truncated_N = torch.from_numpy(truncated_N)
         return _time_step(mask_N, observation, reward_N, terminated_N, truncated_N, final_observation)
 
     def _step_masked(self, control: Tensor, mask_N: Tensor | None) -> TimeStep:
@@ -182,7 +187,7 @@ class Simulation:
         if mask_N is not None:
             inputs = (*inputs, mask_N)
         if len(inputs) not in self._masked:
-            masked = functools.partial(_masked, self._physics, self.max_episode_steps)
+            masked = functools.partial(_masked, self._physics, self._limit)
             self._masked[len(inputs)] = _compiled(masked, inputs) if self._compile else masked
         self._state_SN, self._steps_N, place_N, *seen = self._masked[len(inputs)](*inputs)
         self._seeds.go_to(place_N)
@@ -218,15 +223,14 @@ def _move(physics: Physics, state_SN: Tensor, control: Tensor, mask_N: Tensor | 
     return Moved(state_SN, reward_N, moved.terminated_N & mask_N)
 
 
-def _truncated(steps_N: Tensor, limit: int | None, mask_N: Tensor | None) -> Tensor:
-    if limit is None:
-        return torch.zeros_like(steps_N, dtype=torch.bool)
+def _truncated(steps_N: Any, limit: int, mask_N: Any) -> Any:
+    """For tensors and arrays alike."""
     return steps_N >= limit if mask_N is None else (steps_N >= limit) & mask_N
 
 
 def _masked(
     physics: Physics,
-    limit: int | None,
+    limit: int,
     state_SN: Tensor,
     steps_N: Tensor,
     place_N: Tensor,
