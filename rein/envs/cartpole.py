@@ -33,7 +33,7 @@ def _move(state_4N: Tensor, push_N: Tensor) -> Moved:
     x_N, v_N, theta_N, omega_N = state_4N.unbind()
     sin_N, cos_N = theta_N.sin(), theta_N.cos()
     thrust_N = torch.addcmul(push_N, omega_N * omega_N, sin_N, value=_LEVER)
-    inertia_N = torch.addcmul(_arm(cos_N.device), cos_N, cos_N, value=-_HALF_LENGTH * _POLE_MASS / _MASS)
+    inertia_N = torch.addcmul(_arm(cos_N.dtype, cos_N.device), cos_N, cos_N, value=-_HALF_LENGTH * _POLE_MASS / _MASS)
     alpha_N = torch.addcmul(sin_N, cos_N, thrust_N, value=-1.0 / _GRAVITY) / inertia_N  # as a multiple of gravity
     a_N = torch.addcmul(thrust_N, alpha_N, cos_N, value=-_LEVER * _GRAVITY)
     x_N, v_N = torch.add(x_N, v_N, alpha=_TAU), torch.add(v_N, a_N, alpha=_TAU)
@@ -43,8 +43,8 @@ def _move(state_4N: Tensor, push_N: Tensor) -> Moved:
 
 
 @functools.cache
-def _arm(device: torch.device) -> Tensor:
-    return torch.tensor(_HALF_LENGTH * 4.0 / 3.0, device=device)
+def _arm(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_HALF_LENGTH * 4.0 / 3.0, dtype=dtype, device=device)
 
 
 def _beyond(value_N: Tensor, limit: float) -> Tensor:

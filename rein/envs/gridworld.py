@@ -136,8 +136,10 @@ class Gridworld:
     def apply_action_where(self, action: Tensor, mask: Tensor) -> TimeStep:
         """Move where `mask` (N,) is True; the other boards stay as they are, and are not valid.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for what is no action, on any board.
+        Raises RuntimeError before the first reset, EnvironmentContractError for what is no action, on any board, and
+        ValueError for what is no mask.
         """
+        check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
         return self._move(action, mask)
 
     def encode(self, *, x: int, y: int, target: Sequence[int]) -> Tensor:

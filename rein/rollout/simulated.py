@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.rollout.contract import check_rows_of
 from rein.rollout.frames import Frame
 from rein.rollout.simulation import Physics, Simulation
 from rein.types import TimeStep
@@ -104,8 +105,10 @@ class SimulatedEnvironment(ABC):
     def apply_action_where(self, action: Tensor, mask: Tensor) -> TimeStep:
         """Step where `mask` (N,) is True; the other rows stay as they are, and are not valid.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for what is no action, in any row.
+        Raises RuntimeError before the first reset, EnvironmentContractError for what is no action, in any row, and
+        ValueError for what is no mask.
         """
+        check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
         return self._stepped(self._simulation.apply_action(action, mask))
 
     def render(self, index: int = 0) -> Frame:

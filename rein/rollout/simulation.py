@@ -134,7 +134,11 @@ class Simulation:
         if self._controls_A is None:
             control = action.detach().to(self._action_dtype).contiguous()
         else:
-            control = self._controls_A.index_select(0, action)
+            try:
+                control = self._controls_A.index_select(0, action)
+            except (IndexError, RuntimeError):  # later actions are not looked at before
+                self._check(action)
+                raise
         return self._step_rows(control, mask) if self._by_rows else self._step_masked(control, mask)
 
     def reseed(self, seed: int) -> None:

@@ -168,7 +168,7 @@ class Run:
         """
         found = np.flatnonzero(self.episodes["id"] == id)
         if not len(found):
-            raise ValueError(f"{self.path}: no episode {id} has ended; {len(self.episodes['id'])} have")
+            raise ValueError(self._no_episode(id))
         row = {name: column[found[0]].item() for name, column in self.episodes.items()}
         ends = np.cumsum([len(content.episodes["id"]) for content in self._contents])
         file = int(np.searchsorted(ends, found[0], "right"))
@@ -180,7 +180,8 @@ class Run:
     ) -> Transitions:
         """Every transition of the run as a `torch.utils.data.Dataset`; see `rein.stores.datasets.Transitions`.
 
-        `fields` are the names wanted, all by default; `episodes` the ids of those whose transitions are.
+        `fields` are the names wanted, all by default; `episodes` the ids of those whose transitions are,
+        as `run.episodes["id"][run.episodes["return"] > 100]`.
         """
         from rein.stores.datasets import Transitions
 
@@ -205,14 +206,21 @@ class Run:
         return write_episodes(path, self._contents, arrange)
 
     def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
-        """Environment, first and last vector step of episodes by id. Raises ValueError for one that is not there."""
+        """Environment, first and last vector step of episodes by id. Raises TypeError, ValueError for none."""
         if episodes is None:
             return None
-        table, wanted = self.episodes, np.asarray(list(episodes), np.int64)
+        table, wanted = self.episodes, np.asarray(list(episodes))
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise TypeError(f'episodes are ids, not {wanted.dtype}; those of a mask are run.episodes["id"][mask]')
         if missing := np.setdiff1d(wanted, table["id"]).tolist():
-            raise ValueError(f"{self.path}: no episode {missing[0]} has ended; {len(table['id'])} have")
+            raise ValueError(self._no_episode(missing[0]))
         chosen = np.isin(table["id"], wanted)
         return table["environment"][chosen], table["first_step"][chosen], table["last_step"][chosen]
+
+    def _no_episode(self, id: int) -> str:
+        ids = self.episodes["id"]
+        there = f"{len(ids)} are, from {ids.min()} to {ids.max()}" if len(ids) else "none is yet"
+        return f"{self.path}: no episode {id} is stored; {there}"
 
     def _find(self) -> list[Path]:
         path = self.path

@@ -396,7 +396,7 @@ class TestCommand:
             (["--metric", "no_such"], "has no metric 'no_such'; there are episode_return"),
             (["--field", "action"], "say of which episode, with --episode N"),
             (["--episode", "1", "--field", "no_such"], "no field 'no_such'; there are action, observation"),
-            (["--episode", "99999"], "no episode 99999 has ended"),
+            (["--episode", "99999"], "no episode 99999 is stored"),
             (["--paths", "--values"], "give one of"),
             (["--output", "curves.nothing"], "nothing"),
             (["b", "--values"], "are of one run, and 2 are named"),

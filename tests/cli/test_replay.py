@@ -401,7 +401,7 @@ def test_an_environment_that_is_named_is_used(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--episode", "99999"], "no episode 99999 has ended"),
+        (["--episode", "99999"], "no episode 99999 is stored"),
         (["--episode", "1", "2", "--video", "film.mp4"], "a film is of one episode"),
         (["--episode", "1", "--video", "no/such/film.mp4"], "there is no folder no/such"),
         (["--episode", "1", "--environment", "cartpole"], "my_module:make"),

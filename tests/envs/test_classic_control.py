@@ -6,6 +6,8 @@ Shapes: N environments, S numbers of a state, O of an observation.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,3 +308,35 @@ def test_the_page_tells_of_it(task: Task) -> None:
     kind = f"Discrete({actions.n})" if isinstance(actions, spaces.Discrete) else "Box(1)"
     for words in (f"{task.make.__name__}`", f"Box({size})", kind, f"{environment.config['max_episode_steps']} steps"):
         assert words in line, words
+
+
+@every_task
+def test_what_is_no_mask_is_refused_before_anything_moves(task: Task) -> None:
+    environment = task.make(2, seed=0)
+    environment.reset()
+    action = torch.from_numpy(np.stack([environment.single_action_space.sample() for _ in range(2)]))
+    before = environment.state_dict()
+    for mask in (torch.tensor([1, 0], dtype=torch.uint8), torch.tensor([True]), torch.tensor(True), [True, False]):
+        with pytest.raises(ValueError, match=r"apply_action_where: expected torch.bool of shape \(2,\), got "):
+            environment.apply_action_where(action, mask)
+    assert torch.equal(environment.state_dict()["state"], before["state"])
+
+
+def test_who_stepped_first_and_in_what_type_changes_no_pole() -> None:
+    script = """
+import sys, torch
+from rein.envs.cartpole import CartPole
+def last(steps):
+    environment = CartPole(4, seed=0)
+    environment.reset()
+    return [environment.apply_action(torch.full((4,), t % 2)).observation for t in range(steps)][-1]
+torch.set_default_dtype(getattr(torch, sys.argv[1]))
+last(1)
+torch.set_default_dtype(torch.float32)
+print(last(20).tolist())
+"""
+    ran = [
+        subprocess.run([sys.executable, "-c", script, dtype], capture_output=True, text=True, check=True).stdout
+        for dtype in ("float32", "bfloat16", "float64")
+    ]
+    assert ran[0] == ran[1] == ran[2] != ""

@@ -217,3 +217,10 @@ def test_unseeded_environments_draw_a_seed_and_say_which() -> None:
     start = environment.reset()
     assert isinstance(environment.seed, int)
     assert torch.equal(start, Gridworld(4, seed=environment.seed).reset())
+
+
+def test_what_is_no_mask_is_refused() -> None:
+    environment = Gridworld(2, seed=0)
+    environment.reset()
+    with pytest.raises(ValueError, match=r"apply_action_where: expected torch.bool of shape \(2,\), got "):
+        environment.apply_action_where(torch.zeros(2, dtype=torch.int64), torch.tensor([True]))

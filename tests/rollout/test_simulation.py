@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.errors import EnvironmentContractError
 from rein.ops.random import episode_seeds, integers, uniform
 from rein.ops.trees import leaves
 from rein.rollout.simulation import Moved, Physics, Simulation, transposed
@@ -211,9 +212,11 @@ def test_an_action_that_there_is_not_is_refused_in_any_step() -> None:
     made = simulation()
     made.reset()
     made.apply_action(torch.zeros(N, dtype=torch.int64))
-    for wrong in (-1, 3):
-        with pytest.raises(IndexError):
+    before = made.state_dict()["state"].clone()
+    for wrong in (-1, 3, 0.5):
+        with pytest.raises(EnvironmentContractError, match="action"):
             made.apply_action(torch.full((N,), wrong))
+    assert torch.equal(made.state_dict()["state"], before)
 
 
 def test_transposed_is_contiguous_and_the_same() -> None:

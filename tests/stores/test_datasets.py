@@ -251,8 +251,11 @@ def test_transitions_of_chosen_episodes_and_fields(path, given):
         run.transitions(fields=["rewards"])
     with pytest.raises(ValueError, match="give a list of names"):
         run.transitions(fields="reward")
-    with pytest.raises(ValueError, match="no episode 999"):
+    with pytest.raises(ValueError, match="no episode 999 is stored; "):
         run.transitions(episodes=[999])
+    for mask in (run.episodes["return"] > 0.0, torch.ones(3, dtype=torch.bool), [0.5], "01"):
+        with pytest.raises(TypeError, match=r"episodes are ids, not .*those of a mask are"):
+            run.transitions(episodes=mask)  # type: ignore[arg-type]  # which is what is refused
     with pytest.raises(ValueError, match="give numbers above 0"):
         run.sequences(0)
 
@@ -269,7 +272,7 @@ def test_an_episode_is_whole_whatever_epochs_and_files_it_lies_in(path, given):
         assert episode.terminated == run.episodes["terminated"][index]
     spans = (run.episodes["last_step"] // 22) - (run.episodes["first_step"] // 22)
     assert spans.max() == 1  # some lie in two files
-    with pytest.raises(ValueError, match="no episode 999 has ended"):
+    with pytest.raises(ValueError, match="no episode 999 is stored"):
         run.episode(999)
 
 
