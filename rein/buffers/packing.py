@@ -5,7 +5,6 @@ Shapes: S slots in time, N environments, B rows.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -68,23 +67,12 @@ class Packing:
         """Views of bytes (..., row_bytes) as the tensors of their rows, by path."""
         return {place.path: _view(storage, place) for place in self.places}
 
-    def unpack(self, rows_BX: Tensor, fields: Sequence[Place]) -> list[Tensor]:
-        """The tensors (B, ...) of some places, as views of gathered rows."""
-        rows, typed, found = len(rows_BX), {}, []
-        for _, dtype, shape, offset in fields:
-            view = typed.get(dtype)
-            if view is None:
-                view = typed[dtype] = rows_BX.view(dtype)
-            strides = (self.row_bytes // dtype.itemsize, *_strides(shape))
-            found.append(view.as_strided((rows, *shape), strides, offset // dtype.itemsize))  # all at once: one view
-        return found
-
-    def under(self, names: Sequence[str]) -> list[Place]:
-        """The places of some fields, in the order of these. Raises ValueError for one that rows do not have."""
+    def fields(self, names: Sequence[str]) -> Fields:
+        """How to read some fields, in the order of these. Raises ValueError for one that rows do not have."""
         known = {place.path[0] for place in self.places}
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"rows have no {', '.join(unknown)}: they have {', '.join(sorted(known))}")
-        return [place for name in names for place in self.places if place.path[0] == name]
+        return Fields([place for name in names for place in self.places if place.path[0] == name], self.row_bytes)
 
     @property
     def config(self) -> list[dict[str, Any]]:
@@ -93,6 +81,29 @@ class Packing:
             {"path": list(p.path), "dtype": str(p.dtype).removeprefix("torch."), "shape": list(p.shape)}
             for p in self.places
         ]
+
+
+class Fields:
+    """Some fields of rows that were gathered. What can be known of them is worked out once: batches are read often."""
+
+    def __init__(self, places: Sequence[Place], row_bytes: int) -> None:
+        self._paths = [place.path for place in places]
+        self._flat = all(len(path) == 1 for path in self._paths)
+        self._names = [path[0] for path in self._paths]
+        self._views = []
+        for _, dtype, shape, offset in places:
+            strides = row_bytes // dtype.itemsize, *(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+            self._views.append((dtype, shape, strides, offset // dtype.itemsize))
+
+    def of(self, rows_BX: Tensor) -> dict[str, Tree]:
+        """The tensors (B, ...) of these fields, by their names, as views."""
+        rows, typed, found = rows_BX.shape[0], {}, []
+        for dtype, shape, strides, offset in self._views:
+            view = typed.get(dtype)
+            if view is None:
+                view = typed[dtype] = rows_BX.view(dtype)
+            found.append(view.as_strided((rows, *shape), strides, offset))  # all at once: one view
+        return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
 
 
 def fits(row: Mapping[str, Tree], like: Mapping[str, Any]) -> bool:
@@ -147,12 +158,6 @@ def _leaves(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield path, tree
     else:
         raise ValueError(f"{'.'.join(path)}: a field of a row is a tensor (N, ...), not {tree!r}")
-
-
-@functools.cache
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of contiguous memory."""
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 def _view(storage: Tensor, place: Place) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 from rein.buffers.allocation import allocate
 from rein.buffers.blocks import Blocks
 from rein.buffers.drawable import Drawable
-from rein.buffers.packing import Packing, Place, example, fits, nest, stack_rows
+from rein.buffers.packing import Fields, Packing, example, fits, nest, stack_rows
 from rein.ops.n_step import NStep, n_step
 from rein.types import Transition, Tree
 
 LEARNED = ("observation", "action", "reward", "terminated", "next_observation")
-_STAGED = 64  # vector steps that are taken in together, if nobody samples before
+_STAGED, _STAGED_BYTES = 256, 1 << 20  # vector steps that are taken in together, at most, if nobody samples before
 
 
 class Sample(NamedTuple):
@@ -58,11 +58,12 @@ class Replay:
         self.filled = 0  # slots that hold rows
         self.next_slot = 0  # that the next row goes to
         self._staged: list[dict[str, Tree]] = []
+        self._most_staged = 1
         self._packing: Packing | None = None
         self._bytes = torch.empty(0)
         self._blocks = Blocks(self._bytes)
         self._columns: dict[tuple[str, ...], Tensor] = {}
-        self._places: dict[tuple[str, ...], list[Place]] = {}  # by the names that were asked for
+        self._fields: dict[tuple[str, ...], Fields] = {}  # by the names that were asked for
         self._like: dict[str, Any] = {}  # what a row looks like
         self._valid = Drawable()
 
@@ -86,7 +87,7 @@ class Replay:
             self._packed().check(row)
             raise ValueError(f"each field of a row is of {self.num_envs} environments, as its rewards were before")
         self._staged.append(row)
-        if len(self._staged) >= min(_STAGED, self.slots):
+        if len(self._staged) >= self._most_staged:
             self.flush()
 
     def observe_reset(self, mask: Tensor) -> None:
@@ -144,8 +145,9 @@ class Replay:
         self._bytes = allocate(rows, packing.row_bytes, self.storage, self.device)
         self._blocks = Blocks(self._bytes)
         self._packing, self.slots = packing, slots
+        self._most_staged = max(1, min(_STAGED, slots, _STAGED_BYTES // (self.num_envs * packing.row_bytes)))
         self._columns = packing.columns(self._bytes.view(slots, self.num_envs, packing.row_bytes))
-        self._places = {}
+        self._fields = {}
         self._like = packing.like(self.num_envs)
         self._valid = Drawable(rows, self.device)
 
@@ -186,14 +188,10 @@ class Replay:
         """Some fields of the rows of these numbers, (B, ...), by one gather."""
         self.flush()
         packing = self._packed()
-        places = self._places.get(names)
-        if places is None:
-            places = self._places[names] = packing.under(names)
-        gathered_BX = self._bytes.index_select(0, index_B)
-        values = packing.unpack(gathered_BX, places)
-        if all(len(place.path) == 1 for place in places):
-            return {place.path[0]: value for place, value in zip(places, values, strict=True)}
-        return nest((place.path for place in places), values)
+        fields = self._fields.get(names)
+        if fields is None:
+            fields = self._fields[names] = packing.fields(names)
+        return fields.of(self._bytes.index_select(0, index_B))
 
     def _window(self, index_B: Tensor, steps: int, gamma: float) -> NStep:
         """The returns of the next steps, of which those that are not known yet are not valid."""

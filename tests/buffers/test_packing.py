@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from rein.buffers.packing import Packing, example, fits, nest, stack_rows
+from rein.buffers.packing import Packing, example, fits, stack_rows
 
 TYPES = [torch.uint8, torch.float64, torch.bool, torch.int16, torch.float32, torch.int64, torch.float16, torch.int8]
 SHAPES = [(), (3,), (2, 5, 3), (1,), (7,), (2, 2), (1, 1, 1), (13,)]
@@ -38,8 +38,7 @@ def test_what_is_written_by_columns_is_read_by_rows():
         assert (columns[path].shape, columns[path].dtype) == (value.shape, value.dtype)
         columns[path].copy_(value)
     index = torch.tensor([3, 0, 0, 2])
-    places = packing.under(["nested.deep", "flat"])
-    found = nest((place.path for place in places), packing.unpack(storage.index_select(0, index), places))
+    found = packing.fields(["nested.deep", "flat"]).of(storage.index_select(0, index))
     assert list(found) == ["nested.deep", "flat"]
     for path, value in flat(row).items():
         assert torch.equal(flat(found)[path], value[index])

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,24 @@ def test_other_fields_come_along_where_they_are_asked_for():
         assert torch.equal(sample.fields["reward"], sample.fields["value"] / 2.0)
     with pytest.raises(ValueError, match=r"rows have no entropy: they have action, .*log_prob"):
         replay.sample(1, generator(0, "test"), fields=("entropy",))
+
+
+def test_wide_rows_do_not_wait_in_memory_of_their_own_until_somebody_samples():
+    held = []
+    replay = Replay(6)
+    for _ in range(3):
+        wide = torch.zeros(2, 600_000, dtype=torch.uint8)
+        replay.append(make_transition(0, 2)._replace(observation=wide, next_observation=wide))
+        held.append(weakref.ref(wide))
+        del wide
+    assert [tensor() for tensor in held] == [None] * 3
+
+
+def test_narrow_rows_that_waited_are_all_there_in_their_order():
+    replay = Replay(2000)
+    for step in range(1000):
+        replay.append(make_transition(step, 2))
+    assert torch.equal(replay.columns["reward"].flatten(), torch.arange(2000.0))
 
 
 def test_a_file_holds_the_same_bits_as_memory_and_is_gone_at_once(tmp_path, monkeypatch):
