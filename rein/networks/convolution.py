@@ -62,7 +62,7 @@ class Convolution(nn.Module):
         size = padded
         stack: list[nn.Module] = []
         for outputs, kernel, stride in layers:
-            stack += [_orthogonal_convolution(channels, outputs, kernel, stride, generator), nn.ReLU()]
+            stack += [_orthogonal_convolution(channels, outputs, kernel, stride, generator), nn.ReLU(inplace=True)]
             channels, size = outputs, [(length - kernel) // stride + 1 for length in size]
         stack += [nn.Flatten(), orthogonal_linear(channels * math.prod(size), features, math.sqrt(2.0), generator)]
         self.layers = nn.Sequential(*stack, nn.ReLU())
@@ -83,11 +83,7 @@ class Convolution(nn.Module):
         image_BCHW = image.channels_first(x)
         if any(self._padding):
             image_BCHW = nn.functional.pad(image_BCHW, self._padding)
-        # channels lie next to each other, which convolutions on the CPU are up to 1.6 times as fast on
-        image_BCHW = image_BCHW.to(torch.float32, memory_format=torch.channels_last)
-        if x.dtype == torch.uint8:
-            image_BCHW = image_BCHW / 255.0
-        return self.layers(image_BCHW).reshape(*leading, self.features)
+        return self.layers(_in_order(image_BCHW)).reshape(*leading, self.features)
 
 
 class _Image(NamedTuple):
@@ -106,6 +102,18 @@ class _Image(NamedTuple):
         if self.channels_last:
             image = image.movedim(-1, -3)
         return image if self.frames == 1 else image.flatten(1, 2)
+
+
+def _in_order(image_BCHW: Tensor) -> Tensor:
+    """As float32, bytes divided by 255, and with channels side by side: convolutions on the CPU are faster so.
+
+    Bytes are put in order before they are widened, plane by plane, in half the time of torch's conversion of both.
+    """
+    if image_BCHW.dtype != torch.uint8:
+        return image_BCHW.to(torch.float32, memory_format=torch.channels_last)
+    if not image_BCHW.is_contiguous(memory_format=torch.channels_last):
+        image_BCHW = torch.stack(image_BCHW.unbind(1), -1).movedim(-1, 1)
+    return image_BCHW.float().div_(255.0)
 
 
 def _looked_at(space: spaces.Space[Any]) -> _Image | None:
