@@ -14,11 +14,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.learning.options import Scheduled, first, fraction
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import generator, restore
 from rein.ops.trees import map_tree, pack, unpack
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
-from rein.schedules import Schedule, as_schedule
+from rein.schedules import Schedule
 from rein.types import NAMED_TUPLES, Transition
 
 
@@ -29,8 +30,9 @@ class QLearning:
 
     and no second term where the task terminated at s'. It learns from the transition that was recorded last; where
     several environments were in the same state with the same action, see `rein.ops.values.step_toward_`. `table` (S, A)
-    begins uniform on [-0.1, 0.1); a state's row is the row-major index of its observation. `epsilon`, the probability
-    of a random action, may be a schedule of `rein.schedules`.
+    begins uniform on [-0.1, 0.1); a state's row is the row-major index of its observation. `learning_rate`, and
+    `epsilon`, the probability of a random action, are numbers or schedules of `rein.schedules`, and may be assigned in
+    mid-run.
 
     Source: Watkins & Dayan 1992; Sutton & Barto 2018, 6.5.
 
@@ -38,12 +40,15 @@ class QLearning:
     out of their range.
     """
 
+    learning_rate: Scheduled = Scheduled(high=1.0)
+    epsilon: Scheduled = Scheduled(high=1.0)
+
     def __init__(
         self,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         *,
-        learning_rate: float = 0.1,
+        learning_rate: float | Schedule = 0.1,
         gamma: float = 0.99,
         epsilon: float | Schedule = 0.1,
         seed: int | None = None,
@@ -54,11 +59,9 @@ class QLearning:
         self.observation_space = observation_space
         self.action_space = action_space
         self.device = torch.device(device)
-        self.learning_rate = _within("learning_rate", learning_rate, 0.0, 1.0)
-        self.gamma = _within("gamma", gamma, 0.0, 1.0)
-        self.epsilon = as_schedule(epsilon)
-        for bound in self.epsilon.bounds:
-            _within("epsilon", bound, 0.0, 1.0)
+        self.learning_rate = learning_rate
+        self.gamma = fraction(self, "gamma", gamma)
+        self.epsilon = epsilon
         self.seed = seed
         self.env_steps = 0
         self.updates = 0
@@ -77,9 +80,9 @@ class QLearning:
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            "learning_rate": self.learning_rate,
+            "learning_rate": first(self, "learning_rate").config,
             "gamma": self.gamma,
-            "epsilon": self.epsilon.config,
+            "epsilon": first(self, "epsilon").config,
             "seed": self.seed,
             "device": str(self.device),
         }
@@ -133,12 +136,9 @@ class QLearning:
         self._draw(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Table, hyper-parameters, generator, counts and what was recorded and not yet learned from."""
+        """Table, generator, counts and what was recorded and not yet learned from."""
         return {
             "table": self.table,
-            "learning_rate": self.learning_rate,
-            "gamma": self.gamma,
-            "epsilon": self.epsilon.config,
             "seed": self.seed,
             "root": self._root,
             "generator": self._generator.get_state(),
@@ -158,13 +158,12 @@ class QLearning:
                     f"QLearning.load_state_dict: {name} is {tuple(state[name].shape)} in the state and "
                     f"{tuple(mine[name].shape)} here; build the agent with the same spaces and device"
                 )
-        epsilon, last = as_schedule(state["epsilon"]), unpack(state["last"], NAMED_TUPLES)
+        last = unpack(state["last"], NAMED_TUPLES)
         self.table.copy_(state["table"])  # in place: policies share it
         self._generator.set_state(state["generator"].cpu())
-        self.epsilon = epsilon
         self._last = map_tree(lambda x: x.to(self.device, copy=True), last)
         self._root = state["root"]
-        for name in ("learning_rate", "gamma", "seed", "env_steps", "updates"):
+        for name in ("seed", "env_steps", "updates"):
             setattr(self, name, state[name])
 
     def _draw(self, root: int) -> None:
@@ -175,9 +174,9 @@ class QLearning:
 
     def _shares(self, rows: int) -> Tensor:
         """The weight of each of n duplicates, made anew when the learning rate or N is another."""
-        if self._share_of != (self.learning_rate, rows):
-            self._share = share_of_duplicates(self.learning_rate, rows, self.device)
-            self._share_of = (self.learning_rate, rows)
+        share_of = self.learning_rate(env_steps=self.env_steps, updates=self.updates), rows
+        if self._share_of != share_of:
+            self._share, self._share_of = share_of_duplicates(*share_of, self.device), share_of
         return self._share
 
     def _exploration(self) -> float:
@@ -248,10 +247,3 @@ class _RowIndex:
         if self._shape:
             observation = (observation.flatten(1) * self._stride).sum(dim=1)
         return observation - self._first if self._first else observation
-
-
-def _within(name: str, value: float, low: float, high: float) -> float:
-    """The number, if it is between the two."""
-    if not low <= value <= high:
-        raise ValueError(f"QLearning({name}={value}): {name} is between {low} and {high}")
-    return float(value)

@@ -68,7 +68,6 @@ class Simulation:
             raise ValueError(f"{name}(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
         self.device = torch.device(device)
         self.num_envs = num_envs
-        self.max_episode_steps = max_episode_steps
         self._limit = sys.maxsize if max_episode_steps is None else max_episode_steps
         self._name, self._physics, self._action_space = name, physics, action_space
         self._action_shape, self._action_dtype = (num_envs, *(action_space.shape or ())), tensor_dtype(action_space)
@@ -175,15 +174,14 @@ class Simulation:
         # numpy, for few rows take torch several times as long
         steps_N, chosen_N = self._steps_N.numpy(), None if mask_N is None else mask_N.numpy()
         steps_N += 1 if chosen_N is None else chosen_N
-        truncated_N = _truncated(steps_N, self._limit, chosen_N)
-        row_R = (terminated_N.numpy() | truncated_N).nonzero()[0]
+        truncated_N = torch.from_numpy(_truncated(steps_N, self._limit, chosen_N))
+        row_R = (terminated_N | truncated_N).numpy().nonzero()[0]
         if row_R.size:
             start_RQ = self._seeds.begin(row_R)
             state_SN.numpy()[:, row_R] = start_RQ[:, : len(state_SN)].T
             observation.numpy()[row_R] = start_RQ[:, -observation.shape[1] :]
             steps_N[row_R] = 0
         self._state_SN = state_SN
-        truncated_N = torch.from_numpy(truncated_N)
         return _time_step(mask_N, observation, reward_N, terminated_N, truncated_N, final_observation)
 
     def _step_masked(self, control: Tensor, mask_N: Tensor | None) -> TimeStep:

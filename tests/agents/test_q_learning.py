@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
+from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing import AgentContract
@@ -217,11 +222,44 @@ def test_epsilon_follows_its_schedule_on_env_steps() -> None:
     assert seen == [0.75, 0.5, 0.25, 0.0, 0.0]
 
 
-def test_a_loaded_agent_keeps_the_hyper_parameters_it_was_saved_with() -> None:
-    saved = agent(learning_rate=0.5, gamma=0.8, epsilon=linear(1.0, 0.2, updates=10))
-    loaded = agent(seed=None)
-    loaded.load_state_dict(saved.state_dict())
-    assert loaded.config == saved.config
+def test_the_learning_rate_follows_its_schedule_and_what_is_assigned_in_mid_run() -> None:
+    learner = agent(learning_rate=linear(1.0, 0.0, updates=2))
+    config, values = learner.config, []
+    learner.table.zero_()
+    for reward in (8.0, 4.0, 100.0, 2.0):
+        if len(values) == 3:
+            learner.learning_rate = 0.25
+        learn(learner, observation=[0], action=[1], reward=[reward], next_observation=[3], terminated=True)
+        values.append(learner.table[0, 1].item())
+    assert values == [8.0, 6.0, 6.0, 5.0]  # all of the way, half of it, nothing, a quarter
+    assert learner.config == config  # what a checkpoint compares: the handler of a resumed run assigns it again
+    with pytest.raises(ValueError, match=r"QLearning\(learning_rate=1.5\): give 1 or less"):
+        learner.learning_rate = 1.5
+    with pytest.raises(ValueError, match=r"QLearning\(epsilon=-0.5\): give 0 or more"):
+        learner.epsilon = -0.5
+
+
+def test_a_run_whose_rates_a_handler_assigns_resumes_and_ends_as_the_uncut_one(tmp_path: Path) -> None:
+    def loop_until(epochs: int) -> rein.Loop:
+        environment = Gridworld(num_envs=2, seed=0, max_episode_steps=9)
+        learner = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+        loop = rein.training_loop(learner, environment, epochs=epochs, iterations=8, seed=0)
+        checkpoint(loop, rein.Checkpoints(tmp_path))
+
+        @loop.epoch_started
+        def cool(state: rein.State) -> None:
+            learner.learning_rate, learner.epsilon = 0.5 / state.epoch, linear(0.8 / state.epoch, 0.0, env_steps=1000)
+
+        return loop
+
+    uncut = loop_until(4)
+    uncut.run()
+    shutil.rmtree(tmp_path)
+    loop_until(2).run()
+    again = loop_until(4)
+    rein.resume(again, tmp_path)
+    again.run()
+    assert torch.equal(again.parts["agent"].table, uncut.parts["agent"].table)
 
 
 def test_an_exploring_policy_draws_from_a_stream_of_its_own_and_the_agents_epsilon() -> None:
@@ -291,12 +329,12 @@ def test_spaces_that_no_table_fits_are_refused(
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): {name} is between 0.0 and 1.0"):
+    with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): give "):
         agent(**options)
 
 
 def test_a_schedule_that_leaves_the_range_is_refused_when_building() -> None:
-    with pytest.raises(ValueError, match=r"epsilon is between 0\.0 and 1\.0"):
+    with pytest.raises(ValueError, match=r"QLearning\(epsilon=.*\): give 0 or more"):
         agent(epsilon=linear(1.0, -0.5, env_steps=10))
 
 
