@@ -62,7 +62,7 @@ class Convolution(nn.Module):
         size = padded
         stack: list[nn.Module] = []
         for outputs, kernel, stride in layers:
-            stack += [_orthogonal_convolution(channels, outputs, kernel, stride, generator), nn.ReLU(inplace=True)]
+            stack += [_orthogonal_convolution(channels, outputs, kernel, stride, generator), nn.ReLU()]
             channels, size = outputs, [(length - kernel) // stride + 1 for length in size]
         stack += [nn.Flatten(), orthogonal_linear(channels * math.prod(size), features, math.sqrt(2.0), generator)]
         self.layers = nn.Sequential(*stack, nn.ReLU())
