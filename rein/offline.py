@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.filling import extend, pairs, together
+from rein.buffers.frame_replay import FrameReplay
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
 from rein.handlers.describe import describe
@@ -113,8 +114,13 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
+    kind, kept = type(agent).__name__, type(agent.replay).__name__
+    if isinstance(agent.replay, FrameReplay):
+        raise ValueError(
+            f"fill: {kind}(frame_stack={agent.replay.frame_stack}) keeps each frame once, as it comes; leave "
+            "frame_stack out to fill its replay with recorded stacks"
+        )
     if type(agent.replay) not in (Replay, PrioritizedReplay):
-        kind, kept = type(agent).__name__, type(agent.replay).__name__
         raise ValueError(f"fill: {kind} keeps its rows in a {kept}, of which recorded transitions lack parts")
     seed_parts(None, agent)  # which would draw it anew, later
     chunks = _all_checked(agent, _chunks(data))

@@ -13,6 +13,7 @@ so a resumed run reads the same values, and it never needs to know how long a ru
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,8 +141,8 @@ def as_schedule(value: float | Schedule | Mapping[str, Any]) -> Schedule:
         return value
     if isinstance(value, Mapping):
         return Schedule(value["clock"], tuple(Segment(**segment) for segment in value["segments"]))
-    if isinstance(value, int | float):
-        return constant(value)
+    if isinstance(value, numbers.Real):  # numpy's too
+        return constant(float(value))
     raise TypeError(f"a schedule is a number, or made by linear, cosine, ... of rein.schedules; this is {value!r}")
 
 

@@ -63,8 +63,8 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
-        above_zero(self, "temperature", temperature)
-        above_zero(self, "max_weight", max_weight)
+        temperature = above_zero(self, "temperature", temperature)
+        max_weight = above_zero(self, "max_weight", max_weight)
         if weights not in WEIGHTS:
             raise ValueError(f"AWAC(weights={weights!r}): use one of {', '.join(WEIGHTS)}")
         own = {"critics": critics, "temperature": temperature, "weights": weights, "max_weight": max_weight}

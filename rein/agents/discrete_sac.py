@@ -59,8 +59,8 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
-        above_zero(self, "temperature", temperature)
-        above_zero(self, "initial_temperature", initial_temperature)
+        temperature = above_zero(self, "temperature", temperature)
+        initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
         own = {
             "critics": critics,
             "temperature": temperature,

@@ -64,7 +64,7 @@ class IQL(ReplayAgent["_Networks"]):
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
-        above_zero(self, "max_weight", max_weight)
+        max_weight = above_zero(self, "max_weight", max_weight)
         if not 0.0 < expectile < 1.0:
             raise ValueError(f"IQL(expectile={expectile}): give a number between 0 and 1, neither of them")
         if not inverse_temperature >= 0.0:

@@ -26,7 +26,7 @@ from rein.networks.q_network import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.indices import minibatches as cut
 from rein.ops.parallel import rank
-from rein.ops.random import generator, restore
+from rein.ops.random import checked_seed, generator, restore
 from rein.ops.returns import lambda_returns
 from rein.ops.trees import to_device
 from rein.schedules import Schedule, as_schedule, linear
@@ -129,7 +129,7 @@ class PQN:
         }
         self.env_steps = self.updates = 0
         self._build(secrets.randbits(31) if seed is None else seed)
-        self.seed = seed
+        self.seed = checked_seed(seed)
 
     def _build(self, seed: int) -> None:
         self._root = seed

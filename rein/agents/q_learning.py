@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rein.learning.options import Scheduled, first, fraction
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.random import generator, restore
+from rein.ops.random import checked_seed, generator, restore
 from rein.ops.trees import map_tree, pack, unpack
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
 from rein.schedules import Schedule
@@ -62,7 +62,7 @@ class QLearning:
         self.learning_rate = learning_rate
         self.gamma = fraction(self, "gamma", gamma)
         self.epsilon = epsilon
-        self.seed = seed
+        self.seed = checked_seed(seed)
         self.env_steps = 0
         self.updates = 0
         self._row = _RowIndex(observation_space, self.device)

@@ -82,7 +82,7 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         huber: float | None = 1.0,
         **options: Unpack[ReplayOptions],
     ) -> None:
-        above_zero(self, "huber", huber)
+        huber = above_zero(self, "huber", huber)
         sequence_length = at_least_one(self, "sequence_length", sequence_length)
         burn_in = whole(self, "burn_in", burn_in)
         if options.get("n_step", 1) != 1 or options.get("prioritized"):

@@ -76,8 +76,8 @@ class SAC(ReplayAgent["_Networks"]):
         actor_frequency = at_least_one(self, "actor_frequency", actor_frequency)
         if not isinstance(target_entropy, int | float | None) or not math.isfinite(target_entropy or 0.0):
             raise ValueError(f"SAC(target_entropy={target_entropy!r}): give a number of nats, or None")
-        above_zero(self, "temperature", temperature)
-        above_zero(self, "initial_temperature", initial_temperature)
+        temperature = above_zero(self, "temperature", temperature)
+        initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
         own = {
             "critics": critics,
             "temperature": temperature,

@@ -109,10 +109,11 @@ class Replay:
             return
         rows, self._staged = self._staged, []
         start = 0
-        while start < len(rows):
-            part = rows[start : start + self.slots - self.next_slot]
-            self._write(stack_rows(part), len(part))
-            start += len(part)
+        with torch.no_grad():  # a row may be part of a graph, which ends here
+            while start < len(rows):
+                part = rows[start : start + self.slots - self.next_slot]
+                self._write(stack_rows(part), len(part))
+                start += len(part)
 
     def _write(self, rows: Mapping[str, Tree], count: int) -> None:
         first = self.next_slot

@@ -173,7 +173,12 @@ class Gridworld:
     def _move(self, action: Tensor, mask_N: Tensor | None) -> TimeStep:
         if not self._checked or action.shape != (self.num_envs,):
             self._check(action)
-        cell_N4 = (self._cell_N4 + self._moves_A4[action]).clamp_(0, _SIZE - 1)
+        try:
+            move_N4 = self._moves_A4.index_select(0, action)
+        except (IndexError, RuntimeError):  # later actions are not looked at before
+            self._check(action)
+            raise
+        cell_N4 = move_N4.add_(self._cell_N4).clamp_(0, _SIZE - 1)
         distance_N = (cell_N4[:, 2:] - cell_N4[:, :2]).abs_().sum(1)
         steps_N = self._steps_N + 1
         terminated_N = distance_N == 0

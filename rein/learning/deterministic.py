@@ -18,8 +18,9 @@ from rein.learning.action_noise import ActionNoise
 from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, deterministic_actor_gradient, has_closed_form
 from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, deterministic_actor_loss
-from rein.learning.options import at_least_one, not_negative
+from rein.learning.options import at_least_one, not_negative, refuse_unknown
 from rein.learning.replay_agent import ReplayAgent
+from rein.learning.replay_options import REPLAY_DEFAULTS
 from rein.networks.continuous import DeterministicNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
@@ -44,8 +45,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         options: Mapping[str, Any],
     ) -> None:
         """`own` are the options that the subclass has by itself."""
-        if unknown := own.keys() & options.keys():  # what is settled for this agent
-            raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
+        refuse_unknown(self, options, REPLAY_DEFAULTS)  # `own` ones may be settled for this agent
         whole_numbers = {name: at_least_one(self, name, own[name]) for name in ("critics", "actor_frequency")}
         own = {**own, **whole_numbers}
         for name in ("target_noise", "target_noise_clip"):

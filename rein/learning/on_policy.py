@@ -31,6 +31,7 @@ from rein.learning.options import (
     fraction,
     layers,
     not_negative,
+    refuse_unknown,
 )
 from rein.learning.policy import NetworkPolicy, share_parameters
 from rein.learning.policy_loss import METRICS, Batch, policy_loss
@@ -39,7 +40,7 @@ from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
 from rein.ops.parallel import rank
-from rein.ops.random import generator, restore
+from rein.ops.random import checked_seed, generator, restore
 from rein.ops.trees import to_device
 from rein.types import Transition, Tree
 
@@ -56,20 +57,19 @@ class OnPolicyAgent(Configurable, abc.ABC):
     ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self._options: dict[str, Any] = {**DEFAULTS, **options}
-        if unknown := self._options.keys() - DEFAULTS.keys():
-            raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
+        refuse_unknown(self, options, DEFAULTS)
         self.device = torch.device(self._options["device"])
         self.gamma = fraction(self, "gamma", self._options["gamma"])
         self.learning_rate = self._options["learning_rate"]
         self.entropy_coefficient = self._options["entropy_coefficient"]
         not_negative(self, "value_coefficient", self._options["value_coefficient"])
-        above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
+        self._options["max_grad_norm"] = above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
         self._options["hidden"] = layers(self, self._options["hidden"])
         self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
         self._reward_normalizer = RewardNormalizer(self.gamma) if self._options["normalize_reward"] else None
         self.seed: int | None = None
         self.env_steps = self.updates = 0
-        seed = self._options["seed"]
+        seed = checked_seed(self._options["seed"])
         self._build(secrets.randbits(31) if seed is None else seed)
         self.seed, self._built = seed, True
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -73,6 +76,17 @@ DEFAULTS: OnPolicyOptions = {
 }
 
 
+def refuse_unknown(agent: object, options: Iterable[str], known: Iterable[str]) -> None:
+    """TypeError for an option that is not among the `known` ones, which names them and the agent's own."""
+    if unknown := sorted({*options} - {*known}):
+        own = inspect.signature(type(agent)).parameters.values()
+        names = sorted({*known, *(one.name for one in own if one.kind is one.KEYWORD_ONLY)})
+        near = {close for name in unknown for close in difflib.get_close_matches(name, names, 1)}
+        hint = f"; did you mean {', '.join(sorted(near))}?" if near else "."
+        kind = type(agent).__name__
+        raise TypeError(f"{kind}: there is no option {', '.join(unknown)}{hint} Its options are {', '.join(names)}")
+
+
 def at_least_one(agent: object, name: str, count: float) -> int:
     """The count, a whole number; ValueError for less than 1 and for what is none. 1e6 is one."""
     return whole(agent, name, count, 1)
@@ -80,8 +94,7 @@ def at_least_one(agent: object, name: str, count: float) -> int:
 
 def whole(agent: object, name: str, count: Any, least: int = 0) -> int:
     """The count as an int; ValueError for less than `least` and for what is no whole number."""
-    number = isinstance(count, int | float) and not isinstance(count, bool)
-    if not number or not math.isfinite(count) or count != int(count):
+    if not _is_number(count) or not math.isfinite(count) or count != int(count):
         raise ValueError(f"{type(agent).__name__}({name}={count!r}): give a whole number, {least} or more")
     if count < least:
         raise ValueError(f"{type(agent).__name__}({name}={count}): give {least} or more")
@@ -96,17 +109,24 @@ def layers(agent: object, hidden: Any) -> tuple[int, ...]:
 
 
 def fraction(agent: object, name: str, value: float) -> float:
-    """The value; ValueError for less than 0 or more than 1."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{type(agent).__name__}({name}={value}): give a number from 0 to 1")
-    return value
+    """The value; ValueError for less than 0 or more than 1, and for what is no number."""
+    if not _is_number(value) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a number from 0 to 1")
+    return float(value)
 
 
 def above_zero(agent: object, name: str, value: Any) -> Any:
     """The value, or None; ValueError for 0 or less, for NaN and infinity, and for what is no number."""
-    if value is not None and not (isinstance(value, int | float) and 0.0 < value < math.inf):
+    if value is None:
+        return None
+    if not _is_number(value) or not 0.0 < value < math.inf:
         raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a number above 0")
-    return value
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, numpy's included, which sweeps are made of; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
@@ -188,6 +208,8 @@ def as_json(option: Any) -> Any:
         return config
     if isinstance(option, functools.partial):
         return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}
+    if isinstance(option, numbers.Real) and not isinstance(option, bool | int | float):  # numpy's
+        return int(option) if isinstance(option, numbers.Integral) else float(option)
     if isinstance(option, tuple):
         return [as_json(part) for part in option]
     return getattr(option, "__name__", type(option).__name__) if callable(option) else option

@@ -20,14 +20,24 @@ from rein.learning.adam import Adam
 from rein.learning.episode_returns import EpisodeReturns
 from rein.learning.exploration import Plateau
 from rein.learning.learner import Gradient, Learner, Loss
-from rein.learning.options import Configurable, Scheduled, above_zero, as_json, at_least_one, fraction, layers, whole
+from rein.learning.options import (
+    Configurable,
+    Scheduled,
+    above_zero,
+    as_json,
+    at_least_one,
+    fraction,
+    layers,
+    refuse_unknown,
+    whole,
+)
 from rein.learning.policy import share_parameters
 from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
 from rein.learning.update import describe_optimizer, set_learning_rate
 from rein.ops.parallel import rank
 from rein.ops.polyak import polyak_
-from rein.ops.random import generator, restore
+from rein.ops.random import checked_seed, generator, restore
 from rein.types import Transition, Tree
 
 Networks = TypeVar("Networks", bound=nn.Module)
@@ -55,15 +65,14 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     ) -> None:
         """`defaults` are all options that the agent has, `options` those that were given."""
         self.observation_space, self.action_space = observation_space, action_space
+        refuse_unknown(self, options, {**REPLAY_DEFAULTS, **defaults})
         self._options = options = {**REPLAY_DEFAULTS, **defaults, **options}
-        if unknown := options.keys() - REPLAY_DEFAULTS.keys() - defaults.keys():
-            raise TypeError(f"{type(self).__name__}: there is no option {', '.join(sorted(unknown))}")
         self.device = torch.device(options["device"])
         self.learning_rate = options["learning_rate"]
         self._check(options)
         self.seed: int | None = None
         self.env_steps = self.updates = 0
-        seed = options["seed"]
+        seed = checked_seed(options["seed"])
         self._build(secrets.randbits(31) if seed is None else seed)
         self.seed, self._built = seed, True
 
@@ -76,9 +85,13 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         if options["update_to_data"] is None:
             raise ValueError(f"{type(self).__name__}(update_to_data=None): give a number above 0")
         for name in ("gamma", "tau", "priority_alpha"):
-            fraction(self, name, options[name])
-        for name in ("max_grad_norm", "update_to_data", "train_frequency_episodes"):
-            above_zero(self, name, options[name])
+            options[name] = fraction(self, name, options[name])
+        for name in ("max_grad_norm", "update_to_data"):
+            options[name] = above_zero(self, name, options[name])
+        if options["train_frequency_episodes"] is not None:
+            options["train_frequency_episodes"] = at_least_one(
+                self, "train_frequency_episodes", options["train_frequency_episodes"]
+            )
         self.priority_beta = options["priority_beta"]
         self.gamma, self.batch_size = options["gamma"], options["batch_size"]
 

@@ -55,7 +55,7 @@ class ValueAgent(ReplayAgent[Networks]):
         super()._check(options)
         if options["temperature"] is not None:
             self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)
-        above_zero(self, "huber", options["huber"])
+        options["huber"] = above_zero(self, "huber", options["huber"])
         low, high = as_amount(self._explored).bounds
         if not (low >= 0.0 and (options["temperature"] is not None or high <= 1.0)):
             named = options["temperature"] is None

@@ -10,6 +10,7 @@ Shapes: N streams.
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import torch
@@ -24,6 +25,16 @@ def stream_seed(seed: int, role: str, index: int = 0) -> int:
     """The seed, in [0, 2**31), of the stream that `role` number `index` draws from under `seed`."""
     digest = hashlib.blake2b(f"{seed}/{role}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 33
+
+
+def checked_seed(seed: int | None) -> int | None:
+    """The seed as an int, numpy's included; TypeError for what is no integer."""
+    if seed is None:
+        return None
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed={seed!r}: a seed is an integer, or None to have one drawn") from None
 
 
 def generator(seed: int, role: str, index: int = 0, device: torch.device | str = "cpu") -> torch.Generator:

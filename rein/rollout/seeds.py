@@ -6,7 +6,6 @@ what an episode begins with.
 
 from __future__ import annotations
 
-import operator
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.ops.random import environment_keys, episode_seeds, episode_seeds_of
+from rein.ops.random import checked_seed, environment_keys, episode_seeds, episode_seeds_of
 from rein.rollout.contract import check_rows_of, restored
 
 UNKNOWN = -1  # the seed of an episode before the first reset
@@ -122,7 +121,7 @@ class EpisodeSeeds:
         self._stand_at(index_N, current_N)
 
     def _begin_anew(self, seed: int | None) -> None:
-        self.seed = _checked(seed)
+        self.seed = checked_seed(seed)
         self.started = False
         self._key_N: Tensor | None = None
         self._stand_at(torch.full_like(self._row_N, -1), torch.full_like(self._row_N, UNKNOWN))
@@ -221,7 +220,7 @@ class HostEpisodeSeeds:
         self._indices, self._current, self.started = index_N.tolist(), current_N.tolist(), state["started"]
 
     def _begin_anew(self, seed: int | None) -> None:
-        self.seed = _checked(seed)
+        self.seed = checked_seed(seed)
         self.started = False
         self._indices = [-1] * self.num_envs
         self._current, self._tensor_N = [UNKNOWN] * self.num_envs, None
@@ -235,15 +234,6 @@ class HostEpisodeSeeds:
         seeds_E = episode_seeds(self.seed, torch.full_like(episode_E, environment), episode_E)
         self._ahead[environment] = seeds_E.flip(0).tolist()
         return self._ahead[environment]
-
-
-def _checked(seed: int | None) -> int | None:
-    if seed is None:
-        return None
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed={seed!r}: a seed is an integer, or None to have one drawn") from None
 
 
 def _refuse_if(started: bool, seed: int, current: int | None) -> None:

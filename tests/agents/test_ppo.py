@@ -426,7 +426,7 @@ def test_a_small_grid_is_flattened():
 
 
 def test_an_unknown_option_is_refused_by_name():
-    with pytest.raises(TypeError, match="PPO: there is no option entropy_coeficient"):
+    with pytest.raises(TypeError, match="no option entropy_coeficient; did you mean entropy_coefficient"):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), entropy_coeficient=0.1)
 
 

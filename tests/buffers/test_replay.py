@@ -172,6 +172,14 @@ def test_wide_rows_do_not_wait_in_memory_of_their_own_until_somebody_samples():
     assert [tensor() for tensor in held] == [None] * 3
 
 
+def test_rows_that_are_part_of_a_graph_leave_it() -> None:
+    replay, weight = Replay(10), torch.ones(1, requires_grad=True)
+    row = make_transition(0, 2)
+    replay.append(row._replace(reward=row.reward * weight))
+    assert not replay.columns["reward"].requires_grad
+    assert not replay.sample(4, generator(0, "test")).reward.requires_grad
+
+
 def test_narrow_rows_that_waited_are_all_there_in_their_order():
     replay = Replay(2000)
     for step in range(1000):

@@ -206,6 +206,15 @@ def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
         environment.apply_action(torch.tensor([0, 4, 0]))
 
 
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_action_out_of_range_is_refused_in_later_steps_too(wrong: int) -> None:
+    environment = Gridworld(3)
+    environment.reset()
+    environment.apply_action(torch.tensor([0, 3, 0]))
+    with pytest.raises(EnvironmentContractError, match=rf"row 1: expected a value of Discrete\(4\), got {wrong}"):
+        environment.apply_action(torch.tensor([0, wrong, 0]))
+
+
 def test_a_seed_that_is_no_integer_is_refused() -> None:
     with pytest.raises(TypeError, match="seed='0'"):
         Gridworld(3, seed="0")  # type: ignore[arg-type]  # wrong on purpose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from rein.agents.iql import IQL
 from rein.agents.iqn import IQN
 from rein.agents.ppo import PPO
 from rein.agents.pqn import PQN
+from rein.agents.q_learning import QLearning
 from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.types import Transition
 
@@ -78,6 +81,36 @@ def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_o
     assert agent.updates
     assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
     assert agent.config == config  # what a checkpoint compares
+
+
+NUMPYS = {"gamma": np.float32(0.9), "learning_rate": np.float32(1e-3), "seed": np.int64(3)}
+REPLAYS = {
+    "capacity": np.int64(50),
+    "tau": np.float64(0.5),
+    "update_to_data": np.float32(0.5),
+    "huber": np.float32(2.0),
+}
+
+
+@pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
+def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None:
+    environment = Gridworld(2) if kind is QLearning else CartPole(2)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    numbers = {**NUMPYS, **(SMALL | REPLAYS if kind is DQN else {})}
+    agent = kind(*spaces_of, **numbers)
+    written = json.loads(json.dumps(agent.config))
+    assert written["gamma"] == pytest.approx(0.9) and written["learning_rate"] == pytest.approx(1e-3)
+    rein.train(agent, environment, env_steps=128, iterations=32)
+    assert agent.updates
+
+
+@pytest.mark.parametrize("gamma", [None, "0.9", True, 1.1, float("nan"), 1j])
+@pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
+def test_a_discount_that_is_no_number_from_0_to_1_is_refused_in_words(kind, gamma) -> None:
+    environment = Gridworld(2) if kind is QLearning else CartPole(2)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(gamma=.*\): give a number from 0 to 1"):
+        kind(*spaces_of, gamma=gamma)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])

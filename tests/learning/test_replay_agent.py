@@ -413,7 +413,13 @@ def test_an_agent_that_only_acted_can_be_reseeded(kind):
 
 NONSENSE = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
 NONSENSE += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
-NONSENSE += [{"train_frequency_episodes": 0}, {"learning_starts": -1}, {"learning_rate": -1.0}, {"max_grad_norm": 0.0}]
+NONSENSE += [
+    {"train_frequency_episodes": 0},
+    {"train_frequency_episodes": 1.5},
+    {"learning_starts": -1},
+    {"learning_rate": -1.0},
+    {"max_grad_norm": 0.0},
+]
 NONSENSE += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}]
 
 
@@ -428,7 +434,9 @@ def test_nonsense_is_refused_where_it_is_written(kind, options):
 @pytest.mark.parametrize("name", ["batchsize", "critic", "rollout_steps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_option_is_refused_by_name(kind, name):
-    with pytest.raises(TypeError, match=f"{kind.__name__}: there is no option {name}"):
+    near = {"batchsize": "batch_size", "critic": "(huber|critics)", "rollout_steps": ".*"}[name]
+    told = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\.) Its options are .*gamma"
+    with pytest.raises(TypeError, match=told):
         made(kind, **{name: 3})
 
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.bc import BC
+from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.ppo import PPO
 from rein.buffers.filling import extend
@@ -183,6 +184,9 @@ def test_nonsense_is_refused():
         fill(agent(), [rows()._replace(action=torch.zeros(64, 2))])
     with pytest.raises(ValueError, match="1 numbers each, not 2"):
         fill(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
+    pictures = DQN(spaces.Box(0, 255, (4, 42, 42), np.uint8), spaces.Discrete(2), frame_stack=4, hidden=(), seed=0)
+    with pytest.raises(ValueError, match=r"DQN\(frame_stack=4\) keeps each frame once.*leave frame_stack out"):
+        fill(pictures, [rows()])
     unseeded = agent(seed=None)
     extend(unseeded.replay, rows())
     with pytest.raises(ValueError, match="would empty its replay"):
