@@ -19,6 +19,7 @@ from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
 from rein.loggers.csv import CSVLogger
 from rein.loop import Loop, checks
+from rein.ops.random import checked_seed
 from rein.ops.trees import to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
@@ -76,6 +77,8 @@ def training_loop(
         halt_when_all_ended(loop)
     if store is not None:
         loop.own("store", store)
+        if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
+            loop.started(lambda state: begin(state.clocks.epochs))
         if hasattr(store, "write_run"):  # it has the folder of a run
             describe(loop, store)
             record_metrics(loop, store)
@@ -110,7 +113,7 @@ def train(
 
 def seed_parts(seed: int | None, *parts: Any) -> None:
     """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too."""
-    seed = secrets.randbits(31) if seed is None else seed
+    seed = secrets.randbits(31) if seed is None else checked_seed(seed)
     for part in parts:
         if part.seed is None:
             part.reseed(seed)
@@ -266,7 +269,13 @@ def _check_fit(agent: Agent, environment: Environment, store: Store | None) -> N
         names = [name for name in vars(protocol) if not name.startswith("_")]
         absent = ", ".join(name for name in names if not hasattr(part, name))
         if absent:
-            raise TypeError(f"training_loop: {type(part).__name__} is no {protocol.__name__}; it lacks {absent}")
+            hint = ""
+            if protocol is Agent and isinstance(environment, Agent):
+                hint = "; are agent and environment the other way round?"
+            elif protocol is Environment and hasattr(part, "step"):
+                hint = "; one of Gymnasium's goes into rein.integrations.gymnasium.GymnasiumEnvironment(id, num_envs)"
+            what = f"{type(part).__name__} is no {protocol.__name__}"
+            raise TypeError(f"training_loop: {what}; it lacks {absent}{hint}")
     pairs = (
         ("observations", agent.observation_space, environment.single_observation_space),
         ("actions", agent.action_space, environment.single_action_space),

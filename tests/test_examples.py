@@ -1,12 +1,17 @@
-"""Every example runs to its end as its reader would run it, with warnings being errors."""
+"""Every example runs to its end as its reader would run it, with warnings being errors; its parts keep contracts."""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rein.envs.cartpole import CartPole
+from rein.testing import AgentContract
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -16,3 +21,15 @@ def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+class TestOwnAgent(AgentContract):
+    """That of `examples/own_agent.py`, to which docs/parts.md leads whoever writes one."""
+
+    def make(self, seed: int | None) -> Any:
+        environment = CartPole(num_envs=1)
+        agent = runpy.run_path(str(EXAMPLES[0].parent / "own_agent.py"))["ActorCritic"]
+        return agent(environment.single_observation_space, environment.single_action_space, seed=seed)
+
+    def environment(self, num_envs: int, seed: int) -> CartPole:
+        return CartPole(num_envs, seed=seed, max_episode_steps=20)

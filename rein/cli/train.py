@@ -34,7 +34,7 @@ def train(words: Sequence[str]) -> None:
     """Train what `words` name, under the options that they give."""
     if not words or words[0].startswith("-"):
         if "--help" in words or "-h" in words:
-            print("usage: rein train RECIPE [options]; rein train RECIPE --help shows them")
+            print("usage: rein train RECIPE [options]; rein train RECIPE --help shows them, rein list the recipes")
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
     run(words[0], list(words[1:]))

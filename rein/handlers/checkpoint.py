@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.loop.unowned import unowned
 from rein.types import State
+
+logger = logging.getLogger("rein")
 
 
 def checkpoint(
@@ -101,6 +104,10 @@ class Saver:
         if state.status != "failed":
             state.request(self.take)
         state.request(self.close)
+        best, there = self._rules["best"], {name for record in state.history for name in record.metrics}
+        if best is not None and there and best[0] not in there:
+            said = "checkpoint(keep_best=%r): no epoch had that metric, and none was kept; there are %s"
+            logger.warning(said, best, sorted(there))
 
     def take(self, state: State) -> None:
         """Save the run as it stands, once for each place; at an edge."""

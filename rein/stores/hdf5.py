@@ -18,7 +18,7 @@ from rein.errors import StoreError
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import Checkpoints
 from rein.stores.files import write_whole
-from rein.stores.folder import TRAJECTORIES, claim, is_whole, move_aside, newer_files
+from rein.stores.folder import ASIDE, TRAJECTORIES, claim, is_whole, move_aside, newer_files
 from rein.stores.gathering import Files
 from rein.stores.host import to_host
 from rein.stores.selection import Best, Selection
@@ -98,6 +98,25 @@ class HDF5Store:
     def checkpoints(self) -> Checkpoints:
         """The checkpoints in the run's folder, for `rein.handlers.checkpoint`."""
         return Checkpoints(self.path / CHECKPOINTS)
+
+    def begin(self, epochs: int) -> None:
+        """A run begins, or goes on, that has had so many epochs; asked before anything in the folder is changed.
+
+        Raises ValueError where the store holds more, which another loop gave it.
+        """
+        self._check_open()
+        if self._last_epoch > epochs:
+            raise ValueError(
+                f"{self.path}: it holds {self._last_epoch} epochs of another loop, and this one has had {epochs}: go "
+                "on with that one, loop.run(epochs=...), or give this one a store of its own, HDF5Store(path, 'new')"
+            )
+        if self._resumes and newer_files(self.path, epochs):
+            logger.warning(
+                "%s: this run begins anew, and what is there of an earlier one goes to %s/; to go on with that one, "
+                "call rein.resume(loop, path) before loop.run()",
+                self.path,
+                ASIDE,
+            )
 
     def append(self, trajectory: Trajectory) -> None:
         """Take in one epoch, if it is one of those to be kept; the caller may reuse its memory at once."""

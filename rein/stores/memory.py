@@ -25,6 +25,14 @@ class MemoryStore:
         """What it was built with, as JSON: nothing."""
         return {}
 
+    def begin(self, epochs: int) -> None:
+        """A run begins, or goes on, that has had so many epochs. Raises ValueError where there are more of another."""
+        if self.trajectories and (last := self.trajectories[-1].epoch) > epochs:
+            raise ValueError(
+                f"MemoryStore: it holds {last} epochs of another loop, and this one has had {epochs}: go on with that "
+                "one, loop.run(epochs=...), or give this one a store of its own"
+            )
+
     def append(self, trajectory: Trajectory) -> None:
         """Take in one epoch; the caller may reuse its memory at once."""
         if self._closed:

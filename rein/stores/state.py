@@ -198,7 +198,8 @@ def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], A
         encoded = {}
         for key, item in value.items():
             if type(key) is not str:
-                raise TypeError(f"{_text(path)} has the key {key!r}; the keys of a state are strings")
+                optimizers = "; rein.learning.update.plain_state rewrites an optimizer's" if type(key) is int else ""
+                raise TypeError(f"{_text(path)} has the key {key!r}; the keys of a state are strings{optimizers}")
             encoded[f"${key}" if key.startswith("$") else key] = _encode(item, (*path, key), datasets)
         return encoded
     advice = "; rein.ops.trees.pack rewrites it" if isinstance(value, tuple) else ""

@@ -72,7 +72,7 @@ def verify_run(path: str | Path) -> Report:
     for file in checkpoints:
         _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last, stride)))
     for file in others:
-        _guard(file, problems, lambda f=file: list(_check_other(f)))
+        _guard(file, problems, lambda f=file: list(_check_other(f, last)))
     if path.is_dir():
         problems += _check_latest(path / CHECKPOINTS)
     epochs = {number for content in known for number in content.epochs["number"].tolist()}
@@ -175,23 +175,25 @@ def _check_latest(folder: Path) -> Iterator[Problem]:
             yield Problem(latest, f"names {name!r}, which is not there")
 
 
-def _check_other(path: Path) -> Iterator[Problem]:
+def _check_other(path: Path, last: int) -> Iterator[Problem]:
+    """`last` is the epoch that the trajectories end with, 0 where they are not looked at."""
     if path.name == PLOT:
         files.verify(path)
     elif path.name in _KEYS:
-        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name]))
+        least = last if path.name == EPOCHS else 0
+        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], least))
     elif not isinstance(json.loads(path.read_bytes()), dict):
         yield Problem(path, "is JSON of something else than a run")
 
 
-def _check_rows_of(path: Path, key: str, text: str) -> Iterator[str]:
-    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end."""
+def _check_rows_of(path: Path, key: str, text: str, least: int) -> Iterator[str]:
+    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end, one too early."""
     with open(path, "rb") as file:
         names = _cells(file.readline())
         if key not in names:
             yield f"has no column {key!r}"
             return
-        before = None
+        before: int | None = None
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 yield f"ends within line {number}, which the next start of the run cuts off"
@@ -202,6 +204,8 @@ def _check_rows_of(path: Path, key: str, text: str) -> Iterator[str]:
                 yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"
                 return
             before = int(cells[names.index(key)])
+        if (before or 0) < least:
+            yield f"ends with {key} {before or 0}, and the trajectories with epoch {least}"
 
 
 def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> str | None:

@@ -134,8 +134,10 @@ class AgentContract:
         """The clock ran out and the task did not: truncation is not termination, and bootstraps."""
         ended = [_truncate, lambda t: _other_next_observation(_truncate(t)), _terminate]
         one, other, terminated = (self.learned(self._drive(self.make(0), change=change)) for change in ended)
-        assert (first_difference(one, other) is not None) == self.bootstraps
-        assert (first_difference(one, terminated) is not None) == self.bootstraps
+        for changed, by in ((other, "another next observation"), (terminated, "termination")):
+            looks = first_difference(one, changed) is not None
+            told = f"{by} instead makes {'a' if looks else 'no'} difference to what is learned of a truncated row"
+            assert looks == self.bootstraps, f"{told}; set bootstraps = {looks} if that is meant"
 
     def test_evaluating_a_policy_never_changes_the_agent(self) -> None:
         """Neither the greedy nor the exploring one, by acting or by being reset."""

@@ -11,6 +11,7 @@ class TestMyBuffer(StatefulContract):
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,9 +94,10 @@ class StatefulContract:
 
 def check_plain(state: Any, path: str = "state") -> None:
     """AssertionError where something stands in a state that a file without pickle cannot hold, and where."""
-    if type(state) is dict:
+    if type(state) in (dict, OrderedDict):  # a module's
         for key, value in state.items():
-            assert type(key) is str, f"{path} has the key {key!r}; keys are strings"
+            hint = "; rein.learning.update.plain_state rewrites an optimizer's" if type(key) is int else ""
+            assert type(key) is str, f"{path} has the key {key!r}; keys are strings{hint}"
             check_plain(value, f"{path}.{key}")
     elif type(state) is list:
         for place, value in enumerate(state):

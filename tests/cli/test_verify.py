@@ -219,6 +219,8 @@ def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
         ("metrics.csv", lambda text: text.replace("\n3,", "\nx,"), "line 4: 'x' is no number"),
         ("metrics.csv", lambda text: text.replace("\n3,", "\n3,4,"), "line 4"),
         ("metrics.csv", lambda text: text.replace("epoch", "era"), "has no column 'epoch'"),
+        ("metrics.csv", lambda text: text[: text.index("\n4,") + 1], "epoch 3, and the trajectories with epoch 5"),
+        ("metrics.csv", lambda text: text[: text.index("\n") + 1], "epoch 0, and the trajectories with epoch 5"),
         ("run.json", lambda text: text[:50], "makes no sense"),
         ("run.json", lambda text: "[" * 100_000, "makes no sense"),
         ("run.json", lambda text: "[]", "is JSON of something else than a run"),

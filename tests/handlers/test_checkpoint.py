@@ -59,6 +59,18 @@ def stems(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.h5"))
 
 
+def test_a_metric_for_the_best_that_no_epoch_has_is_told_at_the_end(tmp_path, caplog):
+    for metric in ("score", "scroe"):
+        loop = rein.Loop(lambda state: None, epochs=2, iterations=1)
+        loop.metric("score", lambda state: 1.0)
+        checkpoint(loop, rein.Checkpoints(tmp_path / metric), keep_best=(metric, "max"))
+        assert "no epoch had" not in caplog.text
+        loop.run()
+    assert (
+        "keep_best=('scroe', 'max')): no epoch had that metric, and none was kept; there are ['score']" in caplog.text
+    )
+
+
 @pytest.mark.parametrize(
     ("event", "filters", "expected"),
     [

@@ -214,6 +214,36 @@ def test_a_run_that_begins_anew_moves_the_rows_of_the_old_one_aside(tmp_path: Pa
         assert file["entry/epochs/epoch"][()].tolist() == [1, 2, 3]  # type: ignore[index]  # a dataset
 
 
+def test_a_second_loop_on_an_open_store_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    loop = make(tmp_path / "run", epochs=3)
+    loop.run()
+    store = loop.parts["store"]
+    before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
+    agent = QLearning(*(loop.parts["agent"].observation_space, loop.parts["agent"].action_space), seed=0)
+    other = rein.training_loop(agent, Gridworld(4, [(2, 4)], seed=0), store, epochs=3, iterations=7)
+    with pytest.raises(
+        ValueError, match=r"holds 3 epochs of another loop, and this one has had 0: go on with that one"
+    ):
+        other.run()
+    assert {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()} == before
+    loop.run(epochs=5)  # what the message says
+    assert [row["epoch"] for row in read(store.path / "metrics.csv")] == ["1", "2", "3", "4", "5"]
+    store.close()
+
+
+def test_a_run_that_begins_anew_where_one_was_says_how_to_go_on_with_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(make(tmp_path / "run", epochs=3))
+    assert "rein.resume" not in caplog.text
+    resumed = make(tmp_path / "run", epochs=4)
+    rein.resume(resumed, tmp_path / "run")
+    finish(resumed)
+    assert "begins anew" not in caplog.text
+    finish(make(tmp_path / "run", epochs=1))
+    assert "this run begins anew" in caplog.text and "call rein.resume(loop, path)" in caplog.text
+
+
 def test_a_file_that_somebody_edited_is_moved_whole_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

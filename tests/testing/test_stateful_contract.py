@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,21 @@ class ForgetsItsCountLately(Walker):
     def step(self) -> torch.Tensor:
         super().step()
         return self.position * (self.count > 50)
+
+
+class KeepsAnOrderedDictionary(Walker):
+    """As a module's `state_dict` is one; a checkpoint holds it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return collections.OrderedDict(super().state_dict())
+
+
+class TestAnOrderedDictionary(StatefulContract):
+    def make(self) -> Any:
+        return KeepsAnOrderedDictionary()
+
+    def step(self, walker: Any) -> Any:
+        return walker.step()
 
 
 class KeepsATuple(Walker):

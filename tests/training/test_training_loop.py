@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import gymnasium
 import pytest
 import torch
 
@@ -228,6 +229,12 @@ def test_something_that_is_no_agent_is_refused_by_what_it_lacks(scripted, listen
         rein.training_loop(environment, environment)
     with pytest.raises(TypeError, match=r"Listening is no Environment; it lacks .*apply_action"):
         rein.training_loop(agent, agent)
+    with pytest.raises(TypeError, match=r"is no Agent; it lacks .*; are agent and environment the other way round\?"):
+        rein.training_loop(environment, agent)
+    with pytest.raises(
+        TypeError, match=r"TimeLimit is no Environment; .*goes into .*GymnasiumEnvironment\(id, num_env"
+    ):
+        rein.training_loop(agent, gymnasium.make("CartPole-v1"))
 
 
 def test_train_is_the_same_in_one_call(scripted, listening):
