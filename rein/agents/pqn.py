@@ -128,8 +128,8 @@ class PQN:
             **{"compile": compile, "precision": precision},
         }
         self.env_steps = self.updates = 0
-        self._build(secrets.randbits(31) if seed is None else seed)
-        self.seed = checked_seed(seed)
+        self._build(secrets.randbits(31) if (seed := checked_seed(seed)) is None else seed)
+        self.seed = seed
 
     def _build(self, seed: int) -> None:
         self._root = seed

@@ -72,7 +72,7 @@ class QLearning:
         self._cells = self.table.view(-1)
         self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
         self._share, self._share_of = torch.empty(0), (0.0, 0)  # see _shares
-        self._draw(secrets.randbits(31) if seed is None else seed)
+        self._draw(secrets.randbits(31) if self.seed is None else self.seed)
 
     @property
     def config(self) -> dict[str, Any]:

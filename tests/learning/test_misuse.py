@@ -24,6 +24,7 @@ from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
+from rein.testing.stateful import check_plain
 from rein.types import Transition
 
 SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "learning_starts": 8, "capacity": 100}
@@ -92,7 +93,7 @@ REPLAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
+@pytest.mark.parametrize("kind", [QLearning, PPO, PQN, DQN])
 def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None:
     environment = Gridworld(2) if kind is QLearning else CartPole(2)
     spaces_of = environment.single_observation_space, environment.single_action_space
@@ -102,6 +103,7 @@ def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None
     assert written["gamma"] == pytest.approx(0.9) and written["learning_rate"] == pytest.approx(1e-3)
     rein.train(agent, environment, env_steps=128, iterations=32)
     assert agent.updates
+    check_plain(agent.state_dict())  # so that a checkpoint holds it
 
 
 @pytest.mark.parametrize("gamma", [None, "0.9", True, 1.1, float("nan"), 1j])
