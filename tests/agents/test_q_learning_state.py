@@ -92,13 +92,14 @@ def test_a_learning_rate_that_is_changed_holds_from_the_next_update_on():
         assert agent.q_values(torch.tensor([4]))[0, 1].item() == pytest.approx(before + rate * (8.0 - before))
 
 
-def test_a_loaded_learning_rate_holds_from_the_next_update_on():
+def test_a_loaded_state_leaves_the_options_that_the_agent_was_built_with_as_that_of_other_agents_does():
     agent = make(learning_rate=0.5)
     learn(agent, [4], [1], [8.0])
-    agent.load_state_dict(make(learning_rate=0.25).state_dict())
+    agent.load_state_dict(make(learning_rate=0.25, epsilon=0.9, gamma=0.1).state_dict())
+    assert agent.config == make(learning_rate=0.5).config
     before = agent.q_values(torch.tensor([4]))[0, 1].item()
     learn(agent, [4], [1], [8.0])
-    assert agent.q_values(torch.tensor([4]))[0, 1].item() == pytest.approx(before + 0.25 * (8.0 - before))
+    assert agent.q_values(torch.tensor([4]))[0, 1].item() == pytest.approx(before + 0.5 * (8.0 - before))
 
 
 def test_env_steps_count_invalid_rows_too_and_nothing_is_learned_from_them():
