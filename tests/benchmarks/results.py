@@ -299,7 +299,12 @@ left out) are medians, to the end of the run: where a recipe stops when it is so
 
 The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind. They are not all
 of one commit. PPO's tasks were trained again on a later one, all but HalfCheetah under rl-zoo's parameters, and every
-score came out as it was before, to the last digit.
+score came out as it was before, to the last digit. Pong is one run of a fifth of the recipe's env steps: its training
+episodes rose from -20.4 to -0.4, nearly evenly from 0.35 M steps on and to the end, and its CPU seconds count the
+evaluation, in which the greedy policy may keep a ball in play for ever, until 10,000 steps.
+
+SAC has only begun to learn HalfCheetah after 30,000 steps, and six seeds of either library do not tell the two apart.
+Seeds 3 to 5 came later, on a slower machine (499 and 751 CPU s); CPU seconds in the table are of the first three.
 
 Some settings were chosen on seeds that stand here, so these rows are no independent test of them: the probes' entropy
 coefficient (seeds 0 to 3), LunarLander by DQN (seed 0), and what the offline rows learn from. That recording, 6,000
