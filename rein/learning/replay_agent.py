@@ -88,10 +88,8 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
             options[name] = fraction(self, name, options[name])
         for name in ("max_grad_norm", "update_to_data"):
             options[name] = above_zero(self, name, options[name])
-        if options["train_frequency_episodes"] is not None:
-            options["train_frequency_episodes"] = at_least_one(
-                self, "train_frequency_episodes", options["train_frequency_episodes"]
-            )
+        if (episodes := options["train_frequency_episodes"]) is not None:
+            options["train_frequency_episodes"] = at_least_one(self, "train_frequency_episodes", episodes)
         self.priority_beta = options["priority_beta"]
         self.gamma, self.batch_size = options["gamma"], options["batch_size"]
 

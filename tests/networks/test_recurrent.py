@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_said(kind: Kind) -> None:
 
 def test_a_core_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]
+        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]  # wrong on purpose
 
 
 @pytest.mark.filterwarnings(
