@@ -11,12 +11,18 @@ import pytest
 SLOW = ("torch._dynamo", "torch._inductor", "h5py", "rich", "tyro", "pygame", "matplotlib")
 
 
+def said(program: str, *words: str) -> list[str]:
+    """What a process of its own prints that runs `program`."""
+    command = [sys.executable, "-c", program, *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    return result.stdout.split()
+
+
 @pytest.fixture(scope="module")
 def imported() -> set[str]:
     """The modules that importing rein and looking at its loop brings in, beyond those of torch."""
     program = "import sys, torch; before = set(sys.modules); import rein; rein.Loop; print(*set(sys.modules) - before)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
-    return set(result.stdout.split())
+    return set(said(program))
 
 
 def test_importing_rein_brings_its_loop(imported: set[str]) -> None:
@@ -35,3 +41,30 @@ def test_a_run_of_ppo_does_without_what_takes_longer_than_it_does(tmp_path: Path
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100, cwd=tmp_path)
     assert {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}.isdisjoint(result.stdout.split())
+
+
+@pytest.mark.parametrize("before", ["enable", "disable"])
+def test_importing_rein_leaves_the_garbage_collector_as_it_was(before: str) -> None:
+    program = f"import gc; gc.{before}(); import rein; print(gc.isenabled(), gc.get_freeze_count())"
+    assert said(program) == [str(before == "enable"), "0"]
+
+
+@pytest.mark.parametrize(("module", "spares"), [("rein", True), ("torch", False)])
+def test_rein_spares_the_import_of_torch_what_collecting_takes(module: str, spares: bool) -> None:
+    program = f"""
+import gc
+generations = []
+gc.callbacks.append(lambda phase, info: generations.append(info["generation"]))
+import {module}
+print(generations.count(2))
+"""
+    assert (int(said(program)[0]) == 0) == spares, "collections that look through everything"
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"), [("main()", True), ("main(['--version'])", False)], ids=["the command", "a call from Python"]
+)
+def test_only_the_command_sets_what_was_imported_aside_from_collecting(call: str, ours: bool) -> None:
+    """In somebody's own process an object of theirs, set aside, would never be collected."""
+    program = f"import gc; from rein.cli import main; {call}; print(gc.get_freeze_count() > 100_000)"
+    assert said(program, "--version")[-1] == str(ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ _ON_READING = ("--debug", "--trusted")  # what every command takes that reads fi
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
+    if arguments is None:  # the process is ours; nothing of what importing torch has left will become garbage
+        gc.freeze()
     words = list(sys.argv[1:] if arguments is None else arguments)
     while words and words[0] in _ON_READING:  # they may stand before the command, too
         words.append(words.pop(0))
