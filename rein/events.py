@@ -208,6 +208,8 @@ class Event:
         if call != self._dispatch:  # which has added its own
             where = f"epoch {state.epoch}, iteration {state.iteration}"
             error.add_note(f"in handler {name_of(call)} on {self.name}, {where}")
+            if isinstance(error, AttributeError) and str(error).startswith("'State' object has no attribute"):
+                error.add_note("values of your own go into state.memory, which is saved with the run")
 
     def _dispatch(self, state: State) -> None:
         """The general way, where something is filtered or observed."""

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.replay import Sample
-from rein.learning.options import above_zero, at_least_one
+from rein.learning.options import above_zero, at_least_one, finite
 from rein.learning.policy import NetworkPolicy
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
@@ -65,7 +65,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
             "critics": critics,
             "temperature": temperature,
             "initial_temperature": initial_temperature,
-            "target_entropy": target_entropy,
+            "target_entropy": finite(self, "target_entropy", target_entropy),
         }
         super().__init__(observation_space, action_space, own, {**own, **options})
 

@@ -5,7 +5,6 @@ Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 import torch
@@ -16,7 +15,7 @@ from rein.buffers.replay import Sample
 from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, has_closed_form, soft_actor_gradient
 from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, soft_actor_loss
-from rein.learning.options import above_zero, at_least_one
+from rein.learning.options import above_zero, at_least_one, finite
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.temperature import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
@@ -74,15 +73,13 @@ class SAC(ReplayAgent["_Networks"]):
     ) -> None:
         critics = at_least_one(self, "critics", critics)
         actor_frequency = at_least_one(self, "actor_frequency", actor_frequency)
-        if not isinstance(target_entropy, int | float | None) or not math.isfinite(target_entropy or 0.0):
-            raise ValueError(f"SAC(target_entropy={target_entropy!r}): give a number of nats, or None")
         temperature = above_zero(self, "temperature", temperature)
         initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
         own = {
             "critics": critics,
             "temperature": temperature,
             "initial_temperature": initial_temperature,
-            "target_entropy": target_entropy,
+            "target_entropy": finite(self, "target_entropy", target_entropy),
             "actor_frequency": actor_frequency,
         }
         super().__init__(observation_space, action_space, DEFAULTS, {**own, **options})

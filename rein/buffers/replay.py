@@ -75,8 +75,9 @@ class Replay:
     def append(self, transition: Transition, **more: Tree) -> None:
         """Take in one transition of every environment, and what else is to be kept of it, each (N, ...).
 
-        Its tensors are copied later: they must not be written to any more. Raises ValueError where they differ from
-        those before in fields, types or shapes, and MemoryError where the capacity does not fit.
+        Its tensors are copied later: they must not be written to any more. Raises ValueError where they are of no
+        environments or differ from those before in fields, types or shapes, and MemoryError where the capacity does
+        not fit.
         """
         row = transition._asdict()
         row |= row.pop("extras")
@@ -138,6 +139,8 @@ class Replay:
         """These rows are new. For subclasses that know more of a row than its numbers."""
 
     def _allocate(self, row: Mapping[str, Tree]) -> None:
+        if not len(row["reward"]):
+            raise ValueError("a transition of no environments: the first row of a replay says how many there are")
         self.num_envs = len(row["reward"])
         self._take(Packing(row), max(1, self.capacity // self.num_envs))
 

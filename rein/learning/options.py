@@ -115,6 +115,15 @@ def fraction(agent: object, name: str, value: float) -> float:
     return float(value)
 
 
+def finite(agent: object, name: str, value: Any) -> Any:
+    """The value, or None; ValueError for NaN and infinity, and for what is no number."""
+    if value is None:
+        return None
+    if not _is_number(value) or not math.isfinite(value):
+        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a finite number, or None")
+    return float(value)
+
+
 def above_zero(agent: object, name: str, value: Any) -> Any:
     """The value, or None; ValueError for 0 or less, for NaN and infinity, and for what is no number."""
     if value is None:

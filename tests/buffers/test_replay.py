@@ -180,6 +180,11 @@ def test_rows_that_are_part_of_a_graph_leave_it() -> None:
     assert not replay.sample(4, generator(0, "test")).reward.requires_grad
 
 
+def test_a_transition_of_no_environments_is_refused() -> None:
+    with pytest.raises(ValueError, match="of no environments"):
+        Replay(10).append(make_transition(0, 0))
+
+
 def test_narrow_rows_that_waited_are_all_there_in_their_order():
     replay = Replay(2000)
     for step in range(1000):

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.iqn import IQN
@@ -106,6 +107,11 @@ def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None
     check_plain(agent.state_dict())  # so that a checkpoint holds it
 
 
+@pytest.mark.parametrize(("kind", "space"), [(SAC, BOX), (DiscreteSAC, spaces.Discrete(2))])
+def test_a_target_entropy_may_be_a_number_of_numpy(kind, space) -> None:
+    assert kind(BOX, space, target_entropy=np.float32(0.5)).config["target_entropy"] == 0.5
+
+
 @pytest.mark.parametrize("gamma", [None, "0.9", True, 1.1, float("nan"), 1j])
 @pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
 def test_a_discount_that_is_no_number_from_0_to_1_is_refused_in_words(kind, gamma) -> None:
@@ -182,6 +188,8 @@ NONSENSE: list[tuple[Any, dict[str, Any]]] = [
     (SAC, {"actor_frequency": 1.5}),
     (SAC, {"target_entropy": float("nan")}),
     (SAC, {"target_entropy": "auto"}),
+    (DiscreteSAC, {"target_entropy": float("nan")}),
+    (DiscreteSAC, {"target_entropy": "auto"}),
     (SAC, {"temperature": "auto"}),
     (SAC, {"initial_temperature": float("inf")}),
     (SAC, {"update_to_data": None}),

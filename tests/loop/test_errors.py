@@ -40,6 +40,22 @@ def test_a_handler_that_raises_is_named_with_event_epoch_and_iteration(event: st
     assert notes == [f"in handler fail on {event}, epoch {epoch}, iteration {iteration}"]
 
 
+def assign(state: rein.State) -> None:
+    state.my_best = 5  # type: ignore[attr-defined]  # what is to be refused
+
+
+def read(state: rein.State) -> None:
+    state.my_best  # type: ignore[attr-defined]  # noqa: B018  # what is to be refused
+
+
+@pytest.mark.parametrize("handler", [assign, read])
+def test_an_attribute_of_ones_own_on_the_state_is_told_where_it_belongs(handler: Any) -> None:
+    loop = rein.Loop(nothing)
+    loop.on("epoch_started")(handler)
+    where, hint = notes_of(loop, AttributeError)
+    assert where.startswith("in handler") and "state.memory" in hint
+
+
 @pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
 def test_in_a_later_iteration_the_right_event_is_named_too(event: str) -> None:
     def fail_later(state: rein.State) -> None:
