@@ -86,7 +86,7 @@ def film(path: Path, fps: int = _FPS) -> Iterator[Callable[[Any], None]]:
         import imageio.v2
         import imageio_ffmpeg  # noqa: F401  # what imageio writes films with
     except ImportError as error:
-        raise ImportError('--video needs imageio with ffmpeg: pip install "rein[video]"') from error
+        raise ImportError("--video needs imageio with ffmpeg: pip install imageio imageio-ffmpeg") from error
     if not path.parent.is_dir():
         raise ValueError(f"--video {path}: there is no folder {path.parent}")
     part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix or '.mp4'}")

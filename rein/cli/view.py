@@ -53,7 +53,8 @@ def first_file(path: Path) -> Path:
 def how_to_open(file: Path) -> str:
     """The viewers that open a file with a plot, for whoever has not got the extra."""
     return f"""\
-`pip install "rein[view]"` lets this command open it. Without, any of these opens {file} with a plot:
+`pip install "jupyterlab>=4" jupyterlab-h5web` lets this command open it. Without, any of these opens
+{file} with a plot:
   VS Code       with the extension H5Web: click the file
   a browser     drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
   the desktop   pip install "silx[full]", then: silx view {file}

@@ -156,7 +156,7 @@ def _load(name: str) -> Any:
     try:
         import minari  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError(f'{name!r} is a dataset of Minari: pip install "rein[minari]"') from error
+        raise ImportError(f"{name!r} is a dataset of Minari: pip install minari pillow") from error
     return minari.load_dataset(name)
 
 

@@ -71,7 +71,7 @@ def export_minari(
         from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]  # an extra
         from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError('exporting to Minari needs it: pip install "rein[minari]"') from error
+        raise ImportError("exporting to Minari needs it: pip install minari pillow") from error
     parse_dataset_id(dataset_id)
     if virtual and not hasattr(trajectories, "link_episodes"):
         raise ValueError(

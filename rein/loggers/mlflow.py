@@ -37,7 +37,7 @@ class MlflowLogger:
             mlflow: Any = importlib.import_module("mlflow")
             entities: Any = importlib.import_module("mlflow.entities")
         except ImportError as error:
-            raise ImportError(f"MlflowLogger needs MLflow: pip install 'rein[mlflow]' ({error})") from error
+            raise ImportError(f"MlflowLogger needs MLflow: pip install mlflow ({error})") from error
         self.run_id = run_id
         self._client, self._metric = mlflow.MlflowClient(tracking_uri), entities.Metric
         self._experiment, self._clock = experiment, clock

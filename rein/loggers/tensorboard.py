@@ -23,8 +23,7 @@ class TensorBoardLogger:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            hint = "pip install 'rein[tensorboard]'"
-            raise ImportError(f"TensorBoardLogger needs TensorBoard: {hint} ({error})") from error
+            raise ImportError(f"TensorBoardLogger needs TensorBoard: pip install tensorboard ({error})") from error
         self._open = SummaryWriter
         self._folder, self._clock = str(folder), clock
         self._writer: Any = None

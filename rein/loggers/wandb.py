@@ -26,7 +26,7 @@ class WandbLogger:
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
-            raise ImportError(f"WandbLogger needs wandb: pip install 'rein[wandb]' ({error})") from error
+            raise ImportError(f"WandbLogger needs wandb: pip install wandb ({error})") from error
         self._begin = wandb.init
         self._options, self._clock = options, clock
         self._run: Any = None

@@ -51,7 +51,7 @@ def test_the_newest_trajectories_are_opened_first_unless_there_are_learning_curv
 def test_without_the_extra_it_says_which_viewers_open_the_file(path, no_extra, capsys):
     main(["view", str(path)])
     text = capsys.readouterr().out
-    assert 'pip install "rein[view]"' in text
+    assert 'pip install "jupyterlab>=4" jupyterlab-h5web' in text
     assert "myhdf5.hdfgroup.org" in text
     assert f"silx view {path}/trajectories/000002-000002.h5" in text
 

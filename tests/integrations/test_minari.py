@@ -217,9 +217,9 @@ def test_nested_observations_become_dictionaries_of_tensors(datasets):
     assert all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(found.observation))
 
 
-def test_without_minari_the_extra_is_named(monkeypatch):
+def test_without_minari_the_packages_to_install_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ImportError, match=r'pip install "rein\[minari\]"'):
+    with pytest.raises(ImportError, match=r"pip install minari pillow$"):
         MinariData("cartpole/test-v0")
 
 

@@ -112,14 +112,14 @@ def test_an_unknown_core_is_refused_with_the_names_of_those_there_are():
 @pytest.mark.parametrize(
     ("recipe", "module", "line"),
     [
-        (lunarlander, "Box2D", 'LunarLander-v3 needs Box2D: pip install "rein[box2d]"'),
-        (halfcheetah_ppo, "mujoco", 'HalfCheetah-v5 needs MuJoCo: pip install "rein[mujoco]"'),
-        (pong, "ale_py", 'ALE/Pong-v5 needs ale-py: pip install "rein[atari]"'),
+        (lunarlander, "Box2D", 'LunarLander-v3 needs Box2D: pip install "gymnasium[box2d]"'),
+        (halfcheetah_ppo, "mujoco", 'HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"'),
+        (pong, "ale_py", 'ALE/Pong-v5 needs ale-py: pip install "gymnasium[atari]" opencv-python-headless'),
     ],
 )
 def test_a_missing_extra_is_one_line_that_names_it(recipe, module, line, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    extra = line.partition("rein[")[2].partition("]")[0]
+    extra = line.partition("gymnasium[")[2].partition("]")[0]
     for loaded in [key for key in sys.modules if key.startswith(f"gymnasium.envs.{extra}")]:
         monkeypatch.delitem(sys.modules, loaded)
     with pytest.raises(ImportError, match=f"^{re.escape(line)}$"):

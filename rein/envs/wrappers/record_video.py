@@ -113,5 +113,5 @@ def _imageio() -> Any:
         import imageio.v2
         import imageio_ffmpeg  # noqa: F401  # what imageio writes films with
     except ImportError as error:
-        raise ImportError('RecordVideo needs imageio with ffmpeg: pip install "rein[video]"') from error
+        raise ImportError("RecordVideo needs imageio with ffmpeg: pip install imageio imageio-ffmpeg") from error
     return imageio.v2

@@ -18,8 +18,8 @@ _EXTRAS = {"atari": "ale-py", "box2d": "Box2D", "mujoco": "MuJoCo"}
 def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., Any] = gymnasium.make) -> Any:
     """What the factory `source`, or `by_id(source)`, gives; `ALE/...` needs no import of ale-py beforehand.
 
-    Raises ValueError for an id that Gymnasium does not know, and ImportError, which names the extra, where a package is
-    missing.
+    Raises ValueError for an id that Gymnasium does not know, and ImportError, which says what to install, where a
+    package is missing.
     """
     given: Any = source
     if isinstance(given, gymnasium.Env):
@@ -62,7 +62,8 @@ def _register_atari(source: str) -> None:
 
 
 def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
-    raise ImportError(f'{name_of(source)} needs {_EXTRAS[extra]}: pip install "rein[{extra}]"') from error
+    more = " opencv-python-headless" if extra == "atari" else ""  # which AtariPreprocessing shrinks frames with
+    raise ImportError(f'{name_of(source)} needs {_EXTRAS[extra]}: pip install "gymnasium[{extra}]"{more}') from error
 
 
 def _hint(source: str, error: Exception) -> str:

@@ -51,4 +51,4 @@ def _require() -> None:
     try:
         import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "rein[plot]"') from error
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from error

@@ -143,7 +143,9 @@ def test_without_the_extra_the_error_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, "imageio.v2", raising=False)
-    with pytest.raises(ImportError, match=r'^RecordVideo needs imageio with ffmpeg: pip install "rein\[video\]"$'):
+    with pytest.raises(
+        ImportError, match=r"^RecordVideo needs imageio with ffmpeg: pip install imageio imageio-ffmpeg$"
+    ):
         RecordVideo(clockwork(1), tmp_path)
 
 
