@@ -51,10 +51,11 @@ def training_loop(
     `epochs` and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps if not told.
     `seed` seeds the parts that were built without one (a fresh one is drawn if it is None).
     `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `strict` is the loop's, but for metrics,
-    which an agent reports when it learns. Raises TypeError or ValueError where the parts do not fit.
+    which an agent reports when it learns; `debug` is the loop's. Raises TypeError or ValueError where the parts do not
+    fit.
     """
     _check_fit(agent, environment, store)
-    seed_parts(seed, agent, environment)
+    drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
@@ -68,7 +69,7 @@ def training_loop(
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     episodes_completed = loop.define("episodes_completed")
     for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
-        loop.own(name, part)
+        loop.own(name, part, by_chance=["seed"] if id(part) in drawn else [])
     reset_environments(loop, agent, environment, statistics, episodic=episodic)
     report_episodes(loop, rows, statistics)
     for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
@@ -111,12 +112,13 @@ def train(
     return loop.run()
 
 
-def seed_parts(seed: int | None, *parts: Any) -> None:
-    """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too."""
-    seed = secrets.randbits(31) if seed is None else checked_seed(seed)
-    for part in parts:
-        if part.seed is None:
-            part.reseed(seed)
+def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
+    """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too, and are returned then."""
+    unseeded = [part for part in parts if part.seed is None]
+    shared = secrets.randbits(31) if seed is None else checked_seed(seed)
+    for part in unseeded:
+        part.reseed(shared)
+    return unseeded if seed is None else []
 
 
 def reset_environments(

@@ -49,6 +49,7 @@ class Loop:
         self.step = checks.strict(step) if strict else step
         self.state = State(metrics=Metrics())
         self.parts: dict[str, Any] = {}
+        self.by_chance: set[tuple[str, str]] = set()  # (part, entry of its configuration)
         self.events: dict[str, Event] = {}
         self.running = False
         self.resumed = False  # whether the state was loaded and no run has gone on from it yet
@@ -140,13 +141,18 @@ class Loop:
         """The metrics of the current epoch."""
         return self.state.metrics  # type: ignore[return-value]  # set in __init__
 
-    def own(self, name: str, part: Any) -> Any:
-        """Register a part that has state or configuration: checkpoints, resume and run.json are made from these."""
+    def own(self, name: str, part: Any, *, by_chance: Iterable[str] = ()) -> Any:
+        """Register a part that has state or configuration: checkpoints, resume and run.json are made from these.
+
+        `by_chance` are entries of its configuration that nobody chose, as a seed that was drawn: a resume takes them
+        from the checkpoint and does not compare them.
+        """
         if name in self.parts:
             raise ValueError(f"own({name!r}): the loop owns a part of that name already")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) and not hasattr(part, "config"):
             raise TypeError(f"own({name!r}): {type(part).__name__} has neither state_dict/load_state_dict nor config")
         self.parts[name] = part
+        self.by_chance |= {(name, entry) for entry in by_chance}
         return part
 
     def run(

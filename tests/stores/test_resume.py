@@ -26,10 +26,11 @@ def make(
     every: int = 2,
     episodic: bool = False,
     evaluated: bool = False,
+    seed: int | None = 0,
 ) -> rein.Loop:
-    environment = Gridworld(num_envs, [(2, 4)], seed=0, max_episode_steps=9)
+    environment = Gridworld(num_envs, [(2, 4)], seed=seed, max_episode_steps=9)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = QLearning(*spaces, gamma=gamma, seed=0)
+    agent = QLearning(*spaces, gamma=gamma, seed=seed)
     store = rein.HDF5Store(path, exist="resume")
     loop = rein.training_loop(agent, environment, store, episodic=episodic, epochs=8, iterations=7)
     if evaluated:
@@ -80,6 +81,31 @@ def test_a_run_interrupted_anywhere_ends_as_one_without_a_break(tmp_path, episod
         rein.resume(loop, path)
         assert first_difference(whole, finish(loop)) is None, at
         same_trajectories(tmp_path / "whole", path)
+
+
+@pytest.mark.parametrize("at", [6, 24])
+def test_a_run_whose_seeds_were_drawn_is_composed_as_before_and_ends_as_one_without_a_break(tmp_path, at):
+    path = tmp_path / "run"
+    loop = make(path, seed=None)
+    loop.iteration_completed(once=at)(lambda state: loop.interrupt("enough"))
+    loop.run()
+    loop.parts["store"].close()
+    again = make(path, seed=None)
+    assert again.parts["agent"].seed != loop.parts["agent"].seed
+    rein.resume(again, path)
+    whole = finish(make(tmp_path / "whole", seed=loop.parts["agent"].seed))
+    assert first_difference(whole, finish(again)) is None
+    same_trajectories(tmp_path / "whole", path)
+
+
+def test_seeds_that_are_given_must_be_those_of_the_run_also_where_these_were_drawn(tmp_path):
+    loop = make(tmp_path, seed=None, evaluated=True)
+    loop.run(epochs=2)
+    loop.parts["store"].close()
+    drawn = loop.parts["agent"].seed
+    assert rein.resume(make(tmp_path, seed=drawn, evaluated=True), tmp_path).path.name == "epoch-000002.h5"
+    with pytest.raises(CheckpointError, match=rf"agent.config.seed was {drawn} and is {drawn + 1}; environment"):
+        rein.resume(make(tmp_path, seed=drawn + 1, evaluated=True), tmp_path)
 
 
 def test_what_is_newer_than_the_checkpoint_is_moved_aside_and_nothing_is_deleted(tmp_path):
