@@ -106,7 +106,7 @@ class Accumulator:
 
 
 def lookup(step_state: Any, key: str) -> Any:
-    """`key` in `step_state.metrics` where there is one, else in `step_state` itself; None where it is absent."""
+    """`key` of `step_state.metrics`, of `step_state` itself where that has no metrics; None where it is absent."""
     source = getattr(step_state, "metrics", step_state)
     if isinstance(source, Mapping):
         return source.get(key)

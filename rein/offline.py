@@ -14,6 +14,7 @@ from rein.buffers.frame_replay import FrameReplay
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
 from rein.handlers.describe import describe
+from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
 from rein.ops.trees import leaves, map_tree, to_device
@@ -61,7 +62,7 @@ def offline_loop(
     loop owns the agent, and the replay with it: a checkpoint resumes exactly, with whatever `data` there is then. The
     clock that advances is `updates`: nobody acts. Evaluation, checkpoints and early stopping are handlers, as they are
     in every loop; what the agent reports are metrics. `store` takes `run.json`, the metrics' files and checkpoints.
-    `seed` seeds an agent that was built without one.
+    `seed` seeds an agent that was built without one; `debug` is the loop's.
 
     Raises TypeError for an agent that does not learn from replay; ValueError for numbers below 1, and where an agent
     that is to be seeded has learned or been filled before, which it would forget.
@@ -72,7 +73,7 @@ def offline_loop(
         raise ValueError(f"offline_loop(updates_per_iteration={updates_per_iteration}): give 1 or more")
     if agent.seed is None and (agent.updates or len(agent.replay)):
         raise ValueError("offline_loop: to seed the agent would empty its replay; build it with a seed=")
-    seed_parts(seed, agent)
+    drawn = seed_parts(seed, agent)
     if data is not None:
         fill(agent, data)
 
@@ -82,7 +83,7 @@ def offline_loop(
         return StepState(None, metrics=metrics)
 
     loop = Loop(step, epochs=epochs, iterations=ITERATIONS if iterations is None else iterations, debug=debug)
-    loop.own("agent", agent)
+    loop.own("agent", agent, by_chance=["seed"] if drawn else [])
     for name in agent.reports:
         loop.metric(name, name)
     if store is not None:
@@ -145,6 +146,7 @@ def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Transitio
         raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
     chunk = to_device(chunk._replace(extras={}), agent.device)
     chunk = map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
+    chunk = chunk._replace(action=as_own(chunk.action, agent.action_space))  # as those that it goes on with
     _check(agent, chunk, rows)
     return chunk
 

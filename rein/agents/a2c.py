@@ -10,7 +10,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, check_enough, fraction
+from rein.learning.options import Adjustable, OnPolicyOptions, check_enough, fraction
 from rein.learning.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -23,13 +23,16 @@ class A2C(OnPolicyAgent):
 
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
-        action_space: Discrete, MultiDiscrete or a Box of one dimension.
+        action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
         gae_lambda: how far advantages look; 1, as in the paper, to the rollout's end.
         normalize_advantage: standardize the advantages of a rollout.
         options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`. Here learning_rate is 7e-4 and
             rollout_steps 5 by default. The paper's optimizer is `functools.partial(torch.optim.RMSprop, alpha=0.99,
             eps=1e-5)`; the default is Adam.
     """
+
+    gae_lambda: Adjustable = Adjustable(fraction)
+    normalize_advantage: Adjustable = Adjustable()
 
     def __init__(
         self,
@@ -41,12 +44,7 @@ class A2C(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **{**PAPER, **options})
-        self.gae_lambda, self.normalize_advantage = fraction(self, "gae_lambda", gae_lambda), normalize_advantage
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        return {**super().config, "gae_lambda": self.gae_lambda, "normalize_advantage": self.normalize_advantage}
+        self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]

@@ -44,7 +44,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         temperature: by how much an action must be better to count e times as much, in units of the return.
         weights: "softmax", whose mean in a batch is 1, or "exp".
         max_weight: the largest w.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

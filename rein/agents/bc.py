@@ -37,7 +37,7 @@ class BC(ReplayAgent[nn.Module]):
         observation_space: of one environment; flattened to a vector, but an image where actions are Discrete.
         action_space: Discrete, or a Box with finite bounds.
         stochastic: whether continuous actions have a distribution, or else are imitated by their squared error.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
@@ -61,8 +61,8 @@ class BC(ReplayAgent[nn.Module]):
         options, given = self._options, (self.observation_space, self.action_space, drawn)
         normalize = options["normalize_observation"]
         if self._discrete:
-            shape = {"hidden": options["hidden"], "layer_norm": False, "normalize_observation": normalize}
-            networks: nn.Module = QNetwork(*given, **shape)
+            shape = {"hidden": options["hidden"], "activation": options["activation"], "layer_norm": False}
+            networks: nn.Module = QNetwork(*given, **shape, normalize_observation=normalize)
             self._learner = self.learner("actor", networks, cross_entropy_loss)
             return networks
         networks = _ActorAlone(*given, options, normalize=normalize)

@@ -39,7 +39,8 @@ class DQN(ValueAgent[QNetworks]):
         huber: where the loss turns from quadratic to linear; None for the squared error.
         frame_stack: how many frames an observation stacks, in its first axis or else its last; the replay then keeps
             each frame once.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
+            hidden (128, 128) and max_grad_norm 10 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

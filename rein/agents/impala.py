@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import OnPolicyOptions, above_zero, as_json, at_least_one, fraction
+from rein.learning.options import Adjustable, OnPolicyOptions, above_zero, at_least_one, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.ops.indices import minibatches as cut
 from rein.ops.returns import vtrace
@@ -30,7 +30,7 @@ class IMPALA(OnPolicyAgent):
 
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
-        action_space: Discrete, MultiDiscrete or a Box of one dimension.
+        action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
         vtrace_lambda: how far corrections reach, from one step (0) to the rollout's end (1).
         rho_clip: bound of the ratios that weigh temporal differences: which policy is valued.
         c_clip: bound of the ratios that weigh what comes after: how fast it is.
@@ -38,6 +38,12 @@ class IMPALA(OnPolicyAgent):
         minibatches: updates in a pass.
         options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`.
     """
+
+    vtrace_lambda: Adjustable = Adjustable(fraction)
+    rho_clip: Adjustable = Adjustable(above_zero)
+    c_clip: Adjustable = Adjustable(above_zero)
+    epochs: Adjustable = Adjustable(at_least_one)
+    minibatches: Adjustable = Adjustable(at_least_one)
 
     def __init__(
         self,
@@ -52,16 +58,8 @@ class IMPALA(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.vtrace_lambda = fraction(self, "vtrace_lambda", vtrace_lambda)
-        self.rho_clip, self.c_clip = above_zero(self, "rho_clip", rho_clip), above_zero(self, "c_clip", c_clip)
-        self.epochs = at_least_one(self, "epochs", epochs)
-        self.minibatches = at_least_one(self, "minibatches", minibatches)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        names = ("vtrace_lambda", "rho_clip", "c_clip", "epochs", "minibatches")
-        return {**super().config, **{name: as_json(getattr(self, name)) for name in names}}
+        self.vtrace_lambda, self.rho_clip, self.c_clip = vtrace_lambda, rho_clip, c_clip
+        self.epochs, self.minibatches = epochs, minibatches
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         reward_TN, valid_TN = self.rewards(), self.valid()

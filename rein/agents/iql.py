@@ -45,7 +45,7 @@ class IQL(ReplayAgent["_Networks"]):
         inverse_temperature: how much more an action counts that is better by 1, in units of the return: e to the
             power of it. 0 is behaviour cloning.
         max_weight: the largest that an action counts.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

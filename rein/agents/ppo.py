@@ -16,13 +16,13 @@ from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
 from rein.learning.options import (
+    Adjustable,
     OnPolicyOptions,
     Scheduled,
     above_zero,
-    as_json,
     at_least_one,
     check_enough,
-    first,
+    finite,
     fraction,
 )
 from rein.learning.policy_loss import Batch, Coefficients
@@ -43,7 +43,7 @@ class PPO(OnPolicyAgent):
 
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
-        action_space: Discrete, MultiDiscrete or a Box of one dimension.
+        action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
         gae_lambda: how far advantages look, from one step (0) to the episode's end (1).
         epochs: passes over the rollout.
         minibatches: updates in a pass.
@@ -58,7 +58,15 @@ class PPO(OnPolicyAgent):
             rollout_steps, hidden, core, seed, device and others.
     """
 
+    gae_lambda: Adjustable = Adjustable(fraction)
+    epochs: Adjustable = Adjustable(at_least_one)
+    minibatches: Adjustable = Adjustable(at_least_one)
     clip: Scheduled = Scheduled()
+    value_clip: Adjustable = Adjustable(above_zero)
+    target_kl: Adjustable = Adjustable(finite)
+    normalize_advantage: Adjustable = Adjustable()
+    reward_smoothing: Adjustable = Adjustable(fraction)
+    segments: Adjustable = Adjustable()
 
     def __init__(
         self,
@@ -77,21 +85,10 @@ class PPO(OnPolicyAgent):
         **options: Unpack[OnPolicyOptions],
     ) -> None:
         super().__init__(observation_space, action_space, **options)
-        self.gae_lambda, self.clip = fraction(self, "gae_lambda", gae_lambda), clip
-        self.epochs, self.minibatches = (
-            at_least_one(self, "epochs", epochs),
-            at_least_one(self, "minibatches", minibatches),
-        )
-        self.value_clip = above_zero(self, "value_clip", value_clip)
-        self.target_kl, self.normalize_advantage = target_kl, normalize_advantage
-        self.reward_smoothing, self.segments = fraction(self, "reward_smoothing", reward_smoothing), segments
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        names = ("gae_lambda", "epochs", "minibatches", "clip", "value_clip", "target_kl", "normalize_advantage")
-        own = (*names, "reward_smoothing", "segments")
-        return {**super().config, **{name: as_json(first(self, name)) for name in own}}
+        self.gae_lambda, self.epochs, self.minibatches = gae_lambda, epochs, minibatches
+        self.clip, self.value_clip, self.target_kl = clip, value_clip, target_kl
+        self.normalize_advantage = normalize_advantage
+        self.reward_smoothing, self.segments = reward_smoothing, segments
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]

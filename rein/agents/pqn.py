@@ -16,7 +16,18 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
-from rein.learning.options import Scheduled, above_zero, as_json, at_least_one, first, layers
+from rein.learning.options import (
+    HOW,
+    Adjustable,
+    Configurable,
+    Scheduled,
+    above_zero,
+    adjustable,
+    as_json,
+    at_least_one,
+    fraction,
+    layers,
+)
 from rein.learning.policy import share_parameters
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
@@ -29,13 +40,14 @@ from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, restore
 from rein.ops.returns import lambda_returns
 from rein.ops.trees import to_device
-from rein.schedules import Schedule, as_schedule, linear
+from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
 
 EPSILON = linear(1.0, 0.05, env_steps=100_000)
+SHAPE = ("hidden", "layer_norm", "dueling", "normalize_observation")
 
 
-class PQN:
+class PQN(Configurable):
     """Parallelized Q-network (Gallici et al. 2024): Q-learning from what N environments have just shown, and no other.
 
     Every `rollout_steps` vector steps the targets of the rollout are computed once, with the values that the network
@@ -79,6 +91,11 @@ class PQN:
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")  # of `optimize_model`
     learning_rate: Scheduled = Scheduled()
+    gamma: Adjustable = Adjustable(fraction)
+    q_lambda: Adjustable = Adjustable(fraction)
+    epochs: Adjustable = Adjustable(at_least_one)
+    minibatches: Adjustable = Adjustable(at_least_one)
+    epsilon: Scheduled = Scheduled(high=1.0)
 
     def __init__(
         self,
@@ -109,37 +126,34 @@ class PQN:
     ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self.device = torch.device(device)
-        self.learning_rate, self.epsilon = learning_rate, as_schedule(epsilon)
-        self.gamma, self.q_lambda = gamma, q_lambda
-        self.epochs = at_least_one(self, "epochs", epochs)
-        self.minibatches = at_least_one(self, "minibatches", minibatches)
-        for name, bounds in (("gamma", [gamma]), ("q_lambda", [q_lambda]), ("epsilon", self.epsilon.bounds)):
-            _check_fractions(name, bounds)
-        self._rollout = Rollout(at_least_one(self, "rollout_steps", rollout_steps))
-        self._reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
-        self._optimizer = optimizer or default_optimizer
-        self._shape = {
-            "hidden": layers(self, hidden),
-            **{"layer_norm": layer_norm, "dueling": dueling, "normalize_observation": normalize_observation},
-        }
-        self._how = {
+        self.learning_rate, self.gamma, self.q_lambda = learning_rate, gamma, q_lambda
+        self.epochs, self.minibatches, self.epsilon = epochs, minibatches, epsilon
+        self._options = {
+            **{"hidden": layers(self, hidden), "layer_norm": layer_norm, "dueling": dueling},
+            **{"normalize_observation": normalize_observation, "normalize_reward": normalize_reward},
+            "rollout_steps": at_least_one(self, "rollout_steps", rollout_steps),
             "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
-            **{"guard": guard, "micro_batch": micro_batch, "threads": threads},
-            **{"compile": compile, "precision": precision},
+            **{"guard": guard, "micro_batch": micro_batch, "threads": threads, "compile": compile},
+            **{"precision": precision, "optimizer": optimizer or default_optimizer},
         }
+        self._rollout = Rollout(self._options["rollout_steps"])
+        self._reward_normalizer = RewardNormalizer(self.gamma) if normalize_reward else None
         self.env_steps = self.updates = 0
-        self._build(secrets.randbits(31) if (seed := checked_seed(seed)) is None else seed)
-        self.seed = seed
+        self.seed: int | None = None
+        seed = checked_seed(seed)
+        self._build(secrets.randbits(31) if seed is None else seed)
+        self.seed, self._built = seed, True
 
     def _build(self, seed: int) -> None:
         self._root = seed
         self._generator = generator(seed, "agent", rank(), device=self.device)
         drawn = generator(seed, "networks", device=self.device)
-        self.networks = QNetwork(self.observation_space, self.action_space, drawn, **self._shape)
-        self._learner = Learner(self.networks, squared_error, self._optimizer, **self._how)
-        self._graph = graph(self.networks, self.device) if self._how["compile"] else None
+        shape, how = ({name: self._options[name] for name in names} for names in (SHAPE, HOW))
+        self.networks = QNetwork(self.observation_space, self.action_space, drawn, **shape)
+        self._learner = Learner(self.networks, squared_error, self._options["optimizer"], **how)
+        self._graph = graph(self.networks, self.device) if how["compile"] else None
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
-        self._value_N: Tensor | None = None  # of the observation of the step that is being taken
+        self._said: tuple[Any, Any] = None, None  # the action of the step that is being taken, and the best one's value
 
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
@@ -163,14 +177,11 @@ class PQN:
     @property
     def config(self) -> dict[str, Any]:
         """What it was built with, as JSON."""
-        names = ("learning_rate", "gamma", "q_lambda", "epochs", "minibatches", "epsilon")
-        options = {name: first(self, name) for name in names} | self._shape | self._how
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            **{name: as_json(value) for name, value in options.items()},
-            "rollout_steps": self._rollout.steps,
-            "normalize_reward": self._reward_normalizer is not None,
+            **{name: as_json(value) for name, value in self._options.items()},
+            **adjustable(self),
             "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),
             "seed": self.seed,
@@ -179,25 +190,23 @@ class PQN:
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """An epsilon-greedy action (N,), and with it `value` (N,): that of the best action."""
         value_NA = self._look(observation)
-        action_N = self._choose(value_NA, self._generator)
-        self._value_N = value_NA.amax(1)
-        return action_N + self._first_action, {"value": self._value_N}
+        action_N = self._choose(value_NA, self._generator) + self._first_action
+        self._said = action_N, value_NA.amax(1)
+        return action_N, {"value": self._said[1]}
 
     @torch.no_grad()
     def _look(self, observation: Tree) -> Tensor:
         return (self._graph or self.networks)(self.networks.encoder(observation))
 
     def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
-        return epsilon_greedy(value_NA, self._exploration(), drawing)
-
-    def _exploration(self) -> float:
-        """Epsilon now."""
-        return self.epsilon(**self.counts)
+        return epsilon_greedy(value_NA, self.epsilon(**self.counts), drawing)
 
     def record_observation(self, transition: Transition) -> None:
         """Keep it until the rollout is full. Where somebody else has acted, its `value` is looked up here."""
-        value_N = self._value_N if self._value_N is not None else self._look(transition.observation).amax(1)
-        self._value_N = None
+        action_N, value_N = self._said
+        if action_N is not transition.action:
+            value_N = self._look(transition.observation).amax(1)
+        self._said = None, None
         self._rollout.append(transition._replace(extras={"value": value_N}))
         self.env_steps += len(transition.reward)
 
@@ -218,7 +227,7 @@ class PQN:
             seen = self._pass(batch, report=not last)
         self.networks.encoder.update(self._rollout.flat("observation"), batch.valid)
         self._rollout.clear()
-        return {**mean_metrics(seen, batch), "epsilon": torch.tensor(self._exploration(), device=self.device)}
+        return {**mean_metrics(seen, batch), "epsilon": torch.tensor(self.epsilon(**self.counts), device=self.device)}
 
     def _batch(self) -> Batch:
         """The rollout as rows, with the targets that the networks as they are make of it."""
@@ -226,12 +235,10 @@ class PQN:
         valid_TN: Tensor | None = rollout["valid"]
         if self.device.type == "cpu" and bool(rollout["valid"].all()):
             valid_TN = None  # which spares many small operations, where it is known at once
-        next_value_TN = rollout.next_value(
-            rollout["value"], lambda field: self._look(field("next_observation")).amax(1)
-        )
+        next_value_TN = rollout.next_value(rollout["value"], lambda of: self._look(of("next_observation")).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
-        settings = {"gamma": self.gamma, "lambda_": self.q_lambda}
-        target_TN = lambda_returns(self._rewards(), *ends, next_value_TN, valid_TN, **settings)
+        reward_TN, settings = rollout.rewards(self._reward_normalizer), {"gamma": self.gamma, "lambda_": self.q_lambda}
+        target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
         return Batch(
             features=self.networks.encoder(rollout.flat("observation")),
             action=rollout.flat("action").long() - self._first_action,
@@ -239,14 +246,6 @@ class PQN:
             target=target_TN.flatten(),
             valid=None if valid_TN is None else valid_TN.flatten(),
         )
-
-    def _rewards(self) -> Tensor:
-        """Of the rollout, (T, N), normalized if asked for."""
-        rollout = self._rollout
-        if self._reward_normalizer is None:
-            return rollout["reward"]
-        ended_TN = rollout["terminated"] | rollout["truncated"]
-        return self._reward_normalizer.scale(rollout["reward"], ended_TN, rollout["valid"])
 
     def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
         """Once through all rows; the metrics of each update."""
@@ -287,14 +286,8 @@ class PQN:
         self._learner.load_state_dict(state["optimizer"])
         restore(self._generator, state["generator"])
         self._rollout.load_state_dict(to_device(state["rollout"], self.device))
-        self._value_N = None
+        self._said = None, None
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
         self._root = int(state["seed"])
-
-
-def _check_fractions(name: str, values: Sequence[float]) -> None:
-    for value in values:
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"PQN({name}={value}): {name} is between 0 and 1")

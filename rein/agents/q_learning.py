@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.learning.options import Scheduled, first, fraction
+from rein.learning.options import Adjustable, Scheduled, adjustable, fraction
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import checked_seed, generator, restore
 from rein.ops.trees import map_tree, pack, unpack
@@ -41,6 +41,7 @@ class QLearning:
     """
 
     learning_rate: Scheduled = Scheduled(high=1.0)
+    gamma: Adjustable = Adjustable(fraction)
     epsilon: Scheduled = Scheduled(high=1.0)
 
     def __init__(
@@ -60,7 +61,7 @@ class QLearning:
         self.action_space = action_space
         self.device = torch.device(device)
         self.learning_rate = learning_rate
-        self.gamma = fraction(self, "gamma", gamma)
+        self.gamma = gamma
         self.epsilon = epsilon
         self.seed = checked_seed(seed)
         self.env_steps = 0
@@ -80,9 +81,7 @@ class QLearning:
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            "learning_rate": first(self, "learning_rate").config,
-            "gamma": self.gamma,
-            "epsilon": first(self, "epsilon").config,
+            **adjustable(self),
             "seed": self.seed,
             "device": str(self.device),
         }

@@ -59,7 +59,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         double: choose the next action by the networks, and let the targets say what it is worth.
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
         huber: where the loss turns from quadratic to linear; None for the squared error.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; without `n_step` and `prioritized`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`, without `n_step` and `prioritized`; here
+            learning_rate is 1e-3, batch_size 32, hidden (64,) and max_grad_norm 10 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
@@ -106,6 +107,7 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         super()._build(seed)
         self._carry: Tensor | None = None  # (N, C) before the step that is being taken
         self._next_carry: Tensor | None = None  # after it, once its observation was looked at
+        self._said: Tensor | None = None  # the action of that step
 
     def _make_replay(self) -> SequenceReplay:
         options = self._options
@@ -123,7 +125,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         return networks
 
     def _explore(self, observation: Tree) -> Tensor:
-        return self._choose(self._look(observation), self._generator) + self._first_action
+        self._said = self._choose(self._look(observation), self._generator) + self._first_action
+        return self._said
 
     @torch.no_grad()
     def _look(self, observation: Tree) -> Tensor:
@@ -140,8 +143,9 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
 
     def record_observation(self, transition: Transition) -> None:
         """Keep it, with what was remembered before it."""
-        if self._next_carry is None:  # somebody else has acted, or chance
+        if self._said is not transition.action:  # somebody else has acted, or chance; or we were asked once more
             self._look(transition.observation)
+        self._said = None
         super().record_observation(transition)
 
     def _kept(self, transition: Transition) -> dict[str, Tensor]:

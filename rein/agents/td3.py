@@ -26,7 +26,8 @@ class TD3(DeterministicAgent):
         target_noise: standard deviation of the noise on the target's actions.
         target_noise_clip: c, the largest of that noise.
         actor_frequency: updates of the critics between two of the actor and of all targets.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3 and
+            target_frequency what actor_frequency is, by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.buffers.rollout import Rows
+from rein.networks.normalizers import RewardNormalizer
 from rein.ops.trees import map_tree
 from rein.types import Transition, Tree
 
@@ -55,6 +56,12 @@ class Rollout:
     def flat(self, name: str) -> Tree:
         """One field, (B, ...): row t of environment n is t * N + n."""
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
+
+    def rewards(self, normalizer: RewardNormalizer | None) -> Tensor:
+        """They, (T, N), by way of the normalizer if there is one, which takes them in."""
+        if normalizer is None:
+            return self["reward"]
+        return normalizer.scale(self["reward"], self["terminated"] | self["truncated"], self["valid"])
 
     def next_value(self, value_TN: Tensor, value_of: Callable[[Callable[[str], Tree]], Tensor]) -> Tensor:
         """The value (T, N) of what truly came next, given those of the observations.

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
+from rein.learning.action_type import as_own
 from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner
@@ -22,10 +23,12 @@ from rein.learning.options import (
     DEFAULTS,
     HOW,
     SHAPE,
+    Adjustable,
     Configurable,
     OnPolicyOptions,
     Scheduled,
     above_zero,
+    adjustable,
     as_json,
     at_least_one,
     fraction,
@@ -49,6 +52,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
     """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
 
     reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
+    gamma: Adjustable = Adjustable(fraction)
     learning_rate: Scheduled = Scheduled()
     entropy_coefficient: Scheduled = Scheduled()
 
@@ -59,9 +63,8 @@ class OnPolicyAgent(Configurable, abc.ABC):
         self._options: dict[str, Any] = {**DEFAULTS, **options}
         refuse_unknown(self, options, DEFAULTS)
         self.device = torch.device(self._options["device"])
-        self.gamma = fraction(self, "gamma", self._options["gamma"])
-        self.learning_rate = self._options["learning_rate"]
-        self.entropy_coefficient = self._options["entropy_coefficient"]
+        for name in ("gamma", "learning_rate", "entropy_coefficient"):
+            setattr(self, name, self._options[name])
         not_negative(self, "value_coefficient", self._options["value_coefficient"])
         self._options["max_grad_norm"] = above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
         self._options["hidden"] = layers(self, self._options["hidden"])
@@ -115,6 +118,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
             **{name: as_json(value) for name, value in self._options.items()},
+            **adjustable(self),
             "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),
             "seed": self.seed,
@@ -145,8 +149,10 @@ class OnPolicyAgent(Configurable, abc.ABC):
         """
         action, extras = self._said
         if action is None or action is not transition.action:
+            transition = transition._replace(action=as_own(transition.action, self.action_space))
             said = self._say(transition)
             theirs = {} if extras is transition.extras else transition.extras  # not what was said of another action
+            theirs = _typed(theirs, {"sample": transition.action, **said})
             transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
         self._said = None, None
         if self._next_carry is None or self._reset_N is None:
@@ -195,11 +201,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
 
     def rewards(self) -> Tensor:
         """Of the rollout, (T, N), normalized if asked for."""
-        rollout = self._rollout
-        if self._reward_normalizer is None:
-            return rollout["reward"]
-        ended_TN = rollout["terminated"] | rollout["truncated"]
-        return self._reward_normalizer.scale(rollout["reward"], ended_TN, rollout["valid"])
+        return self._rollout.rewards(self._reward_normalizer)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
         """The value (T, N) of what truly came next, given those of the observations, by the networks as they are."""
@@ -279,3 +281,9 @@ _CARRIES = ("_carry", "_first_carry", "_reset_N")
 def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
     said = {"value": value_N, "log_prob": distribution.log_prob(sample)}
     return said if sample is action else said | {"sample": sample}  # no file needs the same twice
+
+
+def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tensor]) -> dict[str, Tree]:
+    """These, in the types of `like` where they have a namesake there."""
+    alike = {name: x.to(like[name].dtype) for name, x in extras.items() if name in like and isinstance(x, Tensor)}
+    return {**extras, **alike}

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -19,31 +19,58 @@ from rein.schedules import Schedule, as_schedule
 
 
 class OnPolicyOptions(TypedDict, total=False):
-    """What every on-policy agent takes, besides its own; the defaults are those of `OnPolicyAgent`."""
+    """What every on-policy agent takes, besides its own, with the defaults where an agent does not say otherwise.
 
-    learning_rate: float | Schedule  # of the optimizer
-    gamma: float  # discount factor
-    rollout_steps: int  # vector steps between two rounds of learning
-    value_coefficient: float  # weight of the value's loss
-    entropy_coefficient: float | Schedule  # weight of the bonus for entropy
-    max_grad_norm: float | None  # global norm that gradients are clipped to; None for no clipping
-    hidden: Sequence[int]  # features of the hidden layers
-    activation: str  # "tanh", "relu", "silu" or "gelu"
-    shared: bool  # whether actor and critic look through one network
-    core: CoreFactory | None  # recurrent part after the hidden layers: functools.partial(LSTM, features=64)
-    squash: bool | str  # squash continuous actions into their bounds instead of clipping them; "ball": by their length
-    log_std: float  # what the logarithm of a continuous action's standard deviation begins with
-    state_dependent_std: bool  # whether that deviation is an output of the network, or else a parameter beside it
-    normalize_observation: bool  # by the mean and deviation of all observations so far
-    normalize_reward: bool  # divide rewards by the deviation of their discounted sum so far
-    optimizer: OptimizerFactory | None  # functools.partial(torch.optim.RMSprop, alpha=0.99); Adam by default
-    guard: Guard | None  # asked before every step of the optimizer with (metrics, gradients); False skips the step
-    micro_batch: int | None  # rows whose gradient is computed at once: changes speed and memory, not the result
-    threads: int  # cores that compute the gradients of micro-batches: changes speed alone
-    compile: bool  # compile the loss: seconds at the first update, faster large ones
-    precision: str  # of matrix products in the update: "float32" or "bfloat16"
-    seed: int | None  # of everything random; None until `training_loop(seed=)` gives it
-    device: torch.device | str  # where the networks are
+    Args:
+        learning_rate: of the optimizer; a number or a schedule. 3e-4.
+        gamma: discount factor. 0.99.
+        rollout_steps: vector steps between two rounds of learning. 32.
+        value_coefficient: weight of the value's loss, which is half the squared error. 0.5.
+        entropy_coefficient: weight of the bonus for entropy; a number or a schedule. 0.
+        max_grad_norm: global norm that gradients are clipped to; None for no clipping. 0.5.
+        hidden: features of the hidden layers. (64, 64).
+        activation: "tanh", "relu", "silu" or "gelu". "tanh".
+        shared: whether actor and critic look through one network. False.
+        core: recurrent part after the hidden layers: functools.partial(LSTM, features=64). None.
+        squash: squash continuous actions into their bounds instead of clipping them; "ball": by their length. False.
+        log_std: what the logarithm of a continuous action's standard deviation begins with. 0.
+        state_dependent_std: whether that deviation is an output of the network, or else a parameter beside it. False.
+        normalize_observation: by the mean and deviation of all observations so far. False.
+        normalize_reward: divide rewards by the deviation of their discounted sum so far. False.
+        optimizer: makes one of parameters: functools.partial(torch.optim.RMSprop, alpha=0.99). None for Adam.
+        guard: asked before every step of the optimizer with (metrics, gradients); False skips the step. None.
+        micro_batch: rows whose gradient is computed at once: changes speed and memory, not the result. None: 4,096 on
+            the host, all elsewhere.
+        threads: cores that compute the gradients of micro-batches: changes speed alone. 1.
+        compile: compile the loss: seconds at the first update, faster large ones. False.
+        precision: of matrix products in the update: "float32" or "bfloat16". "float32".
+        seed: of everything random. None until `training_loop(seed=)` gives it.
+        device: where the networks are. "cpu".
+    """
+
+    learning_rate: float | Schedule
+    gamma: float
+    rollout_steps: int
+    value_coefficient: float
+    entropy_coefficient: float | Schedule
+    max_grad_norm: float | None
+    hidden: Sequence[int]
+    activation: str
+    shared: bool
+    core: CoreFactory | None
+    squash: bool | str
+    log_std: float
+    state_dependent_std: bool
+    normalize_observation: bool
+    normalize_reward: bool
+    optimizer: OptimizerFactory | None
+    guard: Guard | None
+    micro_batch: int | None
+    threads: int
+    compile: bool
+    precision: str
+    seed: int | None
+    device: torch.device | str
 
 
 # which of them make the networks, and which say how a step of the optimizer is made
@@ -146,31 +173,48 @@ def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
     return schedule
 
 
-class Scheduled:
-    """An option that is a schedule, 0 or more at any time; a number or a schedule may be assigned to it in mid-run.
+class Adjustable:
+    """An option that may be assigned in mid-run, and is checked then as it was at first.
 
     What was assigned is no part of the agent's state: who resumes the run assigns it again, as a handler of it does.
     """
 
-    def __init__(self, high: float = math.inf) -> None:
-        self._high = high
+    def __init__(self, check: Callable[[object, str, Any], Any] = lambda agent, name, value: value) -> None:
+        self._check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, agent: Any, owner: type | None = None) -> Schedule:
-        """The schedule."""
-        if agent is None:
-            return self  # type: ignore[return-value]  # of the class, as for documentation
-        return agent.__dict__[self._name]
+    def __get__(self, agent: Any, owner: type | None = None) -> Any:
+        """What it is now."""
+        return self if agent is None else agent.__dict__[self._name]  # of the class, as for documentation
 
-    def __set__(self, agent: Any, value: float | Schedule) -> None:
-        """Raises ValueError where the value is ever below 0, above the highest there is, or NaN."""
-        schedule = not_negative(agent, self._name, value)
+    def __set__(self, agent: Any, value: Any) -> None:
+        """Raises ValueError where the check does."""
+        value = self._check(agent, self._name, value)
+        agent.__dict__[self._name] = value
+        agent.__dict__.setdefault(f"_first_{self._name}", value)
+
+
+class Scheduled(Adjustable):
+    """An option that is a schedule, 0 or more at any time and `high` at most; a number may be assigned to it too."""
+
+    def __init__(self, high: float = math.inf) -> None:
+        self._high = high
+        super().__init__(self._schedule)
+
+    def _schedule(self, agent: object, name: str, value: float | Schedule) -> Schedule:
+        schedule = not_negative(agent, name, value)
         if schedule.bounds[1] > self._high:
-            raise ValueError(f"{type(agent).__name__}({self._name}={value!r}): give {self._high:g} or less")
-        agent.__dict__[self._name] = schedule
-        agent.__dict__.setdefault(f"_first_{self._name}", schedule)
+            raise ValueError(f"{type(agent).__name__}({name}={value!r}): give {self._high:g} or less")
+        return schedule
+
+
+def adjustable(agent: object) -> dict[str, Any]:
+    """The options of an agent that may be assigned in mid-run, as they were when it was built, as JSON."""
+    found = [(name, option) for cls in type(agent).__mro__ for name, option in vars(cls).items()]
+    names = dict.fromkeys(name for name, option in found if isinstance(option, Adjustable))
+    return {name: as_json(agent.__dict__[f"_first_{name}"]) for name in names}
 
 
 class Configurable:
@@ -183,7 +227,7 @@ class Configurable:
         super().__init_subclass__(**arguments)
         for base in cls.__mro__[1:]:
             for name, option in vars(base).items():
-                if isinstance(option, Scheduled) and not isinstance(vars(cls).get(name, option), Scheduled):
+                if isinstance(option, Adjustable) and not isinstance(vars(cls).get(name, option), Adjustable):
                     raise TypeError(
                         f"{cls.__name__}.{name} hides an option of {base.__name__}: give {name}= to its constructor"
                     )
@@ -195,11 +239,6 @@ class Configurable:
                 f"give {name}= to its constructor"
             )
         super().__setattr__(name, value)
-
-
-def first(agent: object, name: str) -> Any:
-    """What an option was when the agent was built, whatever has been assigned to it since."""
-    return agent.__dict__.get(f"_first_{name}", getattr(agent, name))
 
 
 def check_enough(agent: object, advantage: Tensor) -> None:

@@ -5,6 +5,7 @@ Shapes: M rows of a minibatch, F features of an observation; in sequences T step
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ def report_metrics(
     distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
 ) -> dict[str, Tensor]:
     """The parts of the loss and how far the policy has moved, each a mean over the rows that count."""
-    clip = 0.0 if coefficients.clip is None else coefficients.clip
+    clip = math.inf if coefficients.clip is None else coefficients.clip  # without one nothing is clipped
     moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
     losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
     rows = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)

@@ -16,14 +16,17 @@ from torch import Tensor, nn
 
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
+from rein.learning.action_type import as_own
 from rein.learning.adam import Adam
 from rein.learning.episode_returns import EpisodeReturns
 from rein.learning.exploration import Plateau
 from rein.learning.learner import Gradient, Learner, Loss
 from rein.learning.options import (
+    Adjustable,
     Configurable,
     Scheduled,
     above_zero,
+    adjustable,
     as_json,
     at_least_one,
     fraction,
@@ -51,6 +54,8 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     """
 
     reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
+    gamma: Adjustable = Adjustable(fraction)
+    batch_size: Adjustable = Adjustable(at_least_one)
     learning_rate: Scheduled = Scheduled()
     priority_beta: Scheduled = Scheduled(high=1.0)
     values = True  # whether it learns from rewards and from what came after
@@ -78,20 +83,20 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
 
     def _check(self, options: dict[str, Any]) -> None:
         """Refuse what is nonsense, and make whole numbers of those that are meant to be."""
-        for name in ("capacity", "batch_size", "train_frequency", "n_step", "target_frequency"):
+        for name in ("capacity", "train_frequency", "n_step", "target_frequency"):
             options[name] = at_least_one(self, name, options[name])
         options["learning_starts"] = whole(self, "learning_starts", options["learning_starts"])
         options["hidden"] = layers(self, options["hidden"])
         if options["update_to_data"] is None:
             raise ValueError(f"{type(self).__name__}(update_to_data=None): give a number above 0")
-        for name in ("gamma", "tau", "priority_alpha"):
+        for name in ("tau", "priority_alpha"):
             options[name] = fraction(self, name, options[name])
         for name in ("max_grad_norm", "update_to_data"):
             options[name] = above_zero(self, name, options[name])
         if (episodes := options["train_frequency_episodes"]) is not None:
             options["train_frequency_episodes"] = at_least_one(self, "train_frequency_episodes", episodes)
-        self.priority_beta = options["priority_beta"]
-        self.gamma, self.batch_size = options["gamma"], options["batch_size"]
+        for name in ("gamma", "batch_size", "priority_beta"):
+            setattr(self, name, options[name])
 
     def _build(self, seed: int) -> None:
         self._root = seed
@@ -153,6 +158,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
             **{name: as_json(value) for name, value in self._options.items()},
+            **adjustable(self),
             "optimizer": describe_optimizer(next(iter(self.learners.values())).optimizer),
             "device": str(self.device),
             "seed": self.seed,
@@ -167,12 +173,13 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
 
     def record_observation(self, transition: Transition) -> None:
         """Keep it."""
-        self.replay.append(transition._replace(extras=self._kept(transition)))
+        action = as_own(transition.action, self.action_space)
+        self.replay.append(transition._replace(action=action, extras=self._kept(transition)))
         self.networks.encoder.update(transition.observation, transition.valid)  # type: ignore[operator, union-attr]  # an Encoder, which nn.Module does not declare
         self.env_steps += len(transition.reward)
         ended_N = transition.terminated | transition.truncated
         steps = min(len(transition.reward), self.env_steps - self._options["learning_starts"])
-        if steps > 0:
+        if steps > 0 and (self._owed or self.updates or len(self.replay)):  # of nothing there is nothing to learn later
             self._owed += steps * self._options["update_to_data"]
             episodes = self._options["train_frequency_episodes"] is not None
             self._since += int((ended_N & transition.valid).sum()) if episodes else steps

@@ -107,7 +107,8 @@ class ValueAgent(ReplayAgent[Networks]):
 
     def _taken(self, sample: Sample) -> Tensor:
         """The actions (B,) int64, counted from 0."""
-        return sample.action.long() - self._first_action if self._first_action else sample.action
+        action_B = sample.action.long()  # recorded ones may be of any type
+        return action_B - self._first_action if self._first_action else action_B
 
     def policy(self, deterministic: bool = True) -> ValuePolicy:
         """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`."""

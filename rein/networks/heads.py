@@ -24,6 +24,8 @@ class DiscreteHead(nn.Module):
     def __init__(self, features: int, space: spaces.Space[Any], gain: float, generator: torch.Generator) -> None:
         super().__init__()
         single = isinstance(space, spaces.Discrete)
+        if not single and len(space.shape or ()) != 1:
+            raise ValueError(f"the action space is {space}; an action of several choices is a vector: flatten it")
         self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]  # MultiDiscrete's
         self.single = single
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
@@ -68,6 +70,8 @@ class ContinuousHead(nn.Module):
         super().__init__()
         if len(space.shape) != 1:
             raise ValueError(f"the action space is {space}; a continuous action is a vector: flatten it")
+        if space.dtype.kind != "f":
+            raise ValueError(f"the action space is {space}; continuous actions are floating-point numbers")
         _check_squash(squash, space)
         self.squash, self.state_dependent_std = squash, state_dependent_std
         actions, device = space.shape[0], generator.device
@@ -111,7 +115,7 @@ def action_head(
     log_std: float = 0.0,
     state_dependent_std: bool = False,
 ) -> DiscreteHead | ContinuousHead:
-    """The head for an action space: Discrete, MultiDiscrete or a Box of one dimension.
+    """The head for an action space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
 
     A Gaussian's samples are clipped to the Box, or with `squash` mapped into it: with "ball" into the ball within it,
     whose radius is the bound that all its sides share. Its log standard deviation begins at `log_std`, and is a

@@ -289,6 +289,8 @@ def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:
 
 def _device(name: str) -> torch.device:
     """The device of that name if there is one, else the host."""
+    if not isinstance(name, str):  # with CUDA torch takes a number for a device
+        raise ValueError(f"a tensor is on the device {name!r:.80}, which is no name of one")
     device = torch.device(name)
     there = device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
     return device if there or (device.type == "mps" and torch.backends.mps.is_available()) else torch.device("cpu")

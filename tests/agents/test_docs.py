@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rein.learning.options import DEFAULTS, OnPolicyOptions
+from rein.learning.replay_options import REPLAY_DEFAULTS, ReplayOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
@@ -30,9 +37,25 @@ def test_every_agent_has_a_line() -> None:
     assert modules == set(re.findall(r"^\| `rein\.agents\.(\w+)\.", PAGE, re.MULTILINE))
 
 
-def test_every_option_that_agents_share_has_its_comment() -> None:
-    source = (ROOT / "rein/learning/options.py").read_text(encoding="utf-8")
-    listed = source[source.index("class OnPolicyOptions") : source.index("# which of them")]
-    options = [line for line in listed.splitlines() if re.match(r"    \w+: ", line)]
-    assert options
-    assert not [line for line in options if "  # " not in line]
+def test_the_examples_for_those_who_come_from_stable_baselines3_are_one_program_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/coming_from_stable_baselines3.md").read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    names: dict[str, object] = {}
+    exec(compile(program, "docs/coming_from_stable_baselines3.md", "exec"), names)
+    assert (tmp_path / "runs/first/checkpoints/epoch-000004.h5").is_file()
+    assert float(capsys.readouterr().out.splitlines()[-1]) == names["episode_return"]
+
+
+@pytest.mark.parametrize(("options", "defaults"), [(OnPolicyOptions, DEFAULTS), (ReplayOptions, REPLAY_DEFAULTS)])
+def test_every_option_that_agents_share_is_described_with_its_default(options: Any, defaults: dict[str, Any]) -> None:
+    entries = re.findall(r"^        (\w+): ((?:.|\n {12})*)$", options.__doc__, re.MULTILINE)
+    assert [name for name, _ in entries] == list(options.__annotations__) == list(defaults)
+    for name, text in entries:
+        if defaults[name] is None:
+            assert "None" in text, name
+        else:
+            said = re.search(r'(\([\d, ]+\)|"\w+"|[\w,.-]+)\.$', text).group(1)  # type: ignore[union-attr]  # what fails then
+            assert ast.literal_eval(said if said[0] == "(" else said.replace(",", "")) == defaults[name], name

@@ -342,6 +342,19 @@ def test_actions_of_somebody_else_are_valued_by_its_own_networks():
     torch.testing.assert_close(agents[0]._batch().target, agents[1]._batch().target)
 
 
+def test_a_look_at_other_observations_in_between_changes_no_value_that_is_kept():
+    agents, flags = [fitted(Gridworld(8, seed=0), seed=0) for _ in range(2)], torch.zeros(8, dtype=torch.bool)
+    observation = Gridworld(num_envs=8, seed=0).reset()
+    for agent, asked in zip(agents, (False, True), strict=True):
+        action, _ = agent.select_action(observation)
+        if asked:
+            agent.select_action(torch.zeros_like(observation))
+        kept = rein.Transition(observation, action, torch.zeros(8), flags, flags, observation, ~flags, {})
+        agent.record_observation(kept)
+    one, other = (agent._rollout["value"] for agent in agents)
+    assert torch.equal(one, other)
+
+
 def test_actions_are_counted_from_the_start_of_the_space():
     space = spaces.Discrete(3, start=5)
     agent = PQN(spaces.Box(-1.0, 1.0, (2,)), space, seed=0, **{**SMALL, "learning_rate": 3e-2})
@@ -376,9 +389,9 @@ def test_images_are_learned_from_as_bytes():
         ({"epochs": 0}, r"PQN\(epochs=0\): give 1 or more"),
         ({"rollout_steps": 0}, r"PQN\(rollout_steps=0\)"),
         ({"minibatches": 0}, r"PQN\(minibatches=0\)"),
-        ({"q_lambda": 1.5}, r"PQN\(q_lambda=1.5\): q_lambda is between 0 and 1"),
+        ({"q_lambda": 1.5}, r"PQN\(q_lambda=1.5\): give a number from 0 to 1"),
         ({"gamma": -0.1}, r"PQN\(gamma=-0.1\)"),
-        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=2.0\)"),
+        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=.*\): give 1 or less"),
         ({"precision": "float8"}, "use float32 or bfloat16"),
     ],
 )

@@ -11,9 +11,11 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.a2c import A2C
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
 from rein.agents.iql import IQL
 from rein.agents.iqn import IQN
 from rein.agents.ppo import PPO
@@ -25,6 +27,7 @@ from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
+from rein.schedules import Schedule
 from rein.testing.stateful import check_plain
 from rein.types import Transition
 
@@ -83,6 +86,46 @@ def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_o
     assert agent.updates
     assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
     assert agent.config == config  # what a checkpoint compares
+
+
+ADJUSTED: list[tuple[Any, str, Any, Any]] = [
+    (PPO, "gamma", 0.5, 1.5),
+    (PPO, "gae_lambda", 0.5, "1"),
+    (PPO, "epochs", 2, 0.1),
+    (PPO, "minibatches", 2, 0),
+    (PPO, "value_clip", 0.2, -1.0),
+    (PPO, "target_kl", None, float("nan")),
+    (A2C, "gae_lambda", 0.5, 2.0),
+    (IMPALA, "rho_clip", 2.0, 0.0),
+    (PQN, "q_lambda", 0.5, 2.0),
+    (PQN, "epsilon", 0.3, 1.1),
+    (PQN, "epochs", 2, 0),
+    (QLearning, "gamma", 0.5, -0.1),
+    (DQN, "gamma", 0.5, 1.1),
+    (DQN, "batch_size", 4, 0.5),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "nonsense"), ADJUSTED)
+def test_what_may_be_assigned_in_mid_run_is_checked_and_leaves_the_configuration(kind, name, value, nonsense) -> None:
+    """For that is what the checkpoint of a run is compared with, by who resumes it."""
+    environment = Gridworld(2) if kind is QLearning else CartPole(2)
+    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0)
+    before = agent.config
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\({name}="):
+        setattr(agent, name, nonsense)
+    setattr(agent, name, value)
+    now = getattr(agent, name)
+    assert (now(env_steps=0) if isinstance(now, Schedule) else now) == value
+    assert name in before and agent.config == before
+
+
+@pytest.mark.parametrize("name", ["hidden", "rollout_steps", "max_grad_norm", "layer_norm", "precision"])
+def test_options_of_pqn_that_are_read_only_once_are_refused_in_mid_run(name) -> None:
+    environment = CartPole(2)
+    agent = PQN(environment.single_observation_space, environment.single_action_space, seed=0)
+    with pytest.raises(AttributeError, match=rf"PQN.{name} is read when the agent is built"):
+        setattr(agent, name, 1)
 
 
 NUMPYS = {"gamma": np.float32(0.9), "learning_rate": np.float32(1e-3), "seed": np.int64(3)}

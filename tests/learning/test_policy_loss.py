@@ -73,6 +73,16 @@ def test_beyond_the_clip_only_what_goes_back_is_learned() -> None:
     assert said["approx_kl"].item() == pytest.approx(math.e - 2.0, rel=1e-4)
 
 
+def test_without_a_clip_nothing_is_clipped() -> None:
+    """Ratios that differ from 1 by rounding are no news."""
+    made = networks()
+    rows = batch(made)
+    for step in (1e-6, 1.0):
+        _, said = policy_loss(made, rows._replace(log_prob=rows.log_prob - step), Coefficients(None, 0.5, 0.0))
+        assert said["clip_fraction"].item() == 0.0
+        assert said["ratio"].item() == pytest.approx(math.exp(step), rel=1e-5)
+
+
 def test_the_bonus_is_for_entropy_and_not_against_it() -> None:
     """Down the gradient of the bonus alone entropy rises."""
     made = networks()

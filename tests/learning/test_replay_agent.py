@@ -118,6 +118,14 @@ def test_what_is_not_valid_ends_no_episode():
     assert fed(agent, 3, 2, **hidden) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("options", [{}, {"train_frequency": 4}, {"train_frequency_episodes": 1}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_made_up_for_that_could_not_be_learned_from(kind, options):
+    agent, no = made(kind, **options), torch.zeros(4, dtype=torch.bool)
+    assert fed(agent, 50, 4, valid=no) == [0] * 50
+    assert fed(agent, 2, 4, first=50, terminated=~no) == [4, 8]
+
+
 def test_an_environment_with_a_time_limit_alone_is_learned_from():
     environment = Reach(2, seed=0, max_episode_steps=5)
     agent = SAC(

@@ -9,6 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rein.agents.a2c import A2C
+from rein.agents.impala import IMPALA
+from rein.agents.ppo import PPO
 from rein.networks.heads import ContinuousHead, action_head
 from rein.ops.distributions import BallNormal, Normal, SquashedNormal
 from rein.ops.random import generator
@@ -59,6 +62,22 @@ def test_a_ball_bounds_the_length_and_a_box_the_parts() -> None:
     torch.testing.assert_close(action.norm(dim=-1), torch.full((5,), 2.0))
     assert ACTIONS.contains(action[0].numpy())
     torch.testing.assert_close(box.to_action(box(features()), sample), torch.full((5, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Box(0, 3, (2,), np.int64), "continuous actions are floating-point numbers"),
+        (spaces.Box(-1.0, 1.0, (2, 2)), "a continuous action is a vector: flatten it"),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "an action of several choices is a vector: flatten it"),
+        (spaces.MultiBinary(2), "there is a head for Discrete, MultiDiscrete and Box"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+def test_actions_that_no_head_puts_out_are_refused_before_the_first_step(kind, space, text) -> None:
+    with pytest.raises(ValueError, match=f"(?s)the action space is .*{text}"):
+        kind(spaces.Box(-1.0, 1.0, (2,)), space)
 
 
 @pytest.mark.parametrize(

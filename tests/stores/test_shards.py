@@ -395,7 +395,7 @@ def forged(path: Path, rows: Any) -> Path:
         ({"shape": [3, 5]}, "not of the shape and type"),
         ({"dtype": "float32"}, "not of the shape and type"),
         ({"dtype": "pickle"}, "makes no sense"),
-        ({"device": ["cpu"]}, "makes no sense"),
+        ({"device": ["cpu"]}, "no name of one"),
     ],
 )
 def test_a_checkpoint_that_names_odd_rows_is_refused(tmp_path, rows, reason):

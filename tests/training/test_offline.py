@@ -331,6 +331,22 @@ def test_actions_may_be_recorded_in_as_few_bits_as_hold_them(actions, dtype):
     assert fill(mine, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
 
 
+RECORDED = [(kind, dtype) for kind in (DQN, IQL) for dtype in (torch.uint8, torch.int16, torch.int32)]
+RECORDED += [(IQL, torch.float16), (IQL, torch.float64)]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), RECORDED)
+def test_an_agent_goes_on_from_actions_recorded_in_any_type(kind, dtype):
+    environment = Gridworld(2, seed=0) if kind is DQN else Pendulum(2, seed=0)
+    learner = kind(*spaces_of(environment), **SMALL, learning_starts=0, seed=0)
+    observation, action = environment.reset(), torch.ones(2, *learner.action_space.shape, dtype=dtype)
+    no = torch.zeros(2, dtype=torch.bool)
+    found = Transition(observation, action, torch.ones(2), no, no, observation, ~no, {})
+    fill(learner, [found] * 8, num_envs=2)
+    rein.train(learner, environment, env_steps=8)
+    assert (learner.updates, len(learner.replay)) == (8, 24)
+
+
 def test_a_normalizer_learns_of_what_is_filled_in():
     learner = agent(normalize_observation=True)
     fill(learner, [rows(32), rows(32, first=32.0)])

@@ -1,0 +1,125 @@
+"""Actions of somebody else, in whatever type they come: they are learned from, beside the agent's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.agents.a2c import A2C
+from rein.agents.awac import AWAC
+from rein.agents.bc import BC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.buffers.filling import extend
+from rein.learning.action_type import as_own
+from rein.types import Transition
+
+BOX = spaces.Box(-1.0, 1.0, (2,))
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+ON_POLICY: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "seed": 0}
+REPLAY: dict[str, Any] = {"learning_starts": 0, "hidden": (8,), "batch_size": 8, "capacity": 64, "seed": 0}
+N = 3
+
+
+def rows(action: torch.Tensor, **extras: torch.Tensor) -> Transition:
+    """A step of as many environments."""
+    observation = torch.rand(len(action), 2, generator=torch.Generator().manual_seed(0))
+    no = torch.zeros(len(action), dtype=torch.bool)
+    return Transition(observation, action, observation[:, 0], no, no, observation, ~no, extras)
+
+
+def turns(agent: Any, action: torch.Tensor, steps: int = 4, **extras: torch.Tensor) -> None:
+    """Somebody else and the agent act in turn, within one rollout; then it learns."""
+    for step in range(steps):
+        row = rows(action, **extras)
+        if step % 2:
+            own, said = agent.select_action(row.observation)
+            row = row._replace(action=own, extras=said)
+        agent.record_observation(row)
+    metrics = agent.optimize_model()
+    assert agent.updates and metrics and all(value.isfinite().all() for value in metrics.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"squash": True}, {"squash": "ball"}, {"state_dependent_std": True}], ids=str)
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+def test_on_policy_agents_learn_from_numbers_of_any_width(kind, options, dtype):
+    turns(kind(BOX, BOX, **ON_POLICY, **options), torch.full((N, 2), 0.5, dtype=dtype))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[1, 1])], ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("kind", [PPO, IMPALA])
+def test_on_policy_agents_learn_from_choices_of_any_width(kind, space, dtype):
+    turns(kind(BOX, space, **ON_POLICY), torch.ones(N, *space.shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+def test_what_is_said_of_an_action_may_be_of_any_width(kind):
+    said = {"log_prob": torch.full((N,), -1.0, dtype=torch.float64), "mine": torch.zeros(N, dtype=torch.float64)}
+    agent = kind(BOX, BOX, **ON_POLICY)
+    for _ in range(4):
+        sample = torch.full((N, 2), 2.0, dtype=torch.float64)  # clipped
+        agent.record_observation(rows(sample.clamp(-1.0, 1.0), sample=sample, **said))
+    assert agent._rollout["log_prob"].dtype is agent._rollout["sample"].dtype is torch.float32
+    assert agent._rollout["mine"].dtype is torch.float64
+    assert (agent._rollout["log_prob"] == -1.0).all() and (agent._rollout["sample"] == 2.0).all()
+    assert agent.optimize_model()
+    turns(kind(BOX, spaces.Discrete(3), **ON_POLICY), torch.ones(N, dtype=torch.int64), log_prob=said["log_prob"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("kind", [SAC, TD3, DDPG, IQL, AWAC, BC])
+def test_replays_take_numbers_of_any_width(kind, dtype):
+    turns(kind(BOX, BOX, **REPLAY), torch.full((N, 2), 0.5, dtype=dtype))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("kind", [DQN, IQN, RecurrentDQN, DiscreteSAC, BC])
+def test_replays_take_choices_of_any_width(kind, dtype, start):
+    turns(kind(BOX, spaces.Discrete(3, start=start), **REPLAY), torch.ones(N, dtype=dtype))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("kind", [DQN, IQN])
+def test_choices_that_are_kept_in_few_bits_are_learned_from_as_they_are(kind, dtype, start):
+    agent = kind(BOX, spaces.Discrete(3, start=start), **REPLAY)
+    extend(agent.replay, rows(torch.ones(32, dtype=dtype)))
+    assert agent.learn(1)["value_loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "kept"),
+    [
+        (spaces.Discrete(3), torch.uint8, torch.int64),
+        (spaces.Discrete(3), torch.float32, torch.float32),
+        (spaces.MultiDiscrete([2, 3]), torch.int16, torch.int64),
+        (spaces.MultiBinary(2), torch.int8, torch.int64),
+        (spaces.Box(-1.0, 1.0, (2,), np.float64), torch.float64, torch.float32),
+        (spaces.Box(0, 9, (2,), np.uint8), torch.uint8, torch.uint8),
+    ],
+    ids=str,
+)
+def test_what_is_kept_is_what_agents_do_themselves(space, given, kept):
+    assert as_own(torch.ones(N, *space.shape, dtype=given), space).dtype is kept
+
+
+def test_what_is_of_the_right_type_is_not_copied():
+    for space, action in ((BOX, torch.zeros(N, 2)), (spaces.Discrete(3), torch.zeros(N, dtype=torch.int64))):
+        assert as_own(action, space) is action
+    tree = {"left": torch.zeros(N)}
+    assert as_own(tree, spaces.Dict(left=spaces.Discrete(2))) is tree
