@@ -51,4 +51,5 @@ def test_nothing_where_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, answe
 def test_versions_are_those_that_are_installed() -> None:
     versions = run_info(Loop(lambda state: None))["versions"]
     for package in ("torch", "numpy", "gymnasium", "h5py", "attrs", "blinker"):
-        assert versions[package] == importlib.metadata.version(package)
+        said, installed = versions[package], importlib.metadata.version(package)
+        assert said.partition("+")[0] == installed.partition("+")[0]  # torch's module adds what it is built for
