@@ -5,6 +5,7 @@ Shapes: T steps of an epoch, N environments, L transitions of an episode.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
@@ -62,8 +63,8 @@ def export_minari(
     the run before. HDF5 says nothing where one is gone, and gives NaN for floats (rewards are such), the least number
     for integers with a sign, 0 and False: `rein.integrations.minari.check_links` says it, which `MinariData` calls.
 
-    Raises ImportError without minari, and ValueError where the dataset exists or its id is none, where the spaces do
-    not fit, where a field is missing and where there is no whole episode. Then no dataset is left behind.
+    Raises ImportError without minari 0.5.4 or newer, and ValueError where the dataset exists or its id is none, where
+    the spaces do not fit, where a field is missing and where there is no whole episode. Then no dataset is left behind.
     """
     try:
         import minari  # pyright: ignore[reportMissingImports]  # an extra
@@ -72,6 +73,10 @@ def export_minari(
         from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise ImportError("exporting to Minari needs it: pip install minari pillow") from error
+    if "jpeg_encoding" not in inspect.signature(minari.create_dataset_from_buffers).parameters:
+        raise ImportError(
+            "exporting to Minari needs 0.5.4 or newer, which keeps images as they are: pip install -U minari"
+        )
     parse_dataset_id(dataset_id)
     if virtual and not hasattr(trajectories, "link_episodes"):
         raise ValueError(

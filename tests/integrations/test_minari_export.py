@@ -102,6 +102,12 @@ def as_rein(values):
     return {key: as_rein(value) for key, value in values.items()} if isinstance(values, dict) else values
 
 
+def test_a_minari_that_keeps_no_images_as_they_are_is_named_with_the_version_to_have(monkeypatch):
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", lambda dataset_id, buffers: None)
+    with pytest.raises(ImportError, match=r"0\.5\.4 or newer"):
+        export_minari(make_run(), "rein/test-v0", OBSERVATION, ACTION)
+
+
 def test_every_array_of_every_episode_is_equal_to_the_bit(run):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     dataset = minari.load_dataset("all/kinds-v0")
