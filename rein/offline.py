@@ -71,7 +71,7 @@ def offline_loop(
         raise TypeError(f"offline_loop: {type(agent).__name__} does not learn from a replay, as a ReplayAgent does")
     if updates_per_iteration < 1:
         raise ValueError(f"offline_loop(updates_per_iteration={updates_per_iteration}): give 1 or more")
-    if agent.seed is None and (agent.updates or len(agent.replay)):
+    if agent.seed is None and not agent.loaded and (agent.updates or len(agent.replay)):
         raise ValueError("offline_loop: to seed the agent would empty its replay; build it with a seed=")
     drawn = seed_parts(seed, agent)
     if data is not None:
@@ -83,7 +83,7 @@ def offline_loop(
         return StepState(None, metrics=metrics)
 
     loop = Loop(step, epochs=epochs, iterations=ITERATIONS if iterations is None else iterations, debug=debug)
-    loop.own("agent", agent, by_chance=["seed"] if drawn else [])
+    loop.own("agent", agent, by_chance="seed" if drawn else ())
     for name in agent.reports:
         loop.metric(name, name)
     if store is not None:

@@ -69,7 +69,7 @@ def training_loop(
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     episodes_completed = loop.define("episodes_completed")
     for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
-        loop.own(name, part, by_chance=["seed"] if id(part) in drawn else [])
+        loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     reset_environments(loop, agent, environment, statistics, episodic=episodic)
     report_episodes(loop, rows, statistics)
     for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds

@@ -10,7 +10,7 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import Adjustable, OnPolicyOptions, check_enough, fraction
+from rein.learning.options import Adjustable, OnPolicyOptions, check_enough, flag, fraction
 from rein.learning.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -32,7 +32,7 @@ class A2C(OnPolicyAgent):
     """
 
     gae_lambda: Adjustable = Adjustable(fraction)
-    normalize_advantage: Adjustable = Adjustable()
+    normalize_advantage: Adjustable = Adjustable(flag)
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from rein.learning.options import (
     at_least_one,
     check_enough,
     finite,
+    flag,
     fraction,
 )
 from rein.learning.policy_loss import Batch, Coefficients
@@ -31,6 +32,12 @@ from rein.ops.indices import minibatches as cut
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import standardize
 from rein.schedules import Schedule
+
+
+def _segments(agent: object, name: str, value: Any) -> Segments | None:
+    if not isinstance(value, Segments | None):
+        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give Segments(...), or None")
+    return value
 
 
 class PPO(OnPolicyAgent):
@@ -64,9 +71,9 @@ class PPO(OnPolicyAgent):
     clip: Scheduled = Scheduled()
     value_clip: Adjustable = Adjustable(above_zero)
     target_kl: Adjustable = Adjustable(finite)
-    normalize_advantage: Adjustable = Adjustable()
+    normalize_advantage: Adjustable = Adjustable(flag)
     reward_smoothing: Adjustable = Adjustable(fraction)
-    segments: Adjustable = Adjustable()
+    segments: Adjustable = Adjustable(_segments)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.on_policy import Rollout
+from rein.learning.action_type import as_own
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
 from rein.learning.options import (
@@ -28,7 +29,7 @@ from rein.learning.options import (
     fraction,
     layers,
 )
-from rein.learning.policy import share_parameters
+from rein.learning.seeding import seed_anew
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
 from rein.learning.value_policy import ValuePolicy
@@ -90,6 +91,7 @@ class PQN(Configurable):
     """
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")  # of `optimize_model`
+    loaded = False  # whether a state was: what came with it is not drawn anew for a seed
     learning_rate: Scheduled = Scheduled()
     gamma: Adjustable = Adjustable(fraction)
     q_lambda: Adjustable = Adjustable(fraction)
@@ -156,13 +158,10 @@ class PQN(Configurable):
         self._said: tuple[Any, Any] = None, None  # the action of the step that is being taken, and the best one's value
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
-        if self.env_steps:
+        """Take `seed` and draw anew what was not loaded; RuntimeError after the first step."""
+        if self.env_steps and not self.loaded:
             raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
-        before = self.networks
-        self._build(seed)
-        share_parameters(before, self.networks)
-        self.seed = seed
+        seed_anew(self, seed)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -205,6 +204,7 @@ class PQN(Configurable):
         """Keep it until the rollout is full. Where somebody else has acted, its `value` is looked up here."""
         action_N, value_N = self._said
         if action_N is not transition.action:
+            transition = transition._replace(action=as_own(transition.action, self.action_space))
             value_N = self._look(transition.observation).amax(1)
         self._said = None, None
         self._rollout.append(transition._replace(extras={"value": value_N}))
@@ -237,7 +237,8 @@ class PQN(Configurable):
             valid_TN = None  # which spares many small operations, where it is known at once
         next_value_TN = rollout.next_value(rollout["value"], lambda of: self._look(of("next_observation")).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
-        reward_TN, settings = rollout.rewards(self._reward_normalizer), {"gamma": self.gamma, "lambda_": self.q_lambda}
+        settings = {"gamma": self.gamma, "lambda_": self.q_lambda}
+        reward_TN = rollout.rewards(self._reward_normalizer, self.gamma)
         target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
         return Batch(
             features=self.networks.encoder(rollout.flat("observation")),
@@ -290,4 +291,4 @@ class PQN(Configurable):
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self._root = int(state["seed"])
+        self._root, self.loaded = int(state["seed"]), True

@@ -40,6 +40,7 @@ class QLearning:
     out of their range.
     """
 
+    loaded = False  # whether a state was: what came with it is not drawn anew for a seed
     learning_rate: Scheduled = Scheduled(high=1.0)
     gamma: Adjustable = Adjustable(fraction)
     epsilon: Scheduled = Scheduled(high=1.0)
@@ -128,11 +129,14 @@ class QLearning:
         return TabularPolicy(self.table, self._row, self._first_action, self._exploration, own)
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` and draw the table anew; RuntimeError after the first step, whose learning would be lost."""
-        if self.env_steps:
+        """Take `seed` and draw the table anew, unless it was loaded; RuntimeError after the first step."""
+        if self.env_steps and not self.loaded:
             raise RuntimeError(f"QLearning.reseed({seed}): {self.env_steps} env_steps are recorded; build a new one")
+        if not self.loaded:
+            self._draw(seed)
+        elif not self.env_steps:
+            self._root, self._generator = seed, generator(seed, "agent", device=self.device)
         self.seed = seed
-        self._draw(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Table, generator, counts and what was recorded and not yet learned from."""
@@ -161,7 +165,7 @@ class QLearning:
         self.table.copy_(state["table"])  # in place: policies share it
         self._generator.set_state(state["generator"].cpu())
         self._last = map_tree(lambda x: x.to(self.device, copy=True), last)
-        self._root = state["root"]
+        self._root, self.loaded = state["root"], True
         for name in ("seed", "env_steps", "updates"):
             setattr(self, name, state[name])
 

@@ -57,10 +57,11 @@ class Rollout:
         """One field, (B, ...): row t of environment n is t * N + n."""
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
 
-    def rewards(self, normalizer: RewardNormalizer | None) -> Tensor:
-        """They, (T, N), by way of the normalizer if there is one, which takes them in."""
+    def rewards(self, normalizer: RewardNormalizer | None, gamma: float) -> Tensor:
+        """They, (T, N), by way of the normalizer if there is one, which takes them in, discounted by `gamma`."""
         if normalizer is None:
             return self["reward"]
+        normalizer.gamma = gamma
         return normalizer.scale(self["reward"], self["terminated"] | self["truncated"], self["valid"])
 
     def next_value(self, value_TN: Tensor, value_of: Callable[[Callable[[str], Tree]], Tensor]) -> Tensor:

@@ -36,8 +36,9 @@ from rein.learning.options import (
     not_negative,
     refuse_unknown,
 )
-from rein.learning.policy import NetworkPolicy, share_parameters
+from rein.learning.policy import NetworkPolicy
 from rein.learning.policy_loss import METRICS, Batch, policy_loss
+from rein.learning.seeding import seed_anew
 from rein.learning.update import default_optimizer, describe_optimizer, set_learning_rate
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
@@ -52,6 +53,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
     """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
 
     reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
+    loaded = False  # whether a state was: what came with it is not drawn anew for a seed
     gamma: Adjustable = Adjustable(fraction)
     learning_rate: Scheduled = Scheduled()
     entropy_coefficient: Scheduled = Scheduled()
@@ -93,13 +95,10 @@ class OnPolicyAgent(Configurable, abc.ABC):
         self._reset_N: Tensor | None = None  # whether the carry was zeroed before the step that is being taken
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` and draw the parameters anew; RuntimeError after the first step."""
-        if self.env_steps:
+        """Take `seed` and draw anew what was not loaded; RuntimeError after the first step."""
+        if self.env_steps and not self.loaded:
             raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
-        before = self.networks
-        self._build(seed)
-        share_parameters(before, self.networks)
-        self.seed = seed
+        seed_anew(self, seed)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -201,7 +200,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
 
     def rewards(self) -> Tensor:
         """Of the rollout, (T, N), normalized if asked for."""
-        return self._rollout.rewards(self._reward_normalizer)
+        return self._rollout.rewards(self._reward_normalizer, self.gamma)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
         """The value (T, N) of what truly came next, given those of the observations, by the networks as they are."""
@@ -272,7 +271,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(rewards)
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self._root = int(state["seed"])
+        self._root, self.loaded = int(state["seed"]), True
 
 
 _CARRIES = ("_carry", "_first_carry", "_reset_N")

@@ -151,6 +151,13 @@ def finite(agent: object, name: str, value: Any) -> Any:
     return float(value)
 
 
+def flag(agent: object, name: str, value: Any) -> bool:
+    """The value; ValueError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give True or False")
+    return value
+
+
 def above_zero(agent: object, name: str, value: Any) -> Any:
     """The value, or None; ValueError for 0 or less, for NaN and infinity, and for what is no number."""
     if value is None:
@@ -167,7 +174,10 @@ def _is_number(value: Any) -> bool:
 
 def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
     """The value as a schedule; ValueError where it is ever below 0, or NaN."""
-    schedule = as_schedule(value)
+    try:
+        schedule = as_schedule(value)
+    except TypeError as error:
+        raise TypeError(f"{type(agent).__name__}({name}={value!r}): {error}") from None
     if not schedule.bounds[0] >= 0.0:
         raise ValueError(f"{type(agent).__name__}({name}={value}): give 0 or more")
     return schedule
@@ -179,7 +189,7 @@ class Adjustable:
     What was assigned is no part of the agent's state: who resumes the run assigns it again, as a handler of it does.
     """
 
-    def __init__(self, check: Callable[[object, str, Any], Any] = lambda agent, name, value: value) -> None:
+    def __init__(self, check: Callable[[object, str, Any], Any]) -> None:
         self._check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -187,7 +197,11 @@ class Adjustable:
 
     def __get__(self, agent: Any, owner: type | None = None) -> Any:
         """What it is now."""
-        return self if agent is None else agent.__dict__[self._name]  # of the class, as for documentation
+        if agent is None:  # of the class, as for documentation
+            return self
+        if self._name not in agent.__dict__:
+            raise AttributeError(f"{type(agent).__name__}.{self._name} is not there before its constructor has run")
+        return agent.__dict__[self._name]
 
     def __set__(self, agent: Any, value: Any) -> None:
         """Raises ValueError where the check does."""
@@ -214,7 +228,7 @@ def adjustable(agent: object) -> dict[str, Any]:
     """The options of an agent that may be assigned in mid-run, as they were when it was built, as JSON."""
     found = [(name, option) for cls in type(agent).__mro__ for name, option in vars(cls).items()]
     names = dict.fromkeys(name for name, option in found if isinstance(option, Adjustable))
-    return {name: as_json(agent.__dict__[f"_first_{name}"]) for name in names}
+    return {name: as_json(agent.__dict__.get(f"_first_{name}", getattr(agent, name))) for name in names}
 
 
 class Configurable:
@@ -227,7 +241,7 @@ class Configurable:
         super().__init_subclass__(**arguments)
         for base in cls.__mro__[1:]:
             for name, option in vars(base).items():
-                if isinstance(option, Adjustable) and not isinstance(vars(cls).get(name, option), Adjustable):
+                if isinstance(option, Adjustable) and not isinstance(inspect.getattr_static(cls, name), Adjustable):
                     raise TypeError(
                         f"{cls.__name__}.{name} hides an option of {base.__name__}: give {name}= to its constructor"
                     )

@@ -34,9 +34,9 @@ from rein.learning.options import (
     refuse_unknown,
     whole,
 )
-from rein.learning.policy import share_parameters
 from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
+from rein.learning.seeding import seed_anew
 from rein.learning.update import describe_optimizer, set_learning_rate
 from rein.ops.parallel import rank
 from rein.ops.polyak import polyak_
@@ -54,6 +54,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     """
 
     reports: tuple[str, ...] = ()  # the metrics of `optimize_model`
+    loaded = False  # whether a state was: what came with it is not drawn anew for a seed
     gamma: Adjustable = Adjustable(fraction)
     batch_size: Adjustable = Adjustable(at_least_one)
     learning_rate: Scheduled = Scheduled()
@@ -137,14 +138,11 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         return self.learners[name]
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` and draw the parameters anew; RuntimeError after the first step, or update."""
-        if self.env_steps or self.updates or len(self.replay):
+        """Take `seed` and draw anew what was not loaded; RuntimeError after the first step, or update."""
+        if not self.loaded and (self.env_steps or self.updates or len(self.replay)):
             done = f"{self.env_steps} env steps and {self.updates} updates, and holds {len(self.replay)} transitions"
             raise RuntimeError(f"reseed({seed}): the agent has taken {done}: it would forget them")
-        before = self.networks
-        self._build(seed)
-        share_parameters(before, self.networks)
-        self.seed = seed
+        seed_anew(self, seed)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -268,7 +266,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         restore(self._generator, state["generator"])
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
         self._since, self._owed = int(state["since"]), float(state["owed"])
-        self._root = int(state["seed"])
+        self._root, self.loaded = int(state["seed"]), True
         if ((returns := state["returns"]) is None) != (self._returns is None):
             raise ValueError(f"returns of episodes are {returns is not None} in the state, and the opposite here")
         if self._returns is not None:

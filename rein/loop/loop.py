@@ -141,7 +141,7 @@ class Loop:
         """The metrics of the current epoch."""
         return self.state.metrics  # type: ignore[return-value]  # set in __init__
 
-    def own(self, name: str, part: Any, *, by_chance: Iterable[str] = ()) -> Any:
+    def own(self, name: str, part: Any, *, by_chance: str | Iterable[str] = ()) -> Any:
         """Register a part that has state or configuration: checkpoints, resume and run.json are made from these.
 
         `by_chance` are entries of its configuration that nobody chose, as a seed that was drawn: a resume takes them
@@ -152,7 +152,7 @@ class Loop:
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) and not hasattr(part, "config"):
             raise TypeError(f"own({name!r}): {type(part).__name__} has neither state_dict/load_state_dict nor config")
         self.parts[name] = part
-        self.by_chance |= {(name, entry) for entry in by_chance}
+        self.by_chance |= {(name, entry) for entry in ([by_chance] if isinstance(by_chance, str) else by_chance)}
         return part
 
     def run(

@@ -7,7 +7,7 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ def load(
     """Load what `save` wrote, or the part called `name` of a run's checkpoint, into `part`.
 
     `only` takes these entries of the state and leaves the rest as it is, for a warm start: `only=["networks"]` loads
-    the weights; counts, optimizer and generator begin anew. With `strict` another configuration is refused.
+    the weights; counts, optimizer and generator begin anew. With `strict` another configuration is refused. What was
+    loaded stays when a loop seeds an agent that was built without a seed; what was not is of the agent as it was built.
 
     Raises CheckpointError where the file is missing or damaged, is of another configuration, or does not fit.
     """
@@ -109,7 +110,7 @@ def load(
         raise CheckpointError(
             f"{path}: is of another configuration: {'; '.join(found)}; strict=False tries all the same"
         )
-    before = copy.deepcopy(part.state_dict())
+    before, loaded = copy.deepcopy(part.state_dict()), getattr(part, "loaded", None)
     if only is not None:
         chosen = [only] if isinstance(only, str) else only
         state = {**before, **{entry: _entry(state, entry, path) for entry in chosen}}
@@ -117,6 +118,8 @@ def load(
         part.load_state_dict(state)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
         part.load_state_dict(before)  # what did fit is taken back
+        if loaded is not None:
+            part.loaded = loaded
         raise CheckpointError(f"{path}: does not fit {type(part).__name__}: {error}") from error
 
 
@@ -134,23 +137,26 @@ def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: describe_part(part) for name, part in stateful.items() if not isinstance(part, Store)}
 
 
-def differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
+def differences(
+    theirs: Any, mine: Any, path: tuple[str, ...] = (), by_chance: Collection[tuple[str, str]] = ()
+) -> list[str]:
     """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`.
 
-    What changes no result is no difference, nor is a seed that was drawn then and is not given now.
+    What changes no result is no difference, nor is a seed that was drawn then and is not given now, nor what nobody
+    chose: `by_chance` are first and last names of such paths.
     """
-    name = path.rpartition(".")[2]
-    if name in _SPEED_ALONE or (name == "seed" and mine is None):
+    name = path[-1] if path else ""
+    if name in _SPEED_ALONE or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):
         return []
+    pairs: Iterable[tuple[str, Any, Any]] | None = None
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-        names = dict.fromkeys((*theirs, *mine))
-        pairs = ((f"{path}.{name}" if path else name, theirs.get(name), mine.get(name)) for name in names)
-        return [line for where, a, b in pairs for line in differences(a, b, where)]
-    if isinstance(theirs, list | tuple) and isinstance(mine, list | tuple) and len(theirs) == len(mine):
-        pairs = ((f"{path}.{index}", a, b) for index, (a, b) in enumerate(zip(theirs, mine, strict=True)))
-        return [line for where, a, b in pairs for line in differences(a, b, where)]
+        pairs = ((name, theirs.get(name), mine.get(name)) for name in dict.fromkeys((*theirs, *mine)))
+    elif isinstance(theirs, list | tuple) and isinstance(mine, list | tuple) and len(theirs) == len(mine):
+        pairs = ((str(place), a, b) for place, (a, b) in enumerate(zip(theirs, mine, strict=True)))
+    if pairs is not None:
+        return [line for name, a, b in pairs for line in differences(a, b, (*path, name), by_chance)]
     same = theirs == mine or (theirs != theirs and mine != mine)
-    return [] if same else [f"{path} was {_short(theirs)} and is {_short(mine)}"]
+    return [] if same else [f"{'.'.join(path)} was {_short(theirs)} and is {_short(mine)}"]
 
 
 def is_finite(state: Any) -> bool:

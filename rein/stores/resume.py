@@ -37,7 +37,8 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
     """
     loop.check_idle("resume")
     found = find(path)
-    if strict and (differ := _differences(loop, found)):
+    theirs, mine = found.about.get("parts"), describe_parts(loop.parts)
+    if strict and (differ := differences(theirs, mine, by_chance=loop.by_chance)):
         advice = "rein.resume(..., strict=False) loads what fits"
         raise CheckpointError(f"{found.path}: is of another configuration: {'; '.join(differ)}; {advice}")
     _warn_of_versions(found)
@@ -49,13 +50,6 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
     for line in left:
         logger.warning("%s: was left: %s", found.path, line)
     return found
-
-
-def _differences(loop: Loop, found: Checkpoint) -> list[str]:
-    """Where its configuration is not that of the loop, but for what nobody chose."""
-    lines = differences(found.about.get("parts"), describe_parts(loop.parts))
-    paths = [line.split(" ", 1)[0].split(".") for line in lines]
-    return [line for line, path in zip(lines, paths, strict=True) if (path[0], path[-1]) not in loop.by_chance]
 
 
 def find(path: str | Path) -> Checkpoint:

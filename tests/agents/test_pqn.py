@@ -342,6 +342,16 @@ def test_actions_of_somebody_else_are_valued_by_its_own_networks():
     torch.testing.assert_close(agents[0]._batch().target, agents[1]._batch().target)
 
 
+def test_actions_of_somebody_else_may_be_of_a_narrower_type():
+    agent, flags = fitted(Gridworld(8, seed=0), seed=0), torch.zeros(8, dtype=torch.bool)
+    observation = Gridworld(num_envs=8, seed=0).reset()
+    own, _ = agent.select_action(observation)
+    for action in (own, torch.ones(8, dtype=torch.uint8), own.int()):
+        kept = rein.Transition(observation, action, torch.zeros(8), flags, flags, observation, ~flags, {})
+        agent.record_observation(kept)
+    assert agent._rollout["action"].dtype is torch.int64
+
+
 def test_a_look_at_other_observations_in_between_changes_no_value_that_is_kept():
     agents, flags = [fitted(Gridworld(8, seed=0), seed=0) for _ in range(2)], torch.zeros(8, dtype=torch.bool)
     observation = Gridworld(num_envs=8, seed=0).reset()

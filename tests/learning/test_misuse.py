@@ -27,8 +27,9 @@ from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
+from rein.errors import CheckpointError
 from rein.schedules import Schedule
-from rein.testing.stateful import check_plain
+from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import Transition
 
 SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "learning_starts": 8, "capacity": 100}
@@ -60,6 +61,110 @@ def test_a_policy_that_was_made_before_the_agent_was_seeded_follows_it(kind) -> 
     assert torch.equal(policy.select_action(observation)[0], agent.policy().select_action(observation)[0])
     for before, now in zip(policy._networks.parameters(), agent.policy()._networks.parameters(), strict=True):
         assert torch.equal(before, now)
+
+
+LEARNERS = [PPO, PQN, DQN, SAC, QLearning]
+WORLDS: dict[Any, Any] = {SAC: Pendulum, QLearning: Gridworld}
+
+
+def fresh(kind: Any, **options: Any) -> tuple[Any, Any]:
+    """An agent and an environment of its, without seeds."""
+    environment = WORLDS.get(kind, CartPole)(num_envs=2)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    return kind(*spaces_of, **(options if kind is QLearning else made_options(kind) | options)), environment
+
+
+def made_options(kind: Any) -> dict[str, Any]:
+    return SMALL if kind in (DQN, SAC) else {"rollout_steps": 16, "hidden": (8,)}
+
+
+def learned(agent: Any) -> dict[str, Any]:
+    return {"table": agent.table.clone()} if isinstance(agent, QLearning) else copy_state(agent.networks.state_dict())
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_an_agent_without_a_seed_that_was_loaded_is_trained_on(kind, tmp_path) -> None:
+    agent, environment = fresh(kind)
+    rein.train(agent, environment, env_steps=64)
+    rein.save(agent, tmp_path / "agent.h5")
+    rein.load(agent, tmp_path / "agent.h5")
+    other, environment = fresh(kind)
+    rein.load(other, tmp_path / "agent.h5")
+    rein.training_loop(other, environment, seed=3)
+    assert first_difference(learned(agent), learned(other)) is None
+    assert torch.equal(agent.state_dict()["generator"], other.state_dict()["generator"])
+    rein.train(other, environment, env_steps=64)
+    assert other.env_steps == 128
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_weights_that_were_loaded_into_an_agent_without_a_seed_are_not_drawn_anew(kind, tmp_path) -> None:
+    """And the seed that it gets then decides how it goes on."""
+    first, environment = fresh(kind)
+    rein.train(first, environment, env_steps=64)
+    rein.save(first, tmp_path / "agent.h5")
+    ended = []
+    for _ in range(2):
+        agent, environment = fresh(kind)
+        rein.load(agent, tmp_path / "agent.h5", only="table" if kind is QLearning else "networks")
+        loop = rein.training_loop(agent, environment, seed=3, iterations=32)
+        assert agent.seed == 3
+        assert first_difference(learned(first), learned(agent)) is None
+        loop.run()
+        ended.append(learned(agent))
+    assert first_difference(*ended) is None
+    assert first_difference(learned(first), ended[0]) is not None
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_a_load_that_fails_leaves_an_agent_without_a_seed_as_it_was(kind, tmp_path) -> None:
+    (tmp_path / "other.h5").write_bytes(b"")
+    rein.save(fresh(PPO if kind is SAC else SAC)[0], tmp_path / "other.h5")
+    ended = []
+    for fails in (False, True):
+        agent, environment = fresh(kind)
+        if fails:
+            with pytest.raises(CheckpointError):
+                rein.load(agent, tmp_path / "other.h5", strict=False)
+        rein.train(agent, environment, env_steps=64, seed=3)
+        ended.append(learned(agent))
+    assert first_difference(*ended) is None
+
+
+def test_a_load_leaves_a_seed_that_was_chosen_as_it_is(tmp_path) -> None:
+    rein.save(fresh(PPO, seed=0)[0], tmp_path / "agent.h5")
+    agent, _ = fresh(PPO, seed=1)
+    rein.load(agent, tmp_path / "agent.h5")
+    assert agent.config["seed"] == agent.seed == 1
+
+
+def test_what_hides_an_option_by_way_of_another_class_is_refused() -> None:
+    class Mixin:
+        gamma = 0.5
+
+    with pytest.raises(TypeError, match="gamma hides an option of OnPolicyAgent"):
+        type("Mixed", (Mixin, PPO), {})
+    table = type("Mine", (QLearning,), {"gamma": 0.5})(spaces.Discrete(4), spaces.Discrete(2))  # which refuses none
+    assert table.config["gamma"] == table.gamma
+
+
+def test_an_option_that_is_not_there_yet_is_an_attribute_that_is_not_there() -> None:
+    class Early(PPO):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.before = getattr(self, "gamma", "none")
+            super().__init__(*arguments, **options)
+
+    environment = CartPole(1)
+    agent = Early(environment.single_observation_space, environment.single_action_space)
+    assert (agent.before, agent.gamma) == ("none", 0.99)
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN])
+def test_a_discount_that_is_assigned_is_that_of_the_normalizer_of_rewards_too(kind) -> None:
+    agent, environment = fresh(kind, normalize_reward=True)
+    agent.gamma = 0.5
+    rein.train(agent, environment, env_steps=64, seed=0)
+    assert agent._reward_normalizer.gamma == 0.5
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
@@ -95,6 +200,8 @@ ADJUSTED: list[tuple[Any, str, Any, Any]] = [
     (PPO, "minibatches", 2, 0),
     (PPO, "value_clip", 0.2, -1.0),
     (PPO, "target_kl", None, float("nan")),
+    (PPO, "normalize_advantage", False, "no"),
+    (PPO, "segments", None, 3),
     (A2C, "gae_lambda", 0.5, 2.0),
     (IMPALA, "rho_clip", 2.0, 0.0),
     (PQN, "q_lambda", 0.5, 2.0),

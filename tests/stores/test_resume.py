@@ -98,6 +98,32 @@ def test_a_run_whose_seeds_were_drawn_is_composed_as_before_and_ends_as_one_with
     same_trajectories(tmp_path / "whole", path)
 
 
+@pytest.mark.parametrize("name", ["part", "my part", "a.b"])
+@pytest.mark.parametrize("value", [(1, 2), ([1, 2], [1, 3]), ({"a": 1}, {"a": 2})])
+def test_what_nobody_chose_is_not_compared_whatever_it_is(tmp_path, name, value):
+    class Part:
+        def __init__(self, drawn: Any, chosen: int) -> None:
+            self.config = {"drawn": drawn, "chosen": chosen}
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            assert state == {}
+
+    def compose(drawn: Any, chosen: int) -> rein.Loop:
+        loop = make(tmp_path)
+        loop.own(name, Part(drawn, chosen), by_chance="drawn")
+        return loop
+
+    loop = compose(value[0], 1)
+    loop.run(epochs=2)
+    loop.parts["store"].close()
+    assert rein.resume(compose(value[1], 1), tmp_path).path.is_file()
+    with pytest.raises(CheckpointError, match=rf": {name}.config.chosen was 1 and is 2;"):
+        rein.resume(compose(value[1], 2), tmp_path)
+
+
 def test_seeds_that_are_given_must_be_those_of_the_run_also_where_these_were_drawn(tmp_path):
     loop = make(tmp_path, seed=None, evaluated=True)
     loop.run(epochs=2)
