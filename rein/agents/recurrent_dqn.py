@@ -142,8 +142,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         return epsilon_greedy(value_NA, self.exploration(**self.counts), drawing)
 
     def record_observation(self, transition: Transition) -> None:
-        """Keep it, with what was remembered before it."""
-        if self._said is not transition.action:  # somebody else has acted, or chance; or we were asked once more
+        """Keep it, with what was remembered before it; somebody else may have acted, or chance."""
+        if self._next_carry is None or self._said is not transition.action:  # or we were asked, reset or loaded since
             self._look(transition.observation)
         self._said = None
         super().record_observation(transition)

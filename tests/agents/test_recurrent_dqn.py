@@ -212,7 +212,7 @@ def test_it_remembers_what_came_of_the_actions_of_somebody_else() -> None:
 
 
 def test_a_look_at_other_observations_in_between_changes_no_memory() -> None:
-    agents = [fitted(Memory(1, seed=0), seed=0) for _ in range(2)]
+    agents = [fitted(Memory(1, seed=0), seed=0, learning_starts=0) for _ in range(2)]
     no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
     for asked, agent in enumerate(agents):
         action, _ = agent.select_action(observation)
@@ -221,6 +221,18 @@ def test_a_look_at_other_observations_in_between_changes_no_memory() -> None:
         agent.record_observation(rein.Transition(observation, action, torch.zeros(4), no, no, observation, ~no, {}))
     one, other = (agent.state_dict()["carry"] for agent in agents)
     assert (one != 0.0).any(1).all() and torch.equal(one, other)
+
+
+def test_it_remembers_the_step_that_it_was_reset_in() -> None:
+    agent = fitted(Memory(1, seed=0), seed=0, learning_starts=0)
+    no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
+    for reset in (False, True):
+        action, _ = agent.select_action(observation)
+        if reset:
+            agent.observe_reset(observation, ~no)
+        agent.record_observation(rein.Transition(observation, action, torch.zeros(4), no, no, observation, ~no, {}))
+        carry = agent.state_dict()["carry"]
+        assert (carry != 0.0).any(1).all()
 
 
 def test_padding_does_not_matter() -> None:
