@@ -29,15 +29,24 @@ class Batches:
         self._iterator: Iterator[Any] = iter(data) if self.one_shot else iter(())
         self._returned: list[Any] = []
         self._taken_any = False
+        self._underway = False  # whether the iterator stands where the epoch does
 
     def begin_epoch(self, skip: int = 0) -> None:
-        """Iterate anew, past the first `skip` elements (a resumed epoch); an iterator goes on where it is."""
-        if self.one_shot:
+        """Iterate anew, past the first `skip` elements (a resumed epoch); an iterator goes on where it is.
+
+        So does that of an epoch which was left open in this process: it knows the order, a new one may have another.
+        """
+        if not self.begins_anew(skip):
             return
-        self._iterator, self._returned = iter(self.data), []
+        self._iterator, self._returned, self._underway = iter(self.data), [], False
         for _ in range(skip):
             if next(self._iterator, END) is END:
                 raise ValueError(f"run(data=...): the open epoch stood at element {skip}, but the data ends before")
+        self._underway = True
+
+    def begins_anew(self, skip: int) -> bool:
+        """Whether `begin_epoch(skip)` iterates the data from its first element."""
+        return not (self.one_shot or (skip and self._underway))
 
     def exhausted(self) -> bool:
         """Whether an iterator has nothing left; data that can be iterated anew never is."""
@@ -54,8 +63,13 @@ class Batches:
 
     def take(self, iteration: int) -> Any:
         """The next element on the device, or END. Raises ValueError when an epoch's first one is missing."""
-        element = self._returned.pop() if self._returned else next(self._iterator, END)
+        try:
+            element = self._returned.pop() if self._returned else next(self._iterator, END)
+        except BaseException:  # raised again
+            self._underway = False  # a generator that has raised has ended
+            raise
         if element is END:
+            self._iterator = self._iterator if self.one_shot else iter(())  # it may be asked once more
             if iteration == 0 and not self.one_shot:
                 raise ValueError(EMPTY)
             return END

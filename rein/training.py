@@ -20,9 +20,10 @@ from rein.handlers.stop_at import stop_at
 from rein.loggers.csv import CSVLogger
 from rein.loop import Loop, checks
 from rein.ops.random import checked_seed
-from rein.ops.trees import to_device
+from rein.ops.trees import map_tree, to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
+from rein.rollout.fit import check_fit
 from rein.rollout.statistics import METRICS
 from rein.types import State, StepState, Trajectory, Tree
 
@@ -54,15 +55,18 @@ def training_loop(
     which an agent reports when it learns; `debug` is the loop's. Raises TypeError or ValueError where the parts do not
     fit.
     """
-    _check_fit(agent, environment, store)
+    check_fit(agent, environment, store)
+    if state_to_trajectory is not None and store is None:
+        raise ValueError("training_loop(state_to_trajectory=...): its fields are for a store, and there is none")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
 
     def step(state: State) -> StepState:
-        result = batch_step(state, agent, environment, rows, emit)
-        return _announce_ends(state, result, episodes_completed) if episodes_completed.calls else result
+        # assigned here already: with it the step has ended, whatever is raised after it
+        state.step_state = result = batch_step(state, agent, environment, rows, emit)
+        return _announce_ends(state, episodes_completed) if episodes_completed.calls else result
 
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug)
@@ -127,7 +131,8 @@ def reset_environments(
     """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
 
     Begun anew, with a warning, are environments whose open episodes are lost: after a resume that could not bring them
-    back (they say that they `awaits_reset`, or have no state), and where somebody else has used them in between.
+    back (they say that they `awaits_reset`, or have no state), where a step was cut off after its action was selected,
+    and where somebody else has used them in between.
     """
     seeds: list[Tensor] = []  # of the episodes that were open when we last looked
 
@@ -137,6 +142,8 @@ def reset_environments(
     def lost(state: State) -> str | None:
         if getattr(environment, "awaits_reset", False):
             return "could not be brought back"
+        if loop.step_cut and _acted_on(state.step_state):
+            return "were in a step that did not end"
         if not seeds:
             return None if hasattr(environment, "load_state_dict") or not state.total_iterations else "were not saved"
         same = torch.equal(seeds[0], environment.episode_seeds)
@@ -192,7 +199,25 @@ def halt_when_all_ended(loop: Loop) -> None:
 
 
 def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:
-    """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`."""
+    """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`.
+
+    A step that was cut off when the agent had recorded it counts as an iteration, so that clocks, iterations and rows
+    go on together; if it has no row yet, it gets one that is not valid, or the epoch's rows begin after it.
+    """
+
+    @loop.started
+    def count_cut_step(state: State) -> None:
+        vector_steps = state.clocks.vector_steps
+        if not loop.step_cut or vector_steps != state.total_iterations + 1:
+            return
+        loop.count_cut_step()
+        if statistics.first_row_step + rows.length == vector_steps:
+            return
+        if rows.length:
+            before = map_tree(lambda field: field[-1], rows.fields())
+            rows.append({**before, "valid": torch.zeros_like(before["valid"])})
+        else:
+            statistics.begin_epoch(vector_steps)
 
     @loop.epoch_started
     def begin_rows(state: State) -> None:
@@ -246,14 +271,18 @@ def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Traje
     )
 
 
-def _announce_ends(state: State, result: StepState, event: Event) -> StepState:
+def _announce_ends(state: State, event: Event) -> StepState:
     """Fire `episodes_completed` if an episode ended in this step: looked up only when somebody listens."""
-    transition = result.transition
-    if transition is None or not bool(((transition.terminated | transition.truncated) & transition.valid).any()):
-        return result
-    state.step_state = result
-    event.fire(state)
+    transition = state.step_state.transition
+    if transition is not None and bool(((transition.terminated | transition.truncated) & transition.valid).any()):
+        event.fire(state)
     return state.step_state
+
+
+def _acted_on(known: StepState) -> bool:
+    """Whether an action was selected from this observation: where the step was cut off, it may have been applied."""
+    ended = known.time_step is not None and known.observation is known.time_step.observation
+    return known.action is not None and not ended
 
 
 def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:
@@ -263,28 +292,3 @@ def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]
             event.fire(state)
 
     return emit
-
-
-def _check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
-    parts: list[tuple[Any, type]] = [(agent, Agent), (environment, Environment)]
-    for part, protocol in [*parts, (store, Store)] if store is not None else parts:
-        names = [name for name in vars(protocol) if not name.startswith("_")]
-        absent = ", ".join(name for name in names if not hasattr(part, name))
-        if absent:
-            hint = ""
-            if protocol is Agent and isinstance(environment, Agent):
-                hint = "; are agent and environment the other way round?"
-            elif protocol is Environment and hasattr(part, "step"):
-                hint = "; one of Gymnasium's goes into rein.integrations.gymnasium.GymnasiumEnvironment(id, num_envs)"
-            what = f"{type(part).__name__} is no {protocol.__name__}"
-            raise TypeError(f"training_loop: {what}; it lacks {absent}{hint}")
-    pairs = (
-        ("observations", agent.observation_space, environment.single_observation_space),
-        ("actions", agent.action_space, environment.single_action_space),
-    )
-    for what, mine, theirs in pairs:
-        if mine != theirs:
-            raise ValueError(
-                f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
-                "build it from environment.single_observation_space and environment.single_action_space"
-            )

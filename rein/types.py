@@ -211,6 +211,7 @@ class State:
     counts: dict[str, Any] = attrs.field(factory=dict)  # what events and filters must remember
     memory: dict[str, Any] = attrs.field(factory=dict)  # a handler's own JSON or tensors, checkpointed
     times: dict[str, float] = attrs.field(factory=dict)  # seconds, by what took them
+    limits: dict[str, float] = attrs.field(factory=dict)  # by clock, where a rule will end the run; see `stop_at`
     status: str | None = None  # None before a run; then "running", "completed", "halted" or "failed"
     clocks: Clocks = attrs.field(init=False, default=attrs.Factory(Clocks, takes_self=True))
     _epoch: int = 0
@@ -252,18 +253,20 @@ class State:
 
     @property
     def remaining(self) -> float:
-        """The fraction of the run's epochs that is still to do, 1 to 0; NaN where `epochs` has no limit."""
-        if self.max_epochs is None:
-            return float("nan")
-        counted = self._epochs_ended == self._epoch  # in an epoch's end events it is open, and counted already
-        part = 0.0 if counted or not self.max_iterations else self._iteration / self.max_iterations
-        return max(0.0, 1.0 - (self._epochs_ended + part) / self.max_epochs)
+        """The fraction still to do, 1 to 0: of the run's epochs or of `limits`, whichever is less; NaN without both."""
+        left = [1.0 - getattr(self.clocks, clock) / limit for clock, limit in self.limits.items()]
+        if self.max_epochs is not None:  # in an epoch's end events it is open, and counted already
+            part = 0.0 if self._epochs_ended == self._epoch else self._iteration / (self.max_iterations or float("inf"))
+            left.append(1.0 - (self._epochs_ended + part) / self.max_epochs)
+        return max(0.0, min(left)) if left else float("nan")
 
     @property
     def reason(self) -> str | None:
         """Why the run is to end, if somebody said: the first reason given for the strongest halt."""
         given = {halt: reason for halt, reason in tuple(self._halts.items()) if reason is not None}
         return given[max(given)] if given else None
+
+    halts = property(lambda self: frozenset(self._halts), doc="Which of the `HALT_...` and `INTERRUPT` were asked for.")
 
     def halt_epoch(self) -> None:
         """End this epoch early; it ends as halted, and the next one follows."""
@@ -284,11 +287,8 @@ class State:
 
     def _ask(self, halt: int, reason: str | None) -> None:
         if self.status != "running":
-            when = (
-                f"in `{self.status}` or later is ignored: the run has ended"
-                if self.status
-                else "before a run is ignored"
-            )
+            ended = f"in `{self.status}` or later is ignored: the run has ended"
+            when = ended if self.status else "before a run is ignored"
             warnings.warn(f"a halt asked for {when}", RuntimeWarning, stacklevel=3)
         elif self._halts.get(halt) is None:
             # one assignment and no lock: it may come from any thread, or from a signal in the middle of another

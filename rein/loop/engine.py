@@ -28,7 +28,9 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     try:
         try:
             loop.started.fire(state)  # its handlers may ask whether the state was loaded
-            loop.resumed = False
+            loop.resumed = loop.step_cut = False
+            if state._total_iterations:  # before the first one there is nothing to be kept
+                _take_requests(state)
             yield from _epochs(loop, source)
         except GeneratorExit:
             state.halt_loop("the stream was left")
@@ -107,13 +109,13 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 break
             call = step
             state.step_state = step(state)
+            event = completed
             batch = END
             state._iteration += 1
             state._total_iterations += 1
             if metrics.updates:
                 for call in metrics.updates:
                     call(state)
-            event = completed
             if completed.calls:
                 for call in completed.calls:
                     if call(state) is not None:
@@ -124,6 +126,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
             if state._halts or state._iteration == limit:
                 break
     except BaseException as error:  # raised again
+        loop.step_cut = call is step and event is started
         _annotate(loop, error, event, call)
         raise
     finally:
@@ -153,16 +156,30 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
     state._epochs_ended += 1
     state._epoch_status = status = ending.name.removeprefix("epoch_")
     state.times["epoch"] = seconds = state.clocks.seconds - loop.epoch_began
+    counts = dict(state.counts)
     try:
         ending.fire(state)
         loop.epoch_ended.fire(state)
         metrics = loop.metrics.freeze()
     except BaseException:  # raised again
         state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
+        for event in (ending, loop.epoch_ended):
+            _take_back(state, event, counts)
         raise
     state.history.append(EpochRecord(state.epoch, status, state.iteration, seconds, metrics))
     state._epoch_open = False
     _take_requests(state)
+
+
+def _take_back(state: State, event: Event, before: dict[str, Any]) -> None:
+    """Have an event count, and its filters remember, as before this epoch's end, which will fire it once more."""
+    own = [key for key in state.counts if key == event.name or key.startswith(f"{event.name}/")]
+    for key in own:
+        if key in before:
+            state.counts[key] = before[key]
+        elif key == event.name:
+            del state.counts[key]
+    event.recount()
 
 
 def _take_requests(state: State) -> None:

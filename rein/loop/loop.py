@@ -53,10 +53,12 @@ class Loop:
         self.events: dict[str, Event] = {}
         self.running = False
         self.resumed = False  # whether the state was loaded and no run has gone on from it yet
+        self.step_cut = False  # whether the last step was begun and did not end, and no run has gone on since then
         self.cleanups: list[Callable[[], None]] = []  # what is called once when the run is over, however it ended
         self.epoch_began = 0.0  # when the epoch began, by clocks.seconds
         self._device = device
         self._source: Batches | None = None
+        self._init: Any = None  # what the last run was given
         self._debug, self._traced_at = debug, time.perf_counter()
         self.started = self.define("started")
         self.epoch_started = self.define("epoch_started")
@@ -144,12 +146,16 @@ class Loop:
     def own(self, name: str, part: Any, *, by_chance: str | Iterable[str] = ()) -> Any:
         """Register a part that has state or configuration: checkpoints, resume and run.json are made from these.
 
+        State is what `state_dict` and `load_state_dict` say, and that of a `torch.Generator`.
         `by_chance` are entries of its configuration that nobody chose, as a seed that was drawn: a resume takes them
         from the checkpoint and does not compare them.
         """
         if name in self.parts:
-            raise ValueError(f"own({name!r}): the loop owns a part of that name already")
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) and not hasattr(part, "config"):
+            there = type(self.parts[name]).__name__
+            hint = "give this one another name (name=, where a plug-in takes one)"
+            raise ValueError(f"own({name!r}): the loop owns a part of that name already, {there}; {hint}")
+        loads = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+        if not (loads or hasattr(part, "config") or isinstance(part, torch.Generator)):
             raise TypeError(f"own({name!r}): {type(part).__name__} has neither state_dict/load_state_dict nor config")
         self.parts[name] = part
         self.by_chance |= {(name, entry) for entry in ([by_chance] if isinstance(by_chance, str) else by_chance)}
@@ -186,11 +192,26 @@ class Loop:
         state.max_epochs = self.epochs if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
         state.max_iterations = self.iterations if iterations is NOT_GIVEN else checks.limit("iterations", iterations)
         source = self._open(data)
+        self._begin_with(init)
+        if source is None and state.max_iterations is None:
+            self._warn_of_no_end()
+        return engine.run(self, source)
+
+    def _begin_with(self, init: Any) -> None:
+        state = self.state
         if state.step_state is None:
             state.step_state = init
         elif self.resumed and init is not None:  # the state came from a file that knows names but not your types
             state.step_state = resume.retype(state.step_state, like=init)
-        return engine.run(self, source)
+        elif init is not None and init is not self._init:
+            logger.warning("run(init=...) is ignored: the run goes on from the step_state that it has")
+        self._init = init if init is not None else self._init
+
+    def _warn_of_no_end(self) -> None:
+        """An epoch without data or a limit ends by a halt alone; where no handler is there to ask, that is told."""
+        ends = ("epoch_completed", "epoch_halted", "epoch_ended", "completed", "halted", "failed")
+        if not any(event.handlers for name, event in self.events.items() if name not in ends):
+            logger.warning("run(...) has neither data nor iterations: an epoch ends only when the step halts it")
 
     def stop(self, reason: str | None = None) -> None:
         """From any thread: end the run as `state.halt_loop(reason)` does. Warns if there is none to be ended."""
@@ -200,11 +221,24 @@ class Loop:
         """From any thread: end the run at this iteration's edge, leaving the epoch open to be resumed in its middle."""
         self.state._ask(INTERRUPT, reason)
 
+    def count_cut_step(self) -> None:
+        """Count the step that was cut off (`step_cut`) as an iteration; for a handler of `started`.
+
+        It is for parts that it has changed for good. `iteration_completed` does not fire for it.
+        """
+        self.state._iteration += 1
+        self.state._total_iterations += 1
+
+    @property
+    def iterates_anew(self) -> bool:
+        """Whether the epoch begins, or goes on, from the first element of its data, past those that it has had."""
+        return self._source is not None and self._source.begins_anew(self.state.iteration)
+
     def _open(self, data: Iterable[Any] | None) -> Batches | None:
         if data is None:
             return None
         source = self._source
-        if source is None or source.data is not data or not source.one_shot:
+        if source is None or source.data is not data or not (source.one_shot or self.state.epoch_open):
             source = Batches(data, self._device)
             if source.one_shot and self.resumed:
                 raise ValueError("a bare iterator cannot be resumed: give data that can be iterated anew")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from rein.loop import parts
 from rein.ops.trees import map_tree, namedtuples, pack, unpack
 from rein.types import HALT_EPOCH, NAMED_TUPLES, EpochRecord, State
 
@@ -17,7 +18,7 @@ FORMAT = 1
 
 
 def _stateful(loop: Loop) -> Iterator[tuple[str, Any]]:
-    return ((name, part) for name, part in loop.parts.items() if hasattr(part, "state_dict"))
+    return ((name, part) for name, part in loop.parts.items() if parts.has_state(part))
 
 
 def save(loop: Loop) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def save(loop: Loop) -> dict[str, Any]:
         # that the open epoch is to end is part of where it stands; that the run was to be stopped is not
         "halt_epoch": state.epoch_open and state._cut,
         "epoch_began": loop.epoch_began,
+        "step_cut": loop.step_cut,
         "step_state": pack(state.step_state),
         "metrics": loop.metrics.state_dict(),
         "history": [dict(record._asdict(), metrics=dict(record.metrics)) for record in state.history],
@@ -40,7 +42,7 @@ def save(loop: Loop) -> dict[str, Any]:
         "counts": {name: value for name, value in state.counts.items() if name != "started"},
         "memory": pack(state.memory),
         "times": dict(state.times),
-        "parts": {name: part.state_dict() for name, part in _stateful(loop)},
+        "parts": {name: parts.state_of(part) for name, part in _stateful(loop)},
     }
 
 
@@ -70,6 +72,7 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
     state.memory.update(unpack(_copied(saved["memory"])))
     state.times = dict(saved["times"])
     loop.epoch_began = float(saved["epoch_began"])
+    loop.step_cut = bool(saved.get("step_cut", False)) and not left
     if left:  # what the open epoch stood on may be among it: the run goes on with an epoch of its own
         state._epoch, state._iteration, state._epoch_open, state._halts = state._epochs_ended, 0, False, {}
         state.step_state = None
@@ -80,14 +83,14 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
 
 def _load_part(name: str, part: Any, saved: Any, strict: bool) -> list[str]:
     """Load one part; where it does not fit and need not, it stays as it was, and why is returned."""
-    before = None if strict else map_tree(lambda x: x.clone() if isinstance(x, Tensor) else x, part.state_dict())
+    before = {} if strict else _copied(parts.state_of(part))
     try:
-        part.load_state_dict(saved)
+        parts.load_state(part, saved)
     except Exception as error:  # a part of somebody else may raise anything
         if strict:
             error.add_note(f"in the loop's part {name!r}")
             raise
-        part.load_state_dict(before)
+        parts.load_state(part, before)
         return [f"{name}: {error}"]
     return []
 

@@ -176,6 +176,8 @@ def _json(value: Any) -> Any:
 
 def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], Any]) -> Any:
     """What stands for `value` in the JSON; its tensors are added to `datasets`."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        value = value.item()
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -198,8 +200,8 @@ def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], A
         encoded = {}
         for key, item in value.items():
             if type(key) is not str:
-                optimizers = "; rein.learning.update.plain_state rewrites an optimizer's" if type(key) is int else ""
-                raise TypeError(f"{_text(path)} has the key {key!r}; the keys of a state are strings{optimizers}")
+                advice = "; rein.learning.update.plain_state rewrites an optimizer's" if path[:1] == ("parts",) else ""
+                raise TypeError(f"{_text(path)} has the key {key!r}; its keys are strings; write str(key){advice}")
             encoded[f"${key}" if key.startswith("$") else key] = _encode(item, (*path, key), datasets)
         return encoded
     advice = "; rein.ops.trees.pack rewrites it" if isinstance(value, tuple) else ""
@@ -292,5 +294,6 @@ def _device(name: str) -> torch.device:
     if not isinstance(name, str):  # with CUDA torch takes a number for a device
         raise ValueError(f"a tensor is on the device {name!r:.80}, which is no name of one")
     device = torch.device(name)
-    there = device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
-    return device if there or (device.type == "mps" and torch.backends.mps.is_available()) else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    there = accelerator is not None and device.type == accelerator.type
+    return device if there and (device.index or 0) < torch.accelerator.device_count() else torch.device("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,3 +213,81 @@ def test_without_a_device_a_batch_is_handed_over_as_it_is() -> None:
     loop, log = collecting()
     loop.run([element])
     assert log[0][1] is element
+
+
+class Shuffled:
+    """Gives the same elements in another order whenever it is iterated."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(8, generator=self.generator).tolist()
+
+
+@pytest.mark.parametrize("cut_by", ["an interrupt", "an error"])
+def test_an_epoch_that_was_left_open_goes_on_in_the_order_that_it_began_in(cut_by: str) -> None:
+    loop, log = collecting()
+    cut = (lambda state: loop.interrupt()) if cut_by == "an interrupt" else (lambda state: 1 / 0)
+    data, handle = Shuffled(), loop.iteration_started.attach(cut, once=4)
+    with contextlib.suppress(ZeroDivisionError):
+        loop.run(data, epochs=2)
+    handle.detach()
+    assert len(log) == (4 if cut_by == "an interrupt" else 3)
+    loop.run(data, epochs=2)
+    expected = Shuffled()
+    assert log == [(epoch, element) for epoch in (1, 2) for element in expected]
+
+
+def test_data_that_was_cut_at_its_end_ends_there_in_the_next_run_too() -> None:
+    loop, log = collecting()
+    data, handle = Counted(3), loop.epoch_completed.attach(lambda state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.run(data)
+    handle.detach()
+    loop.run(data)
+    assert [element for _, element in log] == [0, 1, 2]
+
+
+def test_data_that_failed_is_iterated_anew_past_what_was_had() -> None:
+    class Faulty(Counted):
+        def __iter__(self) -> Iterator[int]:
+            self.iterated += 1
+            for element in range(self.elements):
+                if (self.iterated, element) == (1, 2):
+                    raise OSError("gone")
+                yield element
+
+    loop, log = collecting()
+    data = Faulty(5)
+    with pytest.raises(OSError, match="gone"):
+        loop.run(data)
+    loop.run(data)
+    assert (log, data.iterated) == ([(1, element) for element in range(5)], 2)
+
+
+def test_a_loader_seeded_by_the_epoch_is_resumed_in_its_order() -> None:
+    """The lines are those of docs/loop.md."""
+
+    def composed() -> tuple[rein.Loop, list[tuple[int, Any]], DataLoader[Any]]:
+        order = torch.Generator()
+        loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=order)  # type: ignore[arg-type]
+        loop = rein.Loop(lambda state: log.append((state.epoch, state.batch.tolist())), epochs=3)
+        log: list[tuple[int, Any]] = []
+
+        @loop.on("started", "epoch_started")
+        def set_order(state: rein.State) -> None:
+            order.manual_seed(state.epoch)
+
+        return loop, log, loader
+
+    whole, expected, loader = composed()
+    whole.run(loader)
+    first, log, loader = composed()
+    first.iteration_completed(once=6)(lambda state: first.interrupt())
+    first.run(loader)
+    second, rest, loader = composed()
+    second.load_state_dict(first.state_dict())
+    second.run(loader)
+    assert log + rest == expected
+    assert expected[:4] != expected[4:8]

@@ -159,3 +159,38 @@ def test_copying_only_the_metrics_or_the_memory_of_a_state_works() -> None:
     loop.metric("x", "x")
     loop.run(iterations=2)
     assert dict(copy.deepcopy(loop.state.metrics)) == {"x": 1.0}
+
+
+def test_a_run_that_only_the_step_can_end_says_so_first(caplog: pytest.LogCaptureFixture) -> None:
+    told = "neither data nor iterations: an epoch ends only when the step halts it"
+
+    def step(state: rein.State) -> None:
+        if state.iteration == 3:
+            state.halt_epoch()
+
+    loop = rein.Loop(step)
+    loop.epoch_ended(nothing)
+    loop.run(epochs=2)
+    assert caplog.text.count(told) == 1
+    loop.run([1], epochs=3)
+    loop.run(epochs=4, iterations=2)
+    loop.iteration_completed(nothing)  # which may halt
+    loop.run(epochs=5)
+    assert caplog.text.count(told) == 1
+
+
+def test_another_first_step_state_for_a_run_that_goes_on_is_ignored_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = "run(init=...) is ignored: the run goes on"
+    loop, init = rein.Loop(lambda state: state.step_state + 1, iterations=2), 300
+    for epochs in (1, 2):
+        loop.run(epochs=epochs, init=init)
+    loop.run(epochs=3)
+    assert told not in caplog.text
+    assert loop.run(epochs=4, init=50).step_state == 308
+    assert caplog.text.count(told) == 1
+    resumed = rein.Loop(lambda state: state.step_state + 1, iterations=2)
+    resumed.load_state_dict(loop.state_dict())
+    assert resumed.run(epochs=5, init=0).step_state == 310
+    assert caplog.text.count(told) == 1

@@ -94,3 +94,28 @@ def test_without_strict_parts_on_one_side_are_told_and_the_open_epoch_goes_on() 
     assert loop.run().step_state == 12
     with pytest.raises(ValueError, match="missing"):
         loop.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("unit", [None, "epochs"])
+@pytest.mark.parametrize("fails_in", ["epoch_completed", "epoch_ended"])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_epoch_that_failed_in_its_end_is_counted_once_by_the_filters_of_its_events(
+    unit: str | None, fails_in: str, failing: int
+) -> None:
+    loop, fired, due = rein.Loop(lambda state: None, epochs=6, iterations=1), list[tuple[str, int]](), [True]
+
+    @loop.event(fails_in)(when=lambda state: state.epoch == failing)
+    def fill_the_disk(state: rein.State) -> None:
+        if due:
+            raise OSError(due.pop())
+
+    for event in ("epoch_completed", "epoch_ended"):
+        loop.on(event, every=2, unit=unit)(lambda state, event=event: fired.append((event, state.epoch)))
+    with pytest.raises(OSError, match="True"):
+        loop.run()
+    before = dict(loop.state.counts)
+    loop.run()
+    again = [("epoch_completed", 2)] if (failing, fails_in) == (2, "epoch_ended") else []  # it was heard before
+    assert fired == again + [(event, epoch) for epoch in (2, 4, 6) for event in ("epoch_completed", "epoch_ended")]
+    assert before.get("epoch_ended", 0) == failing - 1
+    assert (loop.state.counts["epoch_completed"], loop.state.counts["epoch_ended"]) == (6, 6)

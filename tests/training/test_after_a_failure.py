@@ -1,0 +1,174 @@
+"""Running on after something was raised in the middle of a step: nothing false is learned or stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.agents.dqn import DQN
+from rein.envs.cartpole import CartPole
+from rein.rollout import PHASES
+from rein.rollout.replay import replay
+from rein.stores.verify import verify_run
+
+TOLD = "were in a step that did not end; new ones begin"
+
+
+def press_ctrl_c(state: rein.State) -> None:
+    raise KeyboardInterrupt
+
+
+def composed(folder: Path) -> rein.Loop:
+    environment = CartPole(num_envs=2, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    store = rein.HDF5Store(folder, exist="resume" if folder.exists() else "new")
+    return rein.training_loop(DQN(*spaces, seed=0, learning_starts=10**6), environment, store, seed=0, iterations=30)
+
+
+def check_stored(folder: Path) -> None:
+    """It is whole, and its episodes come out again to the bit."""
+    assert verify_run(folder).problems == []
+    run = rein.open_run(folder)
+    played = replay(CartPole(num_envs=2, seed=0), [run.episode(id) for id in run.episodes["id"].tolist()])
+    assert len(played) >= 2
+    assert [result for result in played if result.difference is not None] == []
+
+
+def check_clocks(loop: rein.Loop) -> None:
+    clocks = loop.state.clocks
+    assert clocks.env_steps == loop.parts["agent"].env_steps == 2 * clocks.vector_steps
+    assert clocks.vector_steps == clocks.iterations == sum(record.iterations for record in loop.state.history)
+
+
+@pytest.mark.parametrize("firing", [1, 30])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_that_goes_on_after_ctrl_c_in_a_step_stores_what_happened(
+    phase: str, firing: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = composed(tmp_path / "run")
+    loop.event(phase)(once=firing)(press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(epochs=3)
+    assert loop.run(epochs=3).status == "completed"
+    loop.parts["store"].close()
+    assert caplog.text.count(TOLD) == 1
+    assert loop.state.clocks.vector_steps == 90
+    check_clocks(loop)
+    check_stored(tmp_path / "run")
+
+
+@pytest.mark.parametrize("phase", ["action_applied", "observation_recorded"])
+def test_so_does_one_that_goes_on_from_a_state_taken_after_it(
+    phase: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = composed(tmp_path / "run")
+    loop.event(phase)(once=40)(press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(epochs=3)
+    saver = rein.Checkpoints(tmp_path / "taken")
+    loop.parts["store"].flush()
+    saver.take(loop, {"last": None, "every": None, "best": None}, None, "raise")
+    saver.close()
+    loop.parts["store"].close()
+    resumed = composed(tmp_path / "run")
+    rein.resume(resumed, tmp_path / "taken")
+    resumed.run(epochs=3)
+    resumed.parts["store"].close()
+    assert caplog.text.count(TOLD) == 1
+    check_clocks(resumed)
+    check_stored(tmp_path / "run")
+
+
+def test_the_row_of_a_step_that_was_recorded_and_not_persisted_is_not_valid(scripted: Any, listening: Any) -> None:
+    environment, store = scripted([9, 9]), rein.MemoryStore()
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment, store)
+    loop.model_optimized(once=3)(press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(iterations=6)
+    loop.run(iterations=6)
+    fields = store.trajectories[0].fields
+    assert torch.as_tensor(fields["valid"])[:, 0].tolist() == [True, True, False, True, True, True]
+    assert torch.as_tensor(fields["observation"])[3:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+    assert (len(agent.transitions), len(agent.resets)) == (6, 2)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_step_that_had_ended_when_something_was_raised_loses_no_episode(
+    strict: bool, scripted: Any, listening: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment, store = scripted([3, 9]), rein.MemoryStore()
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment, store, strict=strict)
+    error: type[Exception] = TypeError if strict else ZeroDivisionError
+    if strict:
+
+        @loop.trajectory_persisted(once=3)
+        def drift(state: rein.State) -> None:
+            state.step_state = state.step_state._replace(extras={})
+    else:
+        loop.episodes_completed(once=1)(lambda state: 1 / 0)
+    with pytest.raises(error):
+        loop.run(iterations=6)
+    loop.run(iterations=6)
+    assert (TOLD in caplog.text, environment.resets) == (False, 1)
+    assert [t.reward[1].item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
+    assert loop.state.clocks.vector_steps == loop.state.total_iterations == 6
+    assert torch.as_tensor(store.trajectories[0].fields["reward"])[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_where_no_action_was_selected_yet_the_run_simply_goes_on(
+    scripted: Any, listening: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = scripted([9])
+    agent = listening(environment)
+    loop, select, due = rein.training_loop(agent, environment), agent.select_action, [3, 2, 1]
+
+    def select_action(observation: torch.Tensor) -> Any:
+        if due and due.pop() == 3:
+            raise KeyboardInterrupt
+        return select(observation)
+
+    agent.select_action = select_action
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(iterations=6)
+    loop.run(iterations=6)
+    assert (TOLD in caplog.text, environment.resets) == (False, 1)
+    assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_episodic_epoch_goes_on_without_those_that_have_ended(scripted: Any, listening: Any) -> None:
+    environment, store = scripted([2, 5]), rein.MemoryStore()
+    loop = rein.training_loop(listening(environment), environment, store, episodic=True)
+    loop.action_applied(once=4)(press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(iterations=20)
+    state = loop.run(iterations=20)
+    assert (state.history[-1].status, state.iteration) == ("halted", 3 + 5)
+    episodes = store.trajectories[0].episodes
+    assert (episodes.environment.tolist(), episodes.length.tolist()) == ([0, 1], [2, 5])
+
+
+def test_an_error_between_two_steps_loses_no_episode(scripted: Any, listening: Any) -> None:
+    for event in ("iteration_started", "iteration_completed"):
+        environment = scripted([9])
+        agent = listening(environment)
+        loop = rein.training_loop(agent, environment)
+        handle = loop.event(event).attach(press_ctrl_c, once=3)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(iterations=6)
+        handle.detach()
+        loop.run(iterations=6)
+        assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
+
+
+def test_fields_for_a_store_that_is_not_there_are_refused(scripted: Any, listening: Any) -> None:
+    environment = scripted([2])
+    with pytest.raises(
+        ValueError, match=r"state_to_trajectory=\.\.\.\): its fields are for a store, and there is none"
+    ):
+        rein.training_loop(listening(environment), environment, state_to_trajectory=lambda state: {})
