@@ -30,10 +30,11 @@ finally:
 
 if TYPE_CHECKING:
     from rein.offline import fill, offline_loop
-    from rein.stores.checkpoint import load, save
+    from rein.saved import load_agent
     from rein.stores.checkpoints import Checkpoints
     from rein.stores.hdf5 import HDF5Store
     from rein.stores.memory import MemoryStore
+    from rein.stores.parts import load, save
     from rein.stores.reader import open_run
     from rein.stores.resume import resume
 
@@ -62,6 +63,7 @@ __all__ = [
     "evaluate",
     "fill",
     "load",
+    "load_agent",
     "offline_loop",
     "open_run",
     "resume",
@@ -76,11 +78,12 @@ _LAZY = {
     "HDF5Store": "rein.stores.hdf5",
     "MemoryStore": "rein.stores.memory",
     "fill": "rein.offline",
-    "load": "rein.stores.checkpoint",
+    "load": "rein.stores.parts",
+    "load_agent": "rein.saved",
     "offline_loop": "rein.offline",
     "open_run": "rein.stores.reader",
     "resume": "rein.stores.resume",
-    "save": "rein.stores.checkpoint",
+    "save": "rein.stores.parts",
 }
 
 

@@ -249,7 +249,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes down numbers: an observer, which never influences a run."""
+    """Takes down numbers: an observer, which never influences a run.
+
+    It may have `describe(settings)` and `finish(status)` as well, which `rein.loggers.attach` calls where they are.
+    """
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Take down the metrics of an epoch with the clocks at which they were measured."""

@@ -25,7 +25,7 @@ FLOORS = """
     __main__
     cli
     recipes testing supervised
-    offline
+    offline saved
     training
     agents envs stores handlers loggers integrations
     rollout
@@ -42,7 +42,7 @@ FLOORS = """
 DEPTH = {name: depth for depth, line in enumerate(FLOORS.strip().splitlines()) for name in line.split()}
 INDEPENDENT = {"agents", "envs", "handlers", "loggers", "integrations"}  # each of their modules stands alone
 COMPUTED = "a computed name"
-MAY_COMPUTE = {"__init__", "cli"}  # lazy re-exports; `rein train my_module:make_loop`
+MAY_COMPUTE = {"__init__", "cli", "saved"}  # lazy re-exports; `rein train my_module:make_loop`; all of rein.agents
 
 ONLY_IN = {  # who may import what is not ours; the longest name decides, and what is not named here is free
     "blinker": {"events"},

@@ -16,6 +16,7 @@ usage: rein COMMAND ...
   rein train RECIPE [options]     run a recipe, or a function that returns a loop: my_module:make_loop
   rein train RECIPE --help        its options
   rein resume PATH [options]      go on with a run, as its run.json says it was begun
+  rein evaluate RUN [--best]      its agent plays new episodes: what are their returns?
   rein list                       the recipes there are
   rein show PATH                  what is in a run's folder or in one of its files
   rein plot RUN [RUN ...]         learning curves, fields of an episode, paths and values on the Gridworld
@@ -24,6 +25,7 @@ usage: rein COMMAND ...
   rein verify PATH                whether a run, or one of its files, is whole
   rein compact RUN                many small trajectory files into few
   rein export RUN --to minari ID  its episodes as a dataset of Minari
+  rein doctor                     versions, optional packages, and whether training and its files work here
   rein --version
 
 --debug gives the traceback of an error. What reads files takes --trusted too: files of others are then parsed without
@@ -34,6 +36,7 @@ limits on time, memory and what they hold, as very large or well compressed ones
 _COMMANDS = {  # where each is, imported when it is asked for
     "train": ("train", "train"),
     "resume": ("train", "resume"),
+    "evaluate": ("evaluate", "main"),
     "show": ("show", "main"),
     "plot": ("plot", "main"),
     "replay": ("replay", "main"),
@@ -41,6 +44,7 @@ _COMMANDS = {  # where each is, imported when it is asked for
     "verify": ("verify", "main"),
     "compact": ("compact", "main"),
     "export": ("export", "main"),
+    "doctor": ("doctor", "main"),
 }
 
 

@@ -16,17 +16,17 @@ from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
 from rein.ops.trees import leaves
-from rein.stores.checkpoint import Checkpoint, load
+from rein.stores.checkpoint import Checkpoint
 from rein.stores.files import write_whole
+from rein.stores.finding import find as find_checkpoint
+from rein.stores.parts import load
 from rein.stores.pieces import Episode
 from rein.stores.reader import Run, open_run
-from rein.stores.resume import find as find_checkpoint
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]
 
 _LAST = 7  # episodes whose paths are drawn where nobody says
 _BOARDS = 6
-_SIZE = Gridworld.bounding_box[1] + 1
 _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
@@ -125,19 +125,20 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
     numbers = numbers or run.episodes["id"][-_LAST:].tolist()
     if not numbers:
         raise ValueError(f"{run.path}: no episode has ended yet")
+    size = environment_of(run).size
     places, targets = {}, set()
     for number in numbers:
-        places[f"episode {number}"], target = _walked(run, number)
+        places[f"episode {number}"], target = _walked(run, number, size)
         targets.add(target)
     figure = make_figure(7.5, 5.5, on_screen=on_screen)
     axes = figure.add_subplot()
-    draw_paths(axes, places, targets=sorted(targets), size=_SIZE)
+    draw_paths(axes, places, targets=sorted(targets), size=size)
     axes.set_title(f"paths of {len(numbers)} episode{'s' * (len(numbers) != 1)}", fontsize="medium")
     return figure, "paths"
 
 
-def _walked(run: Run, number: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
-    """Where an episode was at each step and at its end, (L + 1, 2), and its target."""
+def _walked(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
+    """Where an episode was at each step and at its end, (L + 1, 2), and its target, on a board of so many columns."""
     episode = run.episode(number)
     seen, final = episode.fields.get("observation"), episode.final_observation
     if seen is None or final is None:
@@ -145,7 +146,7 @@ def _walked(run: Run, number: int) -> tuple[np.ndarray[Any, Any], tuple[int, int
     seen = np.concatenate([seen, np.asarray(final)[None]])
     if seen.ndim != 2 or seen.shape[1] not in (4, 6):
         raise ValueError(f"{run.path}: observations {seen.shape[1:]} are not those of a Gridworld")
-    cells = seen[:, :4] if seen.shape[1] == 4 else np.rint(seen[:, :4] * (_SIZE - 1))
+    cells = seen[:, :4] if seen.shape[1] == 4 else np.rint(seen[:, :4] * (size - 1))
     x, y = (int(place) for place in cells[0, 2:])
     return cells[:, :2].astype(np.int64), (x, y)
 
@@ -153,7 +154,8 @@ def _walked(run: Run, number: int) -> tuple[np.ndarray[Any, Any], tuple[int, int
 def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, str]:
     _check_gridworld(run)
     found = find_checkpoint(checkpoint or run.path)
-    targets, look = environment_of(run).possible_targets, _values_of(run, found)
+    board_of = environment_of(run)
+    targets, look = board_of.possible_targets, _values_of(run, found, board_of.size)
     if len(targets) > _BOARDS:
         raise ValueError(f"{run.path}: has {len(targets)} targets; {_BOARDS} boards at most are drawn")
     boards = [look(target) for target in targets]
@@ -164,12 +166,12 @@ def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, st
     return figure, "values"
 
 
-def _values_of(run: Run, checkpoint: Checkpoint) -> Callable[[tuple[int, int]], np.ndarray[Any, Any]]:
+def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[int, int]], np.ndarray[Any, Any]]:
     """A function from a target to the values (X, Y, A) of every cell: of the table, or of the agent's networks."""
     state = checkpoint.state.get("parts", {}).get("agent", {})
     table = state.get("table")
-    if isinstance(table, torch.Tensor) and len(table) == _SIZE**4:
-        table_XYXYA = table.numpy().reshape(*[_SIZE] * 4, -1)
+    if isinstance(table, torch.Tensor) and len(table) == size**4:
+        table_XYXYA = table.numpy().reshape(*[size] * 4, -1)
         return lambda target: table_XYXYA[:, :, *target]
     loop = recipe_loop(run, device="cpu")
     if loop is None:
@@ -182,9 +184,9 @@ def _values_of(run: Run, checkpoint: Checkpoint) -> Callable[[tuple[int, int]], 
 
     @torch.no_grad()
     def look(target: tuple[int, int]) -> np.ndarray[Any, Any]:
-        cells = np.ndindex(_SIZE, _SIZE)
+        cells = np.ndindex(size, size)
         seen = torch.cat([environment.encode(x=x, y=y, target=target) for x, y in cells])
-        return online(online.encoder(seen)).numpy().reshape(_SIZE, _SIZE, -1)
+        return online(online.encoder(seen)).numpy().reshape(size, size, -1)
 
     return look
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import attrs
 
 import rein.envs
 from rein.cli.listing import find, recipe_names
 from rein.cli.options import parse
+from rein.errors import StoreError
 from rein.integrations.gymnasium.rebuilding import rebuild
 from rein.loop import Loop
 from rein.stores.reader import Run
@@ -31,25 +36,43 @@ class _NotOurs(Exception):
     """What the file says cannot be built from here; the text says why."""
 
 
-def environment_of(run: Run, named: str | None = None, *, filming: bool = False) -> Any:
+@attrs.frozen
+class Described:
+    """A run by what its `run.json` says alone, whatever was stored of it."""
+
+    path: Path
+    info: Mapping[str, Any]
+    fields: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Described:
+        """That of the run in a folder. Raises StoreError where it has no `run.json`, or none that can be read."""
+        try:
+            return cls(path, dict(json.loads((path / "run.json").read_bytes())))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise StoreError(f"{path}: is not the folder of a run: its run.json cannot be read: {error}") from error
+
+
+def environment_of(run: Run | Described, named: str | None = None, *, filming: bool = False, **given: Any) -> Any:
     """The environments of a run, as many as were stored; `named` is a `module:function` that returns them, or a loop.
 
-    With `filming`, those of Gymnasium render. Raises ValueError where `run.json` does not say enough and nothing is
-    named.
+    With `filming`, those of Gymnasium render. `num_envs` and `device` that are `given` stand in place of the run's.
+    Raises ValueError where `run.json` does not say enough and nothing is named.
     """
     if named is not None:
-        return _made(named)
+        made = made_by(named)
+        return made.parts["environment"] if isinstance(made, Loop) else made
     try:
-        return _built(_part(run, "environment"), num_envs_of(run), filming)
+        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **given}, filming)
     except _NotOurs as reason:
         why = str(reason)
-    loop = recipe_loop(run)
+    loop = recipe_loop(run, **given)
     if loop is None:
         raise ValueError(f"{run.path}: {why}; name what builds it: --environment my_module:make")
     return loop.parts["environment"]
 
 
-def recipe_loop(run: Run, **given: Any) -> Loop | None:
+def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     """The loop that the run's recipe makes, without a store; None where it is not one of rein's own.
 
     Options that are `given` stand in place of those of the file.
@@ -64,26 +87,25 @@ def recipe_loop(run: Run, **given: Any) -> Loop | None:
     return recipe(**{key: value for key, value in values.items() if key in own})
 
 
-def num_envs_of(run: Run) -> int:
+def num_envs_of(run: Run | Described) -> int:
     """How many environments were stored: what lies in the files, not what JSON says."""
     return next((shape[1] for _, shape in run.fields.values()), 1)
 
 
-def part_type(run: Run, name: str) -> str:
+def part_type(run: Run | Described, name: str) -> str:
     """The full name of the class of a part; empty where `run.json` does not say."""
     return _part(run, name)["type"]
 
 
-def _made(named: str) -> Any:
-    """What the function that a person named returns; of a loop, its environment."""
+def made_by(named: str) -> Any:
+    """What the function that a person named returns: environments, or a loop."""
     if ":" not in named:
         raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
     sys.path.insert(0, os.getcwd())  # where the user stands, as for `rein train`
-    made = find(named)()
-    return made.parts["environment"] if isinstance(made, Loop) else made
+    return find(named)()
 
 
-def _part(run: Run, name: str) -> dict[str, Any]:
+def _part(run: Run | Described, name: str) -> dict[str, Any]:
     """Type and configuration of a part of the run; empty ones where `run.json` does not say."""
     parts = run.info.get("parts")
     return _described(parts.get(name) if isinstance(parts, Mapping) else None)
@@ -94,20 +116,21 @@ def _described(part: Any) -> dict[str, Any]:
     return {"type": kind if isinstance(kind, str) else "", "config": config if isinstance(config, Mapping) else {}}
 
 
-def _built(part: Mapping[str, Any], num_envs: int, filming: bool, depth: int = 0) -> Any:
+def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, depth: int = 0) -> Any:
     kind, config = part["type"], dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     try:
         if kind == _ADAPTER:
-            return rebuild(config, num_envs, filming=filming)
+            return rebuild(config, given["num_envs"], filming=filming)
         if kind not in own_environments():
             raise _NotOurs(
                 f"its environment is a {kind}, not one of rein's" if kind else "run.json names no environment"
             )
         if "inner" not in config:
-            return own_environments()[kind](**{**config, "num_envs": num_envs})
-        inner = _built(_described(config.pop("inner")), num_envs, filming, depth + 1)
+            ours = {name: value for name, value in given.items() if name in (*config, "num_envs")}
+            return own_environments()[kind](**{**config, **ours})
+        inner = _built(_described(config.pop("inner")), given, filming, depth + 1)
         return (
             inner if kind == _FILMING else own_environments()[kind](inner, **config)
         )  # a replay films where it is told to

@@ -51,7 +51,7 @@ def show(path: str | Path) -> None:
     for part in parts:
         console.print(part)
         console.print()
-    console.print(f"Any of these opens [bold]{_plain(run.files[-1])}[/bold] with a plot:", soft_wrap=True)
+    console.print(f"Any of these opens [bold]{plain(run.files[-1])}[/bold] with a plot:", soft_wrap=True)
     viewers = Table.grid(padding=(0, 2))
     for where, how in _VIEWERS:
         viewers.add_row(f"  {where}", escape(how))
@@ -67,7 +67,7 @@ def _tree(path: Path) -> Tree:
     """What lies in the folder, with sizes; of many files of one kind the first and the last."""
     if path.is_file():
         return Tree(_labelled(path))
-    tree = Tree(f"[bold]{_plain(path)}[/bold]")
+    tree = Tree(f"[bold]{plain(path)}[/bold]")
     for entry in sorted(path.iterdir()):
         if entry.name.startswith("."):
             continue
@@ -76,14 +76,14 @@ def _tree(path: Path) -> Tree:
             continue
         files = sorted(file for file in entry.rglob("*") if file.is_file())
         count = f"{len(files)} file{'s' * (len(files) != 1)}, {_size(sum(f.stat().st_size for f in files))}"
-        branch = tree.add(f"{_plain(entry.name)}/  {count}")
+        branch = tree.add(f"{plain(entry.name)}/  {count}")
         for file in files if len(files) <= 4 else (files[0], None, files[-1]):
             branch.add("..." if file is None else _labelled(file, str(file.relative_to(entry))))
     return tree
 
 
 def _labelled(file: Path, name: str | None = None) -> str:
-    return f"{_plain(name or file.name)}  {_size(file.stat().st_size)}"
+    return f"{plain(name or file.name)}  {_size(file.stat().st_size)}"
 
 
 def _numbers(run: Run) -> Table:
@@ -105,14 +105,14 @@ def _numbers(run: Run) -> Table:
     for name, column in epochs["metrics"].items():
         known = np.flatnonzero(~np.isnan(column))
         ends = (f"{column[k]:.6g} in epoch {number[k]}" for k in dict.fromkeys((*known[:1], *known[-1:])))
-        table.add_row(_plain(name), ", ".join(ends) or "never a number")
+        table.add_row(plain(name), ", ".join(ends) or "never a number")
     return table
 
 
 def _fields(run: Run) -> Table:
     table = Table("field", "type", "steps, environments, ...", box=None, pad_edge=False, header_style="bold")
     for path, (dtype, shape) in run.fields.items():
-        table.add_row(_plain(path), str(dtype), " x ".join(f"{length:,}" for length in shape))
+        table.add_row(plain(path), str(dtype), " x ".join(f"{length:,}" for length in shape))
     return table
 
 
@@ -122,7 +122,7 @@ def _statistics(values: np.ndarray) -> str:
     return f"mean {mean:.6g}, from {values.min():.6g} to {values.max():.6g}"
 
 
-def _plain(text: str | Path) -> str:
+def plain(text: str | Path) -> str:
     """Text from a disk, which must neither be read as markup nor steer the terminal."""
     return escape("".join(character if character.isprintable() else "?" for character in str(text)))
 

@@ -35,7 +35,9 @@ def checkpoint(
     flushed, the state is copied, and a thread writes it while training goes on.
 
     Kept are the newest `keep_last` (None keeps all), those after each `keep_every` epochs, and apart from them, in
-    `best/`, the one with the best value of a metric at an epoch's end; the newest without NaN or infinity always.
+    `best/`, the one with the best value of a metric; the newest without NaN or infinity always. Judged are those at an
+    epoch's end and, where the metric is an evaluation's, those taken in the iteration in which it was evaluated:
+    `event="evaluated"` judges each evaluation, also in the middle of an epoch.
     `name(state)` gives another name than `epoch-000100`. What cannot be written ends the run, or with
     `on_failure="warn"` is logged. The saver that is returned takes one at the next edge when its `ask()` is called.
 
@@ -55,6 +57,7 @@ def checkpoint(
     rules = {"last": keep_last, "every": keep_every, "best": keep_best}
     attach = loop.event(event)(**filters)
     saver = Saver(loop, checkpoints, rules, name, on_failure)
+    saver.listen()  # already, for an evaluation may be begun anew before `saver.begin`
     loop.started.attach(saver.begin)
     attach(saver.save_at_next_edge)
     loop.epoch_ended.attach(saver.save_if_wanted)
@@ -71,8 +74,10 @@ class Saver:
         self.checkpoints = checkpoints
         self._loop, self._rules, self._name, self._on_failure = loop, rules, name, on_failure
         self._wanted = False  # at this epoch's end
-        self._last: tuple[int, int, bool] | None = None  # where the run stood when the last one was taken
+        self._last: tuple[int, int, bool, int] | None = None  # where the run stood when the last one was taken
         self._checked = False
+        self._reported_at: int | None = None  # the iterations that were finished when the metric was last evaluated
+        self._wanted_within = self._judged = False  # whether one was in mid-epoch, and whether any could be the best
 
     def ask(self) -> None:
         """Take a checkpoint at the next edge; from any thread or signal handler. Before a run it does nothing."""
@@ -82,11 +87,30 @@ class Saver:
     def begin(self, state: State) -> None:
         """Newer checkpoints of another run in the same folder are moved aside; a handler."""
         self._last, self._wanted = None, False
+        self._wanted_within = self._judged = False
+        self.listen()
         self.checkpoints.begin(self._loop)
+
+    def listen(self) -> None:
+        """Hear of evaluations, if there are any and the best is kept."""
+        evaluated = self._loop.events.get("evaluated")
+        if self._rules["best"] is not None and evaluated is not None and self.note_evaluation not in evaluated.handlers:
+            evaluated.attach(self.note_evaluation)
+
+    def note_evaluation(self, state: State) -> None:
+        """Remember where the metric of the best was evaluated, if it is of this evaluation; a handler."""
+        metric, name = self._rules["best"][0], state.memory.get("evaluations", {}).get("name", "")
+        parts = [part.removesuffix("_environment") for part in self._loop.parts if part.endswith("_environment")]
+        # `hard_return` and `hard_2_return` both begin with `hard_`: it is of the longest name that fits
+        if name == max((one for one in (name, *parts) if metric.startswith(f"{one}_")), key=len, default=None):
+            self._reported_at = state.total_iterations
+            if state.status == "running" and not state.epoch_open:  # of an epoch that is over: one that was broken off
+                state.request(self.take)
 
     def save_at_next_edge(self, state: State) -> None:
         """Have one taken at the next edge, or at the epoch's, behind whatever closes it; a handler."""
         if state.epoch_status is None or not state.epoch_open:
+            self._wanted_within |= state.epoch_open
             state.request(self.take)
         else:
             self._wanted = True
@@ -104,14 +128,24 @@ class Saver:
         if state.status != "failed":
             state.request(self.take)
         state.request(self.close)
-        best, there = self._rules["best"], {name for record in state.history for name in record.metrics}
-        if best is not None and there and best[0] not in there:
+        if self._rules["best"] is not None:
+            self._warn_of_best(state, self._rules["best"])
+
+    def _warn_of_best(self, state: State, best: tuple[str, str]) -> None:
+        """Say where no checkpoint could be the best one, or only that of the run's end."""
+        there = {name for record in state.history for name in record.metrics} | set(state.metrics)
+        if there and best[0] not in there:
             said = "checkpoint(keep_best=%r): no epoch had that metric, and none was kept; there are %s"
             logger.warning(said, best, sorted(there))
+        elif there and self._wanted_within and not self._judged:
+            said = "checkpoint(keep_best=%r): only that of the run's end could be the best: in the middle of an epoch "
+            said += "those are judged that are taken when the metric was evaluated; give event='evaluated'"
+            logger.warning(said, best)
 
     def take(self, state: State) -> None:
         """Save the run as it stands, once for each place; at an edge."""
-        here = (state.total_iterations, state.clocks.epochs, state.epoch_open)
+        evaluations = state.memory.get("evaluations", {}).get("number", 0)  # there may be one in the final event
+        here = (state.total_iterations, state.clocks.epochs, state.epoch_open, evaluations)
         if here == self._last:
             return
         self._check_owned()
@@ -119,7 +153,10 @@ class Saver:
             if callable(flush := getattr(part, "flush", None)):
                 flush()
         stem = self._name(state) if self._name is not None else None
-        self.checkpoints.take(self._loop, self._rules, stem, self._on_failure)
+        judged = not state.epoch_open or self._reported_at == state.total_iterations
+        self._judged |= judged
+        rules = self._rules if judged else {**self._rules, "best": None}
+        self.checkpoints.take(self._loop, rules, stem, self._on_failure)
         self._last = here
 
     def close(self, state: State) -> None:

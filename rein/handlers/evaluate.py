@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
+from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+
+from rein.events import Event
 from rein.loop import Loop
 from rein.loop.info import run_info
 from rein.protocols import Environment, Policy, Stateful, Store
-from rein.rollout import Recorder
+from rein.rollout import Evaluation, Recorder
 from rein.rollout import evaluate as play
-from rein.types import State
+from rein.types import HALT_EPOCH, INTERRUPT, State
 
 logger = logging.getLogger("rein")
 
@@ -24,33 +30,163 @@ def evaluate(
     max_episode_steps: int | None = 10_000,
     name: str = "evaluation",
     event: str = "epoch_ended",
+    at_end: bool = False,
+    same_episodes: bool = False,
     on_failure: Literal["raise", "drop"] = "raise",
     store: Store | None = None,
     **filters: Any,
 ) -> None:
-    """Run whole episodes when `event` fires; their means are the metrics `<name>_return` and `<name>_length`.
+    """Run whole episodes when `event` fires; what they are worth are metrics that begin with `name`.
 
         evaluate(loop, agent.policy(), Gridworld(num_envs=16, seed=1), episodes=100, every=10)
+
+    The metrics are the means `<name>_return` and `<name>_length`, and of the returns the spread: `<name>_return_std`,
+    `<name>_return_min`, `<name>_return_max`. Each evaluation plays new episodes, or with `same_episodes` those of the
+    first one. With `at_end` a run that ends, in any way but by an error or an interrupt, is evaluated where it stands,
+    in `completed` or `halted`, unless it just was.
 
     Training goes on as if nothing had been evaluated: the policy has its own generator, and `environment` must be one
     that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
     `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
     raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
-    See `rein.rollout.evaluate`.
+    One that `loop.interrupt` or `loop.stop` breaks off has none but NaN, and is begun anew when the run goes on. See
+    `rein.rollout.evaluate`.
 
     A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
     environment plays one. To keep only these, build the training's store with `every=0`.
 
     Then the event `evaluated` fires, and `state.memory["evaluations"]` says what the latest one found: its `number`,
-    counted over the whole run and all evaluations, `name`, mean `return` and `length`, and `episodes`.
+    counted over the whole run and all evaluations, `name`, mean `return` and `length`, `episodes`, and `return_std`,
+    `return_min` and `return_max`.
 
-    Raises ValueError where the environment is part of the loop already, for a name that is taken, and for fewer than
-    one episode.
+    Raises ValueError where the environment is part of the loop already, for a name that is taken, for fewer than
+    one episode, and for `same_episodes` in environments that cannot begin an episode again.
     """
     if on_failure not in ("raise", "drop"):
         raise ValueError(f'evaluate(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
+    _check_free(loop, environment, store)
+    if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
+        kind = type(environment).__name__
+        raise ValueError(f"evaluate(same_episodes=True): {kind} cannot begin an episode again: it is not replayable")
+    attach = loop.event(event)(**filters)
+    loop.own(f"{name}_environment", environment)
+    if isinstance(policy, Stateful):
+        loop.own(f"{name}_policy", policy)
+    recorder = None if store is None else _record(loop, environment, store, name)
+    evaluated = loop.events.get("evaluated") or loop.define("evaluated")
+    options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
+    evaluator = _Evaluator(policy, environment, options, name, evaluated, on_failure == "drop", same_episodes)
+    loop.started.attach(evaluator.begin_anew)
+    if at_end:
+        loop.on("completed", "halted")(evaluator.evaluate_end)
+
+    @attach
+    def evaluate_policy(state: State) -> None:
+        evaluator.evaluate(state)
+
+
+class _BrokenOff(Exception):
+    """The run was asked to end while it was being evaluated."""
+
+
+class _Evaluator:
+    """Plays the episodes, and says what was found."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        environment: Environment,
+        options: dict[str, Any],
+        name: str,
+        evaluated: Event,
+        drops: bool,
+        same_episodes: bool,
+    ) -> None:
+        self._policy, self._environment, self._options, self._name = policy, environment, options, name
+        self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
+        # in state.memory: that one was broken off, where the latest one took place, which episodes it played
+        self._owed, self._at, self._seeds = (f"{name}/{what}" for what in ("broken_off", "iterations", "seeds"))
+
+    def evaluate(self, state: State) -> None:
+        """Play, set the metrics and fire `evaluated`."""
+        try:
+            result = self._play(state)
+        except _BrokenOff:
+            logger.info("%s in epoch %d is broken off, and begun anew when the run goes on", self._name, state.epoch)
+            for metric in self._metrics(None):  # those who read it find what they find where nothing was reported
+                state.metrics.setdefault(metric, math.nan)
+            state.memory[self._owed] = True
+            return
+        except Exception as error:  # raised or logged, as the user chose
+            recorder = self._options["recorder"]
+            if not self._drops or (recorder is not None and recorder.failure is error):
+                raise
+            logger.exception("%s failed in epoch %d and is dropped", self._name, state.epoch)
+            return
+        for metric, value in self._metrics(result).items():
+            state.metrics[metric] = value
+        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
+        found = {"return": result.mean_return, "length": result.mean_length, "episodes": self._options["episodes"]}
+        found |= {"return_std": result.std_return, "return_min": result.min_return, "return_max": result.max_return}
+        state.memory["evaluations"] = {"number": number, "name": self._name, **found}
+        state.memory[self._at] = state.total_iterations
+        state.memory.pop(self._owed, None)
+        self._evaluated.fire(state)
+
+    def begin_anew(self, state: State) -> None:
+        """Make up for an evaluation that the end of the run before broke off; a handler of `started`."""
+        if state.memory.pop(self._owed, False):
+            self.evaluate(state)
+
+    def evaluate_end(self, state: State) -> None:
+        """Evaluate a run that is over, unless that was done where it stands; a handler of its final events."""
+        goes_on = state.epoch_open or INTERRUPT in state.halts  # when it is resumed
+        if not goes_on and state.memory.get(self._at) != state.total_iterations:
+            self.evaluate(state)
+
+    def _play(self, state: State) -> Evaluation:
+        """Raises _BrokenOff, with the parts as they were before, where an end of the run is asked for meanwhile."""
+        parts: list[Any] = [part for part in (self._environment, self._policy) if isinstance(part, Stateful)]
+        before = [] if self._options["recorder"] else [copy.deepcopy(part.state_dict()) for part in parts]
+        options = {**self._options, "before_step": _watch(state)}
+        seeds = state.memory.get(self._seeds, ()) if self._same_episodes else ()
+        if len(seeds) == options["episodes"]:
+            options["episode_seeds"] = torch.tensor(seeds, device=self._environment.device)
+        elif seeds:
+            there = options["episodes"]
+            logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, len(seeds), there)
+        try:
+            result = play(self._policy, self._environment, **options)
+        except _BrokenOff:
+            for part, held in zip(parts, before, strict=False):  # what a store has taken down is not taken back
+                part.load_state_dict(held)
+            raise
+        if self._same_episodes:
+            state.memory[self._seeds] = result.seed.tolist()
+        return result
+
+    def _metrics(self, result: Evaluation | None) -> dict[str, float]:
+        """By name; NaN without a result."""
+        values = {"return": "mean_return", "length": "mean_length"}
+        values |= {f"return_{which}": f"{which}_return" for which in ("std", "min", "max")}
+        return {f"{self._name}_{key}": getattr(result, value, math.nan) for key, value in values.items()}
+
+
+def _watch(state: State) -> Callable[[], None]:
+    """Raises _BrokenOff once an end of the run is asked for that was not asked for before."""
+    known = state.halts | {HALT_EPOCH}
+
+    def check() -> None:
+        if not state.halts <= known:
+            raise _BrokenOff
+
+    return check
+
+
+def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:
+    """Refuse what the loop uses already."""
     for taken, part in loop.parts.items():
         if part is environment:
             raise ValueError(
@@ -58,28 +194,6 @@ def evaluate(
             )
         if store is not None and _writes_to(part, store):
             raise ValueError(f"evaluate(store=...): the loop's own {taken!r} writes there; give one of another folder")
-    attach = loop.event(event)(**filters)
-    loop.own(f"{name}_environment", environment)
-    if isinstance(policy, Stateful):
-        loop.own(f"{name}_policy", policy)
-    recorder = None if store is None else _record(loop, environment, store, name)
-    evaluated = loop.events.get("evaluated") or loop.define("evaluated")
-
-    @attach
-    def evaluate_policy(state: State) -> None:
-        try:
-            result = play(policy, environment, episodes, max_episode_steps=max_episode_steps, recorder=recorder)
-        except Exception as error:  # raised or logged, as the user chose
-            if on_failure == "raise" or (recorder is not None and recorder.failure is error):
-                raise
-            logger.exception("%s failed in epoch %d and is dropped", name, state.epoch)
-            return
-        state.metrics[f"{name}_return"] = result.mean_return
-        state.metrics[f"{name}_length"] = result.mean_length
-        found = {"return": result.mean_return, "length": result.mean_length, "episodes": episodes}
-        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
-        state.memory["evaluations"] = {"number": number, "name": name, **found}
-        evaluated.fire(state)
 
 
 def _writes_to(part: Any, store: Any) -> bool:

@@ -28,9 +28,9 @@ def progress(
     """Show how far the run is, its rate, the latest `episode_return` and the time left, on `file` (standard output).
 
     On a terminal it is a bar, elsewhere a line every few seconds and one at the end. `unit` is the clock that is
-    counted; the share that is done is of `total` on that clock where one is given, else of the run's epochs. It only
-    watches: it reads clocks and metrics when it draws and not in between. Raises ValueError for an unknown clock or a
-    total that is not above 0.
+    counted; the share that is done is of `total` on that clock where one is given, else of the run's epochs or the
+    limits of `stop_at`, see `State.remaining`. It only watches: it reads clocks and metrics when it draws and not in
+    between. Raises ValueError for an unknown clock or a total that is not above 0.
     """
     if unit not in CLOCKS:
         raise ValueError(f"progress(unit={unit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")

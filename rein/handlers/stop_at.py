@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from rein.loop import Loop
@@ -23,7 +24,8 @@ def stop_at(
         stop_at(loop, "episode_return_100", at_least=475)
 
     Clocks are read after every iteration and every epoch (reading one that holds a tensor fetches it), the metric when
-    `event` fires; NaN reaches nothing. What was reached stays reached: such a run, resumed, halts in `started`.
+    `event` fires; NaN reaches nothing. What was reached stays reached: such a run, resumed, halts in `started`. A limit
+    of a clock stands in `state.limits`, so that `state.remaining`, and with it `progress`, knows it.
 
     Raises TypeError where the metric is not given with exactly one bound, ValueError for an unknown clock or a limit
     that is not above 0; KeyError at a firing, with the metrics there are, where there is no such metric.
@@ -46,6 +48,9 @@ def stop_at(
 
 
 def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
+    if limit < math.inf:
+        loop.state.limits[clock] = min(limit, loop.state.limits.get(clock, math.inf))
+
     # `epochs` advances in an epoch's end events, and a part may advance its clock there
     @loop.on("started", "iteration_completed", "epoch_ended")
     def stop_at_clock(state: State) -> None:

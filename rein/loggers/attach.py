@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rein.loop import Loop
+from rein.loop.info import run_info
+from rein.ops.trees import leaves
 from rein.protocols import Logger
-from rein.types import State
+from rein.types import INTERRUPT, State
 
 report = logging.getLogger("rein")
 
@@ -18,35 +21,117 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
 
         attach(loop, CSVLogger("mine.csv"), every=10)
 
+    At an epoch's end it is told the metrics of that epoch; with `every=`, their means over the epochs since it was last
+    told (NaN and what an epoch did not have left out; of the `..._100` the last; of at most the last 1,000). In the
+    middle of an epoch it is told the metrics of the epoch so far.
+
     It is written to at the next edge, when all handlers have run, so their order does not matter; an epoch that a
     failure leaves open is not taken down. Logging changes no run: a logger that raises is reported once and no longer
     called. `filters` are those of every event. One loop may be run several times, and so a logger may be written to
     after it was closed. Raises TypeError for what is no logger.
+
+    Where it has them, two more are called: `logger.describe(settings)` when the first run starts, with what the run is
+    by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...), and before each close
+    `logger.finish(status)` with how the run ended: "completed", "halted", "interrupted" or "failed".
     """
     if not isinstance(logger, Logger):
         raise TypeError(f"attach(loop, {type(logger).__name__}): a logger has write(clocks, metrics) and close()")
-    failed: list[bool] = []
+    decorate = loop.event(event)(**filters)
+    attachment = _Attachment(loop, logger)
+    if filters.get("every"):  # it is told of every epoch that the other filters let through
+        others = {name: value for name, value in filters.items() if name not in ("every", "unit")}
+        unit = {"unit": filters.get("unit")} if others.keys() - {"when"} else {}
+        loop.event(event).attach(attachment.gather, **others, **unit)
 
-    def guarded(call: Callable[..., None], *arguments: Any) -> None:
+    @decorate
+    def ask(state: State) -> None:
+        attachment.ask(state)
+
+    loop.started.attach(attachment.begin)
+
+
+class _Attachment:
+    """A logger of a loop, and the epochs that it has not been told of."""
+
+    def __init__(self, loop: Loop, logger: Logger) -> None:
+        kind = type(logger).__name__
+        others = [getattr(handler, "__self__", None) for handler in loop.started.handlers]
+        number = sum(isinstance(other, _Attachment) and other.kind == kind for other in others)
+        self.kind = kind
+        self._key = f"logger/{kind}/{number}"  # in state.memory: epochs since the last write
+        self._loop, self._logger = loop, logger
+        self._failed = self._described = False
+        self._due: list[int] = []  # epochs that the next write is of, besides the one that it is in
+
+    def begin(self, state: State) -> None:
+        """Describe the run, once, and have the logger closed when it is over; a handler."""
+        if not self._described and hasattr(self._logger, "describe"):
+            self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]
+        self._described = True
+        self._loop.cleanups.append(lambda: self._guarded(self._close, state))
+
+    def gather(self, state: State) -> None:
+        """Remember an epoch; a handler."""
+        if state.epoch_open and state.epoch_status is not None:
+            epochs = state.memory.setdefault(self._key, [])
+            epochs.append(state.epoch)
+            del epochs[: -(state.history.maxlen or 1)]
+
+    def ask(self, state: State) -> None:
+        """Have it written at the next edge."""
+        if state.epoch_open and state.epoch_status is not None:
+            self._due += state.memory.pop(self._key, [])  # now: a checkpoint of this edge must not have them
+        if not self._failed:
+            state.request(self.write)
+
+    def write(self, state: State) -> None:
+        """Tell the logger; at an edge."""
+        self._guarded(self._write, state)
+
+    def _write(self, state: State) -> None:
+        if state.epoch_open or not state.history:
+            metrics = dict(state.metrics)
+        else:
+            due, self._due = {*self._due, state.history[-1].epoch}, []
+            told = [state.history[-1]] if len(due) == 1 else [one for one in state.history if one.epoch in due]
+            metrics = means([record.metrics for record in told])
+        self._logger.write(state.clocks.as_dict(), metrics)
+
+    def _close(self, state: State) -> None:
+        if hasattr(self._logger, "finish"):
+            interrupted = state.status == "halted" and INTERRUPT in state.halts
+            self._logger.finish("interrupted" if interrupted else state.status)  # type: ignore[attr-defined]
+        self._logger.close()
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except Exception:  # a logger must not end the run
-            if not failed:
-                report.exception("logger %s failed and is called no more; the run goes on", type(logger).__name__)
-            failed[:] = [True]
+            if not self._failed:
+                report.exception("logger %s failed and is called no more; the run goes on", self.kind)
+            self._failed = True
 
-    def write(state: State) -> None:
-        guarded(write_now, state)
 
-    def write_now(state: State) -> None:
-        ended = not state.epoch_open and state.history
-        logger.write(state.clocks.as_dict(), dict(state.history[-1].metrics if ended else state.metrics))
+def means(epochs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of the metrics of some epochs one each: the mean of the values that are there, the last of what runs on."""
+    values: dict[str, list[float]] = {}
+    for metrics in epochs:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: found[-1] if name.endswith("_100") else _mean(found) for name, found in values.items()}
 
-    @loop.event(event)(**filters)
-    def ask(state: State) -> None:
-        if not failed:
-            state.request(write)
 
-    @loop.started
-    def close_when_over(state: State) -> None:
-        loop.cleanups.append(lambda: guarded(logger.close))
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) < 2:
+        return known[0] if known else math.nan
+    return sum(known) / len(known)
+
+
+def settings(loop: Loop) -> dict[str, Any]:
+    """What `run_info` says, in one level: that of its `parts.agent.config.gamma` is called `agent.gamma`."""
+    info = run_info(loop)
+    told = {name: value for name, value in info.items() if name != "parts"}
+    for name, part in info["parts"].items():
+        told |= {f"{name}.type": part["type"], name: part["config"]}
+    return dict(leaves(told))

@@ -11,6 +11,9 @@ from typing import Any
 
 from rein.types import CLOCKS
 
+_STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # all others have finished
+_PARAMETERS = 100  # that MLflow takes at once
+_LENGTH = 250  # characters of a parameter's name and value that every store of MLflow takes
 _ODD = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
 
 
@@ -19,8 +22,10 @@ class MlflowLogger:
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
 
-    A metric that is NaN, as where no episode ended, has no point there. `run_id` says which run it is once it has
-    begun; give it to go on with that run. Raises ImportError without MLflow, ValueError for no clock.
+    A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its parameters.
+    `run_id` says which run it is once it has begun; give it to go on with that run, whose parameters stay as they are.
+    A run that failed is marked as FAILED, one that was interrupted as KILLED, any other as FINISHED. Raises ImportError
+    without MLflow, ValueError for no clock.
     """
 
     def __init__(
@@ -39,9 +44,19 @@ class MlflowLogger:
         except ImportError as error:
             raise ImportError(f"MlflowLogger needs MLflow: pip install mlflow ({error})") from error
         self.run_id = run_id
-        self._client, self._metric = mlflow.MlflowClient(tracking_uri), entities.Metric
+        self._client, self._entities = mlflow.MlflowClient(tracking_uri), entities
         self._experiment, self._clock = experiment, clock
         self._running = False
+        self._parameters: dict[str, str] = {}
+        self._status: str | None = None
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """Keep the run's configuration for the parameters of one that is made."""
+        self._parameters = {_ODD.sub("_", name)[:_LENGTH]: str(value)[:_LENGTH] for name, value in settings.items()}
+
+    def finish(self, status: str | None) -> None:
+        """How the run ended, for the next `close`."""
+        self._status = status
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A point for each metric."""
@@ -49,13 +64,14 @@ class MlflowLogger:
             self._begin()
         now, step = int(time.time() * 1000), int(clocks[self._clock])
         known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
-        points = [self._metric(name, value, now, step) for name, value in known.items()]
+        points = [self._entities.Metric(name, value, now, step) for name, value in known.items()]
         self._client.log_batch(self.run_id, metrics=points)
 
     def close(self) -> None:
-        """Mark the run as finished; another `write` goes on with it."""
+        """Mark the run as ended; another `write` goes on with it."""
+        status, self._status = self._status, None
         if self._running:
-            self._client.set_terminated(self.run_id, "FINISHED")
+            self._client.set_terminated(self.run_id, _STATUS.get(status or "", "FINISHED"))
             self._running = False
 
     def _begin(self) -> None:
@@ -63,6 +79,9 @@ class MlflowLogger:
             found = self._client.get_experiment_by_name(self._experiment)
             experiment_id = found.experiment_id if found else self._client.create_experiment(self._experiment)
             self.run_id = self._client.create_run(experiment_id).info.run_id
+            params = [self._entities.Param(name, value) for name, value in self._parameters.items()]
+            for first in range(0, len(params), _PARAMETERS):
+                self._client.log_batch(self.run_id, params=params[first : first + _PARAMETERS])
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         self._running = True

@@ -13,8 +13,9 @@ from rein.types import CLOCKS
 class TensorBoardLogger:
     """Writes each metric as a scalar over a clock to event files in `folder`.
 
-    A metric that is NaN, as where no episode ended, has no point there. A run that goes on in the same folder hides the
-    points at and after the place where it goes on. Raises ImportError without TensorBoard, ValueError for no clock.
+    A metric that is NaN, as where no episode ended, has no point there. The run's configuration is the text `run`. A
+    run that goes on in the same folder hides the points at and after the place where it goes on. Raises ImportError
+    without TensorBoard, ValueError for no clock.
     """
 
     def __init__(self, folder: str | Path, *, clock: str = "env_steps") -> None:
@@ -27,12 +28,20 @@ class TensorBoardLogger:
         self._open = SummaryWriter
         self._folder, self._clock = str(folder), clock
         self._writer: Any = None
+        self._text: str | None = None
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """Keep the run's configuration for the first event file."""
+        self._text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # code, as Markdown has it
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A point for each metric."""
         step = int(clocks[self._clock])
         if self._writer is None:
             self._writer = self._open(self._folder, purge_step=step)
+            if self._text is not None:
+                self._writer.add_text("run", self._text, step)
+                self._text = None
         for name, value in metrics.items():
             if not math.isnan(value):
                 self._writer.add_scalar(name, value, step)

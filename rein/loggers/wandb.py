@@ -9,15 +9,18 @@ from typing import Any
 
 from rein.types import CLOCKS
 
+_EXIT_CODES = {"failed": 1, "interrupted": 130}  # all others have finished
+
 
 class WandbLogger:
     """Logs all metrics, and all clocks as `clocks/<name>`, over one clock to a run that `wandb.init(**options)` begins.
 
         WandbLogger(project="cartpole", dir="runs/cartpole")
 
-    A metric that is NaN, as where no episode ended, has no point there. After `close` the same run is gone on with; for
-    that in another process give its `id` and `resume="allow"`. Raises ImportError without wandb, ValueError for no
-    clock.
+    A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its config,
+    beside what `options` give. A run that failed or was interrupted ends with an exit code that says so. After `close`
+    the same run is gone on with; for that in another process give its `id` and `resume="allow"`. Raises ImportError
+    without wandb, ValueError for no clock.
     """
 
     def __init__(self, *, clock: str = "env_steps", **options: Any) -> None:
@@ -30,12 +33,23 @@ class WandbLogger:
         self._begin = wandb.init
         self._options, self._clock = options, clock
         self._run: Any = None
+        self._config: dict[str, Any] = {}
+        self._exit_code = 0
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """Keep the run's configuration for its config."""
+        self._config = dict(settings)
+
+    def finish(self, status: str | None) -> None:
+        """How the run ended, for the next `close`."""
+        self._exit_code = _EXIT_CODES.get(status or "", 0)
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A point for each metric and clock."""
         if self._run is None:
             self._run = self._begin(**self._options)
             self._options |= {"id": self._run.id, "resume": "allow"}
+            self._run.config.update(self._config, allow_val_change=True)  # a run that goes on may have longer limits
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
         self._run.log({**times, **known}, step=int(clocks[self._clock]))
@@ -43,5 +57,5 @@ class WandbLogger:
     def close(self) -> None:
         """Send what is left and finish the run."""
         if self._run is not None:
-            self._run.finish()
-            self._run = None
+            self._run.finish(exit_code=self._exit_code)
+            self._run, self._exit_code = None, 0

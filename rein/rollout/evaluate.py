@@ -5,14 +5,17 @@ Shapes: N environments, E episodes.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rein.ops.trees import to_device
-from rein.protocols import Environment, Policy
+from rein.protocols import Environment, Policy, Replayable
 from rein.rollout.recorder import Recorder
+from rein.types import Tree
 
 
 class Evaluation(NamedTuple):
@@ -34,6 +37,21 @@ class Evaluation(NamedTuple):
         """The mean over the episodes."""
         return float(self.episode_length.double().mean())
 
+    @property
+    def std_return(self) -> float:
+        """The standard deviation over the episodes (divided by E: 0 of one episode)."""
+        return float(self.episode_return.std(correction=0))
+
+    @property
+    def min_return(self) -> float:
+        """That of the worst episode."""
+        return float(self.episode_return.min())
+
+    @property
+    def max_return(self) -> float:
+        """That of the best episode."""
+        return float(self.episode_return.max())
+
 
 def evaluate(
     policy: Policy,
@@ -42,28 +60,60 @@ def evaluate(
     *,
     max_episode_steps: int | None = 10_000,
     recorder: Recorder | None = None,
+    episode_seeds: Tensor | None = None,
+    before_step: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
 
     All environments begin together, each plays exactly one episode, and then all begin again: counting the first
     episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
-    cut and counts as truncated. A `recorder` takes all of them down. Raises ValueError for fewer than one episode,
-    TypeError for what is no policy.
+    cut and counts as truncated. A `recorder` takes all of them down. Each call plays new episodes, or those of
+    `episode_seeds` (E,) in environments that are `Replayable`. What `before_step()` raises breaks the evaluation off.
+
+    Raises ValueError for fewer than one episode and another number of seeds, TypeError for what is no policy and for
+    environments that cannot begin the episodes of seeds.
     """
     if not isinstance(policy, Policy):
-        hint = "; give agent.policy()" if hasattr(policy, "policy") else ""
+        hint = ""
+        if hasattr(policy, "policy"):
+            hint = "; give agent.policy()"
+        elif callable(policy):
+            hint = (
+                "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "
+                "rein.rollout.RandomPolicy is one"
+            )
         raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
         raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
+    if episode_seeds is not None and episode_seeds.shape != (episodes,):
+        raise ValueError(f"evaluate(episode_seeds=...): give one for each episode, ({episodes},)")
     rounds = []
     with torch.no_grad():
         for done in range(0, episodes, environment.num_envs):
-            counted_N = torch.arange(environment.num_envs, device=environment.device) < episodes - done
-            result = _play(policy, environment, max_episode_steps, recorder, counted_N)
+            index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
+            begin = environment.reset
+            if episode_seeds is not None:
+                begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
+            how = _Round(begin, index_N < episodes, before_step)
+            result = _play(policy, environment, max_episode_steps, recorder, how)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+class _Round(NamedTuple):
+    """One episode of every environment, as it is to be played."""
+
+    begin: Callable[[], Tree]  # gives (N, *O)
+    counted_N: Tensor  # whose episode was asked for
+    before_step: Callable[[], None] | None
+
+
+def _replayable(environment: Environment) -> Replayable:
+    if not isinstance(environment, Replayable):
+        raise TypeError(f"evaluate(episode_seeds=...): {type(environment).__name__} has no reset_to(episode_seeds)")
+    return environment
 
 
 def _play(
@@ -71,12 +121,12 @@ def _play(
     environment: Environment,
     max_episode_steps: int | None,
     recorder: Recorder | None,
-    counted_N: Tensor,
+    round: _Round,
 ) -> Evaluation:
     """One episode of every environment; what one does after its own end is not looked at."""
     device, num_envs = environment.device, environment.num_envs
     policy_device = getattr(policy, "device", device)
-    observation = environment.reset()
+    observation = round.begin()
     policy.reset()
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -87,6 +137,8 @@ def _play(
     if recorder is not None:
         recorder.begin()
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
+        if round.before_step is not None:
+            round.before_step()
         action, extras = policy.select_action(to_device(observation, policy_device))
         action = to_device(action, device)
         time_step = environment.apply_action(action)
@@ -99,7 +151,7 @@ def _play(
         if steps == max_episode_steps:
             truncated_N |= active_N & ~terminated_N
         if recorder is not None:
-            kept = valid_N & counted_N, truncated_N & valid_N & counted_N
+            kept = valid_N & round.counted_N, truncated_N & valid_N & round.counted_N
             recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N)
         active_N = active_N & ~(terminated_N | truncated_N)
         observation = time_step.observation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.metadata
 import os
@@ -78,51 +77,6 @@ def look(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def save(part: Any, path: str | Path) -> None:
-    """Write one part, an agent say, to a file of its own, with all that it holds, the rows of its replay too.
-
-    Raises CheckpointError where that cannot be done, TypeError for a policy, whose weights are its agent's.
-    """
-    if hasattr(part, "select_action") and not hasattr(part, "optimize_model"):
-        raise TypeError(f"save({type(part).__name__}): a policy shares the weights of its agent: save the agent")
-    write_checkpoint(Path(path), part.state_dict(), {"kind": "part", "versions": versions(), **describe_part(part)})
-
-
-def load(
-    part: Any, path: str | Path, *, name: str = "agent", only: Collection[str] | None = None, strict: bool = True
-) -> None:
-    """Load what `save` wrote, or the part called `name` of a run's checkpoint, into `part`.
-
-    `only` takes these entries of the state and leaves the rest as it is, for a warm start: `only=["networks"]` loads
-    the weights; counts, optimizer and generator begin anew. With `strict` another configuration is refused. What was
-    loaded stays when a loop seeds an agent that was built without a seed; what was not is of the agent as it was built.
-
-    Raises CheckpointError where the file is missing or damaged, is of another configuration, or does not fit.
-    """
-    path = Path(path)
-    _, state, about = read_checkpoint(path)
-    if about.get("kind") != "part":
-        state, about = _entry(state, "parts", path), _entry(about, "parts", path)
-        state, about = _entry(state, name, path), _entry(about, name, path)
-    found = differences({"config": about.get("config")}, {"config": describe_part(part)["config"]})
-    found = [line for line in found if not line.startswith("config.seed ")]  # what it draws comes from the file anyway
-    if strict and only is None and found:
-        raise CheckpointError(
-            f"{path}: is of another configuration: {'; '.join(found)}; strict=False tries all the same"
-        )
-    before, loaded = copy.deepcopy(part.state_dict()), getattr(part, "loaded", None)
-    if only is not None:
-        chosen = [only] if isinstance(only, str) else only
-        state = {**before, **{entry: _entry(state, entry, path) for entry in chosen}}
-    try:
-        part.load_state_dict(state)
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
-        part.load_state_dict(before)  # what did fit is taken back
-        if loaded is not None:
-            part.loaded = loaded
-        raise CheckpointError(f"{path}: does not fit {type(part).__name__}: {error}") from error
-
-
 _SPEED_ALONE = ("threads", "micro_batch", "compile", "device", "guard")
 
 
@@ -169,13 +123,6 @@ def is_finite(state: Any) -> bool:
 def versions() -> dict[str, str]:
     """What a result depends on, to the bit."""
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def _entry(mapping: Any, name: str, path: Path) -> Any:
-    if not isinstance(mapping, Mapping) or name not in mapping:
-        there = ", ".join(mapping) if isinstance(mapping, Mapping) else "none"
-        raise CheckpointError(f"{path}: has no {name!r}; there are: {there or 'none'}")
-    return mapping[name]
 
 
 def _short(value: Any) -> str:

@@ -38,10 +38,12 @@ from rein.stores.folder import move_aside
 from rein.stores.image import Memory
 from rein.stores.retention import Kept, Order, Rules, order, superfluous, value_of
 from rein.stores.shards import BEST, Shards, names_of
+from rein.stores.spaces import describe_build
 from rein.stores.state import Shard, snapshot
 from rein.stores.writer import Writer
 
 FOLDER = "checkpoints"
+LATEST = "latest"
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,8 @@ class Checkpoints:
     ) -> Path:
         """Copy the state of `loop` and have it written to `<stem>.h5`; returns that path. `rules` are those of `Rules`.
 
-        Waits for the copy, and where too much waits for the disk. Raises CheckpointError if an earlier write failed.
+        `best` is among them only where its metric says what this state is worth. Waits for the copy, and where too much
+        waits for the disk. Raises CheckpointError if an earlier write failed.
         """
         stem = stem_of(loop) if stem is None else stem
         if not stem or "/" in stem or stem[0] == ".":
@@ -172,7 +175,7 @@ class Checkpoints:
         self._kept.append(Kept(order(about), path, about))
         if rules.best is not None:
             self._keep_if_best(path, about, *rules.best)
-        write_whole(self.folder / "latest", f"{path.name}\n".encode())
+        write_whole(self.folder / LATEST, f"{path.name}\n".encode())
         for kept in superfluous(self._kept, rules):
             with contextlib.suppress(FileNotFoundError):
                 kept.path.unlink()
@@ -188,10 +191,12 @@ class Checkpoints:
     def _keep_if_best(self, path: Path, about: dict[str, Any], metric: str, mode: str) -> None:
         folder = self.folder / BEST
         value = value_of(about, metric)
-        if about["epoch_open"] or not about["finite"] or math.isnan(value):
+        if not about["finite"] or math.isnan(value):
             return
-        others = [other for other in _files(folder) if other.name != path.name]
-        values = [value_of(look(other) or {}, metric) for other in others]
+        there = {other: look(other) or {} for other in _files(folder)}
+        others = [other for other in there if other.name != path.name]
+        # one of the same name is another one, unless it is of the same place: names may be the user's
+        values = [value_of(a, metric) for other, a in there.items() if other in others or order(a) != order(about)]
         if any(other >= value if mode == "max" else other <= value for other in values):
             return
         if not folder.is_dir():
@@ -227,6 +232,7 @@ def describe(loop: Loop) -> dict[str, Any]:
         "clocks": state.clocks.as_dict(),
         "metrics": dict(state.metrics),
         "parts": describe_parts(loop.parts),
+        "builds": {name: build for name, part in loop.parts.items() if (build := describe_build(part))},
         "versions": versions(),
         "threads": torch.get_num_threads(),
     }

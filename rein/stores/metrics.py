@@ -124,6 +124,7 @@ class RunMetrics:
         row = {"evaluation": found["number"], "name": found["name"], "epoch": state.epoch}
         row |= _told(state.clocks.as_dict())  # whose `episodes` are those of training
         row |= {"return": found["return"], "length": found["length"], "played": found["episodes"]}
+        row |= {name: found[name] for name in ("return_std", "return_min", "return_max") if name in found}
         self._rows[EVALUATIONS].append(row)
 
     def _is_due(self, seconds: float) -> bool:

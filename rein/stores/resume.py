@@ -10,9 +10,9 @@ import torch
 
 from rein.errors import CheckpointError
 from rein.loop import Loop
-from rein.stores.checkpoint import Checkpoint, describe_parts, differences, read_checkpoint, versions
-from rein.stores.checkpoints import FOLDER, Checkpoints
+from rein.stores.checkpoint import Checkpoint, describe_parts, differences, versions
 from rein.stores.columns import evaluations_of, newer_rows
+from rein.stores.finding import find
 from rein.stores.folder import move_aside, newer_files
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.retention import order
@@ -28,9 +28,9 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
         rein.resume(loop, "runs/mine")
         loop.run(epochs=1000)
 
-    `path` is the folder of a run or of checkpoints, of which the newest good one is taken, or one checkpoint. What the
-    run's folder holds that is newer is moved to `aside/`. With `strict=False` the parts that fit are loaded, and what
-    was left is logged. Returns the checkpoint.
+    `path` is what `rein.load` takes: the folder of a run or of checkpoints, of which the newest good one is taken, or
+    one checkpoint. What the run's folder holds that is newer is moved to `aside/`. With `strict=False` the parts that
+    fit are loaded, and what was left is logged. Returns the checkpoint.
 
     Raises CheckpointError where there is none, where it is damaged (and named itself), and, with `strict`, where it is
     of another configuration: the differences are listed.
@@ -50,18 +50,6 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
     for line in left:
         logger.warning("%s: was left: %s", found.path, line)
     return found
-
-
-def find(path: str | Path) -> Checkpoint:
-    """The checkpoint at `path`, or the newest good one in that folder. Raises CheckpointError where there is none."""
-    path = Path(path)
-    if path.is_file():
-        return read_checkpoint(path)
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    newest = Checkpoints(folder).newest()
-    if newest is None:
-        raise CheckpointError(f"{path}: there is no checkpoint to go on from")
-    return newest
 
 
 def _set_aside(loop: Loop, found: Checkpoint) -> None:

@@ -25,6 +25,7 @@ from rein.cli import main
 from rein.cli.curves import choose_metric, grouped, read_columns
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.handlers.checkpoint import checkpoint
 from rein.integrations.plot import Curve, band, curve_of, draw_curves, draw_field, draw_paths, draw_values
 from rein.integrations.plot.figures import COLOURS, short_number
 
@@ -379,6 +380,24 @@ class TestCommand:
         action = agent.policy().select_action(self.cells(environment))[0]
         assert np.array_equal(values.argmax(-1).ravel(), action.numpy())
         assert not torch.equal(before, action)
+
+    def test_a_board_of_another_size_is_drawn_as_large_as_it_is(self, tmp_path: Path, monkeypatch: Any) -> None:
+        drawn: dict[str, Any] = {}
+        monkeypatch.setattr("rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, of=size))
+        environment = Gridworld(4, [(6, 1)], seed=0, size=7, max_episode_steps=20)
+        agent = rein.agents.q_learning.QLearning(environment.single_observation_space, environment.single_action_space)
+        store = rein.HDF5Store(tmp_path / "run")
+        loop = rein.training_loop(agent, environment, store, seed=0)
+        checkpoint(loop, store)
+        loop.run(epochs=1, iterations=60)
+        store.close()
+        plot(store.path, "--paths", "--output", tmp_path / "paths.png")
+        assert drawn.pop("of") == 7
+        assert len(drawn) == 7 and max(int(path.max()) for path in drawn.values()) in (5, 6)
+        values = self.values(store.path, tmp_path, monkeypatch)
+        assert values.shape == (7, 7, 4)
+        expected = agent.q_values(environment.encode(x=6, y=0, target=(6, 1)))[0]
+        assert np.array_equal(values[6, 0], expected.numpy())
 
     def values(self, path: Path, tmp_path: Path, monkeypatch: Any) -> np.ndarray:
         drawn: list[np.ndarray] = []

@@ -160,6 +160,14 @@ def test_wrappers_are_built_again_around_what_they_wrapped_and_films_are_not(tmp
     agree(run, 20)
 
 
+@pytest.mark.parametrize("observation", ["cell", "vector"])
+def test_a_large_gridworld_is_built_again_as_large(observation: str, tmp_path: Path) -> None:
+    environment = Gridworld(4, [(1, 0), (8, 0)], seed=0, size=9, observation=observation, max_episode_steps=30)
+    run = record(environment, tmp_path / "run", 20)
+    assert environment_of(run).size == 9
+    agree(run, 20)
+
+
 def test_an_episode_that_training_cut_is_no_other_one(tmp_path: Path) -> None:
     run = record(Gridworld(8, seed=0), tmp_path / "run", 30, episodic=True)
     cut = ~run.episodes["terminated"]

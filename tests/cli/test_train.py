@@ -97,7 +97,7 @@ def test_its_help_shows_its_options_and_the_common_ones(here, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["fly"], "there is no command 'fly'; the commands are train, resume, show, "),
+        (["fly"], "there is no command 'fly'; the commands are train, resume, evaluate, show, "),
         (["train"], "name a recipe"),
         (["train", "gridwrld"], "there is no recipe 'gridwrld'; did you mean 'gridworld'?"),
         (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),

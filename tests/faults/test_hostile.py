@@ -18,8 +18,9 @@ import torch
 import rein
 from rein.errors import CheckpointError
 from rein.stores import checkpoint as checkpoint_module
-from rein.stores.checkpoint import load, look, read_checkpoint, save, write_checkpoint
+from rein.stores.checkpoint import look, read_checkpoint, write_checkpoint
 from rein.stores.files import USER_BLOCK, user_block
+from rein.stores.parts import load, save
 from rein.stores.state import TRAILER_LENGTH, find_texts
 
 ROOT = Path(rein.__file__).parent

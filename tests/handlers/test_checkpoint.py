@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
+from rein.handlers.evaluate import evaluate
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
 from rein.testing.stateful import copy_state, first_difference
@@ -166,6 +168,93 @@ def test_half_an_epoch_and_an_agent_with_nan_are_never_best(tmp_path):
     assert stems(tmp_path / "best") == ["epoch-000002"]
     loop.run(epochs=5)
     assert stems(tmp_path / "best") == ["epoch-000003"]
+
+
+class Lengths:
+    """A policy whose nth evaluation is of one episode of `lengths[n]` steps, which is worth 1 + 2 + ... of them."""
+
+    def __init__(self, environment: Any, lengths: list[int]) -> None:
+        self._environment, self._lengths = environment, lengths
+
+    def select_action(self, observation: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return torch.zeros(1, dtype=torch.int64), {}
+
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        if mask is None:
+            number = int(self._environment.episode_seeds[0]) // 2  # one ends the round, and one is left open
+            self._environment._length_N = torch.tensor([self._lengths[number]])
+
+
+def make_evaluated(scripted: Any, lengths: list[int], **options: Any) -> tuple[rein.Loop, Counter]:
+    """Two epochs of twelve iterations, evaluated after every second one."""
+    loop, counter = make()
+    loop.epochs, loop.iterations = 2, 12
+    environment = scripted([1])
+    options = {"event": "iteration_completed", "every": 2, **options}
+    evaluate(loop, Lengths(environment, lengths), environment, episodes=1, **options)
+    return loop, counter
+
+
+LENGTHS = [3, 5, 9, 4, 2, 8, 6, 9, 1, 7, 3, 4]  # the best is the third, the worst the ninth
+
+
+@pytest.mark.parametrize(
+    ("mode", "stem", "iterations"), [("max", "01-iteration-000006", 6), ("min", "02-iteration-000006", 18)]
+)
+def test_of_evaluations_within_an_epoch_the_best_is_kept_with_the_weights_of_then(
+    tmp_path, scripted, mode, stem, iterations
+):
+    loop, _ = make_evaluated(scripted, LENGTHS)
+    checkpoint(loop, rein.Checkpoints(tmp_path), event="evaluated", keep_last=1, keep_best=("evaluation_return", mode))
+    loop.run()
+    assert stems(tmp_path / "best") == [f"epoch-0000{stem}"]
+    best = read_checkpoint(tmp_path / f"best/epoch-0000{stem}.h5")
+    length = LENGTHS[iterations // 2 - 1]
+    assert best.about["metrics"]["evaluation_return"] == length * (length + 1) / 2
+    assert best.state["parts"]["counter"]["value"].tolist() == [iterations] * 3
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_keeps_the_best_that_one_without_a_break_keeps(tmp_path, scripted):
+    for stops_at in (None, 10, None):
+        folder = tmp_path / ("broken" if (tmp_path / "whole").exists() else "whole")
+        loop, _ = make_evaluated(scripted, LENGTHS)
+        checkpoint(loop, rein.Checkpoints(folder), event="evaluated", keep_best=("evaluation_return", "max"))
+        if folder.exists():
+            rein.resume(loop, folder)
+        if stops_at is not None:
+            interrupt = functools.partial(loop.interrupt, "in the middle")
+            loop.iteration_completed(once=stops_at)(lambda state, interrupt=interrupt: interrupt())
+        loop.run()
+    assert stems(tmp_path / "whole/best") == stems(tmp_path / "broken/best") == ["epoch-000001-iteration-000006"]
+
+
+def test_what_another_evaluation_reported_or_was_reported_before_is_not_judged(tmp_path, scripted):
+    """At iteration 8 the metric is the highest, and that of iteration 6, whose weights are no longer there."""
+    loop, _ = make_evaluated(scripted, LENGTHS, every=4, name="score")
+    environment = scripted([1])
+    hard = {"event": "iteration_completed", "every": 3, "name": "score_hard"}
+    evaluate(loop, Lengths(environment, [3, 9, 5, 4, 2, 8, 6, 7]), environment, episodes=1, **hard)
+    best = ("score_hard_return", "max")
+    checkpoint(loop, rein.Checkpoints(tmp_path), event="iteration_completed", every=4, keep_best=best)
+    loop.run()
+    assert stems(tmp_path / "best") == ["epoch-000002-iteration-000012"]
+
+
+def test_the_best_is_the_best_under_a_name_that_never_changes(tmp_path):
+    loop, _ = make({1: 1.0, 2: 9.0, 3: 5.0, 4: 2.0})
+    checkpoint(loop, rein.Checkpoints(tmp_path), keep_best=("score", "max"), name=lambda state: "model")
+    loop.run(epochs=4)
+    assert read_checkpoint(tmp_path / "best/model.h5").about["metrics"]["score"] == 9.0
+    assert read_checkpoint(tmp_path / "model.h5").about["epoch"] == 4
+
+
+def test_it_is_told_where_only_the_runs_end_could_be_the_best(tmp_path, caplog):
+    for event, told in (("epoch_ended", False), ("iteration_completed", True)):
+        loop, _ = make()
+        loop.metric("score", lambda state: float(state.total_iterations))
+        checkpoint(loop, rein.Checkpoints(tmp_path / event), event=event, every=3, keep_best=("score", "max"))
+        loop.run()
+        assert ("only that of the run's end could be the best" in caplog.text) is told
 
 
 def test_a_resumed_run_knows_the_best_of_before(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.cartpole import CartPole
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate import evaluate
 from rein.loop import Loop
 from rein.ops.random import episode_seeds, integers
+from rein.rollout import evaluate as play
+from rein.stores.checkpoint import read_checkpoint
+from rein.stores.checkpoints import Checkpoints
+from rein.stores.resume import resume
 from rein.types import State, TimeStep
 
 
@@ -86,6 +95,10 @@ def make(epochs: int = 6, **options: Any) -> Loop:
     return loop
 
 
+def metrics_of(name: str) -> set[str]:
+    return {f"{name}_{what}" for what in ("return", "length", "return_std", "return_min", "return_max")}
+
+
 def found(loop: Loop) -> list[dict[str, float]]:
     """The metrics of each epoch."""
     return [dict(record.metrics) for record in loop.state.history]
@@ -105,7 +118,7 @@ def test_handlers_attached_after_it_see_the_metrics() -> None:
     loop, seen = make(epochs=1), []
     loop.epoch_ended(lambda state: seen.append(set(state.metrics)))
     loop.run()
-    assert seen == [{"evaluation_return", "evaluation_length"}]
+    assert seen == [metrics_of("evaluation")]
 
 
 def test_name_event_filters_and_step_limit_are_the_users() -> None:
@@ -114,8 +127,8 @@ def test_name_event_filters_and_step_limit_are_the_users() -> None:
     loop.run()
     assert [set(metrics) for metrics in found(loop)] == [
         set(),
-        {"short_return", "short_length", "middle_return", "middle_length"},
-        *[set(), {"short_return", "short_length"}] * 2,
+        metrics_of("short") | metrics_of("middle"),
+        *[set(), metrics_of("short")] * 2,
     ]
     assert [metrics["short_length"] for metrics in found(loop)[1::2]] == [1.0] * 3
 
@@ -179,6 +192,181 @@ def test_what_it_raises_may_be_dropped_and_training_goes_on(caplog: pytest.LogCa
     assert any(failed) and not all(failed)
     assert caplog.text.count("evaluation failed in epoch") == sum(failed)
     assert "out of order" in caplog.text
+
+
+def test_the_spread_of_the_returns_is_reported_with_their_mean() -> None:
+    loop = make(epochs=1, episodes=7)
+    state = loop.run()
+    latest = state.memory["evaluations"]
+    returns = 2.0 * play(Always(2), Countdown(), 7).episode_length
+    assert (
+        state.metrics["evaluation_return_std"]
+        == latest["return_std"]
+        == pytest.approx(float(returns.std(correction=0)))
+    )
+    assert state.metrics["evaluation_return_min"] == latest["return_min"] == returns.min()
+    assert state.metrics["evaluation_return_max"] == latest["return_max"] == returns.max()
+
+
+def evaluated_at(loop: Loop) -> list[int]:
+    """The iterations after which the loop is evaluated, from now on."""
+    seen: list[int] = []
+    loop.evaluated(lambda state: seen.append(state.total_iterations))
+    return seen
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(5, [15]), (7, [15, 21])])
+def test_a_run_is_evaluated_where_it_ends_unless_it_just_was(epochs: int, expected: list[int]) -> None:
+    loop = make(epochs=epochs, every=5, at_end=True)
+    seen = evaluated_at(loop)
+    state = loop.run()
+    assert seen == expected
+    assert set(state.metrics) == metrics_of("evaluation")
+    loop.run()  # nothing is left to run
+    assert seen == expected
+
+
+@pytest.mark.parametrize(("ask", "expected"), [(Loop.stop, 1), (Loop.interrupt, 0)])
+@pytest.mark.parametrize(("event", "once", "iterations"), [("iteration_completed", 8, 8), ("epoch_ended", 2, 6)])
+def test_a_run_that_is_halted_is_evaluated_where_it_ends_and_one_that_is_interrupted_is_not(
+    event: str, once: int, iterations: int, ask: Any, expected: int
+) -> None:
+    loop = make(every=5, at_end=True)
+    seen = evaluated_at(loop)
+    loop.event(event).attach(lambda state: ask(loop, "enough"), once=once)
+    assert loop.run().status == "halted"
+    assert seen == [iterations] * expected
+
+
+def test_a_checkpoint_of_the_end_knows_what_the_evaluation_there_found(tmp_path: Path) -> None:
+    loop = make(epochs=3, every=0, at_end=True)
+    checkpoint(loop, Checkpoints(tmp_path), keep_best=("evaluation_return", "max"))
+    state = loop.run()
+    (best,) = (tmp_path / "best").glob("*.h5")
+    assert read_checkpoint(best).about["metrics"]["evaluation_return"] == state.metrics["evaluation_return"]
+
+
+def test_the_episodes_may_be_the_same_each_time_and_are_in_a_resumed_run() -> None:
+    def make_same() -> Loop:
+        loop = Loop(lambda state: None, epochs=4, iterations=3)
+        policy = Always(1)
+        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore[method-assign]
+        evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=5, same_episodes=True)
+        return loop
+
+    whole, first, second = make_same(), make_same(), make_same()
+    whole.run()
+    first.run(epochs=2)
+    second.load_state_dict(first.state_dict())
+    second.run()
+    assert found(whole) == found(second) == [found(whole)[0]] * 4
+
+
+def test_episodes_that_cannot_be_begun_again_cannot_be_the_same() -> None:
+    with pytest.raises(ValueError, match=r"same_episodes=True\): Countdown cannot begin an episode again"):
+        make(same_episodes=True)
+
+
+class Asking(Countdown):
+    """Asks in the step of one's choice, as a signal or another thread may at any time."""
+
+    left, ask = 0, staticmethod(lambda: None)
+
+    def apply_action(self, action: Tensor) -> TimeStep:
+        self.left -= 1
+        if self.left == 0:
+            self.ask()
+        return super().apply_action(action)
+
+
+@pytest.mark.parametrize("event", ["epoch_ended", "iteration_completed"])
+def test_an_interrupt_breaks_an_evaluation_off_and_it_is_begun_anew_when_the_run_goes_on(event: str) -> None:
+    def make_asking() -> tuple[Loop, Asking, list[Any]]:
+        loop, environment, seen = Loop(lambda state: None, epochs=6, iterations=3), Asking(), []
+        evaluate(loop, Always(2), environment, episodes=5, event=event, every=2)
+        early_stop(loop, "evaluation_return", mode="max", patience=99, event=event, every=2)
+        loop.evaluated(lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"]))))
+        return loop, environment, seen
+
+    whole, _, expected = make_asking()
+    whole.run()
+    loop, environment, seen = make_asking()
+    environment.left, environment.ask = 40, lambda: loop.interrupt("enough")
+    state = loop.run()
+    assert state.status == "halted" and environment.left == 0, "not a step after it was asked"
+    assert 0 < len(seen) < len(expected)
+    other, _, rest = make_asking()
+    other.load_state_dict(json.loads(json.dumps(loop.state_dict())))
+    other.run()
+    assert seen + rest == expected
+
+
+@pytest.mark.parametrize("event", ["epoch_ended", "evaluated"])
+def test_the_best_of_a_run_whose_evaluation_was_broken_off_is_that_of_one_without_a_break(
+    event: str, tmp_path: Path
+) -> None:
+    returns = iter([3, 1, 2] * 2)  # of the three evaluations of each run
+
+    def make_saving(folder: Path) -> tuple[Loop, Asking]:
+        loop, environment = Loop(lambda state: None, epochs=6, iterations=3), Asking()
+        evaluate(loop, Always(1), environment, episodes=5, every=2)
+        loop.evaluated(lambda state: state.metrics.__setitem__("evaluation_return", float(next(returns))))
+        checkpoint(loop, Checkpoints(folder), event=event, keep_best=("evaluation_return", "max"))
+        return loop, environment
+
+    make_saving(tmp_path / "whole")[0].run()
+    loop, environment = make_saving(tmp_path / "broken")
+    environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
+    loop.run()
+    other, _ = make_saving(tmp_path / "broken")
+    resume(other, tmp_path / "broken")
+    other.run()
+    best = [[path.name for path in (tmp_path / run / "best").iterdir()] for run in ("whole", "broken")]
+    assert best == [["epoch-000002.h5"]] * 2
+
+
+def test_an_evaluation_that_the_end_of_the_run_made_up_for_is_not_begun_anew() -> None:
+    loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Asking()
+    evaluate(loop, Always(2), environment, episodes=5, at_end=True)
+    seen = evaluated_at(loop)
+    environment.left, environment.ask = 3, lambda: loop.stop("enough")
+    loop.run()
+    assert seen == [3]
+    loop.run()
+    assert seen == [3, 6, 9]
+
+
+def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.LogCaptureFixture) -> None:
+    def make_same(episodes: int) -> Loop:
+        loop = Loop(lambda state: None, epochs=2, iterations=3)
+        policy = Always(1)
+        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore[method-assign]
+        evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=episodes, same_episodes=True)
+        return loop
+
+    loop, other = make_same(3), make_same(5)
+    loop.run(epochs=1)
+    other.load_state_dict(loop.state_dict())
+    other.run()
+    assert "evaluation had 3 episodes and has 5: it begins new ones" in caplog.text
+    assert len(other.state.memory["evaluation/seeds"]) == 5
+
+
+def test_what_reads_the_metrics_of_an_evaluation_that_was_broken_off_finds_nan() -> None:
+    loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Asking()
+    evaluate(loop, Always(2), environment, episodes=5)
+    environment.left, environment.ask = 3, lambda: loop.stop("enough")
+    state = loop.run()
+    assert (state.status, state.clocks.epochs) == ("halted", 1)
+    assert metrics_of("evaluation") == {name for name, value in found(loop)[0].items() if math.isnan(value)}
+
+
+def test_an_end_that_was_asked_for_before_breaks_nothing_off() -> None:
+    loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Countdown()
+    loop.epoch_ended(lambda state: state.halt_loop("enough"))
+    evaluate(loop, Always(2), environment, episodes=5)
+    loop.run()
+    assert found(loop)[0]["evaluation_return"] > 0.0
 
 
 def test_the_environment_of_the_training_is_refused() -> None:

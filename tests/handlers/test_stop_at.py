@@ -41,6 +41,19 @@ def test_a_run_stops_after_that_many_epochs_without_beginning_another() -> None:
     assert (final.epoch, final.iteration, final.clocks.epochs, final.status) == (3, 10, 3, "halted")
 
 
+def test_what_remains_of_a_run_is_known_by_the_nearest_of_its_limits() -> None:
+    loop, seen = make(env_steps=160, updates=40), []
+    stop_at(loop, env_steps=320)
+    stop_at(loop, vector_steps=math.inf)
+    loop.iteration_completed(every=5)(lambda state: seen.append(state.remaining))
+    loop.run(epochs=None)
+    assert seen == [0.75, 0.5, 0.25, 0.0]
+    loop, seen = make(env_steps=1600), []  # after 200 iterations: the epochs end the run before
+    loop.epoch_ended(lambda state: seen.append(state.remaining))
+    loop.run(epochs=4)
+    assert seen == [0.75, 0.5, 0.25, 0.0]
+
+
 def test_a_run_stops_after_that_many_seconds() -> None:
     loop = Loop(lambda state: None, epochs=None, iterations=10)
     stop_at(loop, seconds=0.01)

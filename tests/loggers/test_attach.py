@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +67,73 @@ def test_filters_and_events_are_those_of_every_handler() -> None:
         attach(loop, few, event="epoch_end")
 
 
+def test_every_epoch_between_two_writes_is_represented_in_each_recorder() -> None:
+    loop, recorders = make(), {every: Notes() for every in (1, 2, 3)}
+    for every, notes in recorders.items():
+        attach(loop, notes, every=every)
+    loop.run()
+    means = [0.5, 2.5, 4.5, 6.5, 8.5, 10.5]  # of the losses 0 and 1, 2 and 3, ...
+    assert [record.metrics["loss"] for record in loop.state.history] == means
+    for every, notes in recorders.items():
+        expected = [sum(means[n : n + every]) / every for n in range(0, 6, every)]
+        assert [metrics["loss"] for _, metrics in notes.rows] == expected
+
+
+def test_a_mean_over_epochs_is_of_the_values_that_are_there_and_of_running_means_the_last() -> None:
+    scores = {1: 2.0, 2: math.nan, 3: 4.0, 4: math.nan, 5: math.nan, 6: math.nan}
+    loop, notes = make(), Notes()
+    attach(loop, notes, every=3)
+
+    @loop.epoch_ended
+    def score(state: rein.State) -> None:
+        state.metrics["score"] = scores[state.epoch]
+        state.metrics["score_100"] = float(state.epoch)
+        if state.epoch == 2:
+            state.metrics["rare"] = 7.0
+
+    loop.run()
+    (_, first), (_, second) = notes.rows
+    assert (first["score"], first["score_100"], first["rare"]) == (3.0, 3.0, 7.0)
+    assert math.isnan(second["score"]) and second["score_100"] == 6.0 and "rare" not in second
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"every": 2, "after": 2}, [5.5, 9.5]),  # of epochs 3 and 4, of 5 and 6
+        ({"every": 2, "when": lambda state: state.epoch != 3}, [1.5, 6.5, 9.5]),
+        ({"every": 4, "unit": "iterations"}, [1.5, 5.5, 9.5]),
+        ({"once": 4}, [6.5]),
+        ({"when": lambda state: state.epoch in (2, 5)}, [2.5, 8.5]),
+    ],
+)
+def test_only_epochs_that_the_other_filters_let_through_are_in_the_means(
+    filters: dict[str, Any], expected: list[float]
+) -> None:
+    loop, notes = make(), Notes()
+    attach(loop, notes, **filters)
+    loop.run()
+    assert [metrics["loss"] for _, metrics in notes.rows] == expected
+
+
+@pytest.mark.parametrize("saved_at", [3, 4, 5])
+def test_a_resumed_run_writes_what_one_without_a_break_writes(saved_at: int) -> None:
+    rows = []
+    for broken in (False, True):
+        loop, notes, second = make(), Notes(), Notes()
+        attach(loop, notes, every=3)
+        attach(loop, second, event="epoch_completed", every=2)
+        if broken:
+            first = make()
+            for every, event in ((3, "epoch_ended"), (2, "epoch_completed")):
+                attach(first, Notes(), event=event, every=every)
+            first.run(epochs=saved_at)
+            loop.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        loop.run()
+        rows.append([(clocks["epochs"], metrics) for clocks, metrics in notes.rows + second.rows])
+    assert rows[1] == [row for row in rows[0] if row[0] > saved_at] != []
+
+
 def test_a_metric_that_a_later_handler_sets_is_written() -> None:
     loop, notes = make(), Notes()
     attach(loop, notes)
@@ -99,15 +168,69 @@ def test_an_epoch_that_a_handler_broke_is_written_when_it_has_ended() -> None:
     loop, notes = make(), Notes()
     attach(loop, notes)
 
+    failures = [RuntimeError("once")]
+
     @loop.epoch_ended(once=3)
     def fail(state: rein.State) -> None:
-        raise RuntimeError("once")
+        if failures:
+            raise failures.pop()
 
     with pytest.raises(RuntimeError, match="once"):
         loop.run()
     assert [clocks["epochs"] for clocks, _ in notes.rows] == [1, 2] and notes.closed == 1
     loop.run()
     assert [clocks["epochs"] for clocks, _ in notes.rows] == [1, 2, 3, 4, 5, 6]
+
+
+class Told(Notes):
+    """Is told what the run is and how it ended, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        self.told.append(dict(settings))
+
+    def finish(self, status: str) -> None:
+        self.told.append((status, self.closed))
+
+
+class Part:
+    config: Mapping[str, Any] = {"gamma": 0.9, "sizes": [3, 4], "schedule": {"to": 0.1}, "none": None}
+
+
+def test_a_logger_may_be_told_once_what_the_run_is() -> None:
+    loop, told = make(), Told()
+    attach(loop, told)
+    loop.own("part", Part())
+    loop.run()
+    loop.run(epochs=8)
+    described, *ends = told.told
+    assert ends == [("completed", 0), ("completed", 1)], "before each close"
+    expected = {"part.gamma": 0.9, "part.sizes.0": 3, "part.sizes.1": 4, "part.schedule.to": 0.1, "epochs": 6}
+    assert described.items() >= expected.items()
+    assert described["versions.rein"] == rein.__version__ and described["part.type"].endswith("Part")
+
+
+@pytest.mark.parametrize("status", ["completed", "halted", "interrupted", "failed"])
+def test_a_logger_may_be_told_how_a_run_ended(status: str) -> None:
+    loop, told = make(), Told()
+    attach(loop, told)
+
+    @loop.iteration_completed(once=5)
+    def end(state: rein.State) -> None:
+        if status == "failed":
+            raise RuntimeError("out of order")
+        if status != "completed":
+            (loop.stop if status == "halted" else loop.interrupt)("enough")
+
+    if status == "failed":
+        with pytest.raises(RuntimeError, match="out of order"):
+            loop.run()
+    else:
+        loop.run()
+    assert told.told[1:] == [(status, 0)] and told.closed == 1
 
 
 def test_what_is_no_logger_is_refused_where_it_is_attached() -> None:

@@ -17,7 +17,7 @@ def test_the_examples_are_one_program_that_runs(
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     exec(compile(program, "docs/loggers.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == [" 1,000  0.0010", " 2,000  0.0005", "done"]
+    assert capsys.readouterr().out.splitlines() == [" 1,000  0.0075", " 2,000  0.0007", "done"]
     assert len((tmp_path / "every-tenth.csv").read_text().splitlines()) == 1 + 4
     assert len((tmp_path / "fine.csv").read_text().splitlines()) == 1 + 40 * 50 // 25
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from types import ModuleType, SimpleNamespace
@@ -40,6 +41,10 @@ def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_fir
         def __init__(self, folder: str, purge_step: int) -> None:
             told.append(("open", folder, purge_step))
 
+        def add_text(self, name: str, text: str, step: int) -> None:
+            assert "\n    epochs: 3\n" in text
+            told.append((name, step))
+
         def add_scalar(self, name: str, value: float, step: int) -> None:
             told.append((name, step, value))
 
@@ -50,29 +55,40 @@ def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_fir
     loop = make()
     attach(loop, TensorBoardLogger("there", clock="iterations"))
     loop.run()
-    assert told == [("open", "there", 4), *(("loss, total", *point) for point in POINTS), "close"]
+    assert told == [("open", "there", 4), ("run", 4), *(("loss, total", *point) for point in POINTS), "close"]
     loop.run(epochs=4)
-    assert told[5:] == [("open", "there", 16), ("loss, total", 16, 13.5), "close"]
+    assert told[6:] == [("open", "there", 16), ("loss, total", 16, 13.5), "close"]
 
 
-def test_wandb_goes_on_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def wandb_told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is said to a stand-in of W&B from now on."""
     told: list[Any] = []
+
+    def update(settings: Any, allow_val_change: bool) -> None:
+        told.append((settings["epochs"], allow_val_change))
 
     def init(**options: Any) -> Any:
         told.append(options)
         return SimpleNamespace(
-            id="abc", log=lambda values, step: told.append((step, values)), finish=lambda: told.append("finish")
+            id="abc",
+            config=SimpleNamespace(update=update),
+            log=lambda values, step: told.append((step, values)),
+            finish=lambda exit_code: told.append(exit_code),
         )
 
     stand_in(monkeypatch, "wandb", init=init)
-    loop = make()
+    return told
+
+
+def test_wandb_goes_on_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, loop = wandb_told(monkeypatch), make()
     attach(loop, WandbLogger(project="mine", clock="iterations"))
     loop.run()
-    assert told[0] == {"project": "mine"} and told[-1] == "finish"
-    assert [(step, values["loss, total"]) for step, values in told[1:-1]] == POINTS
-    assert all("never" not in values and values["clocks/iterations"] == step for step, values in told[1:-1])
+    assert told[:2] == [{"project": "mine"}, (3, True)] and told[-1] == 0
+    assert [(step, values["loss, total"]) for step, values in told[2:-1]] == POINTS
+    assert all("never" not in values and values["clocks/iterations"] == step for step, values in told[2:-1])
     loop.run(epochs=4)
-    assert told[5] == {"project": "mine", "id": "abc", "resume": "allow"}
+    assert told[6] == {"project": "mine", "id": "abc", "resume": "allow"}
 
 
 class MlflowClient:
@@ -81,6 +97,7 @@ class MlflowClient:
     def __init__(self, uri: str | None) -> None:
         self.experiments: dict[str, Any] = {}
         self.told: list[Any] = []
+        self.parameters: dict[str, str] = {}
 
     def get_experiment_by_name(self, name: str) -> Any:
         return self.experiments.get(name)
@@ -96,16 +113,67 @@ class MlflowClient:
     def update_run(self, run_id: str, status: str) -> None:
         self.told.append((run_id, status))
 
-    def log_batch(self, run_id: str, metrics: list[Any]) -> None:
-        self.told += [(run_id, *metric) for metric in metrics]
+    def log_batch(self, run_id: str, metrics: list[Any] | None = None, params: list[Any] | None = None) -> None:
+        assert len(params or ()) <= 100
+        self.told += [(run_id, *metric) for metric in metrics or ()]
+        self.parameters.update(params or ())
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.told.append((run_id, status))
 
 
-def test_mlflow_makes_experiment_and_run_and_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mlflow_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    entities = {"Metric": lambda name, value, time, step: (name, step, value), "Param": lambda *pair: pair}
     stand_in(monkeypatch, "mlflow", MlflowClient=MlflowClient)
-    stand_in(monkeypatch, "mlflow.entities", Metric=lambda name, value, time, step: (name, step, value))
+    stand_in(monkeypatch, "mlflow.entities", **entities)
+
+
+def end_in(loop: rein.Loop, epoch: int, ask: Any) -> None:
+    """Have the run end in that epoch, after some rows."""
+
+    @loop.epoch_started(once=epoch)
+    def end(state: rein.State) -> None:
+        ask(loop)
+
+
+def boom(loop: rein.Loop) -> None:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("ask", "status", "exit_code"),
+    [(boom, "FAILED", 1), (rein.Loop.interrupt, "KILLED", 130), (rein.Loop.stop, "FINISHED", 0)],
+)
+def test_mlflow_and_wandb_are_told_how_a_run_ended(
+    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, ask: Any, status: str, exit_code: int
+) -> None:
+    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
+    client: Any = mlflow._client
+    attach(loop, mlflow)
+    attach(loop, WandbLogger(clock="iterations"))
+    end_in(loop, 3, ask)
+    with contextlib.suppress(RuntimeError):
+        loop.run()
+    assert client.told[-1] == ("abc", status) and told[-1] == exit_code
+
+
+def test_mlflow_has_the_configuration_as_parameters_of_a_run_that_it_makes(mlflow_is_there: None) -> None:
+    class Part:
+        config = {f"layer {number}": "x" * 1000 for number in range(150)} | {"b(eta)": 0.5}
+
+    for run_id, count in ((None, 150), ("abc", 0)):
+        loop, mlflow = make(), MlflowLogger("mine", clock="iterations", run_id=run_id)
+        client: Any = mlflow._client
+        loop.own("part", Part())
+        attach(loop, mlflow)
+        loop.run()
+        layers = [value for name, value in client.parameters.items() if name.startswith("part.layer ")]
+        assert len(layers) == count and {len(value) for value in layers} <= {250}
+        assert client.parameters.get("part.b_eta_") == (None if run_id else "0.5")
+
+
+def test_mlflow_makes_experiment_and_run_and_goes_on_with_it(mlflow_is_there: None) -> None:
     loop, mlflow = make(), MlflowLogger("mine", clock="iterations")
     client: Any = mlflow._client
     attach(loop, mlflow)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from gymnasium import spaces
 
 import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.cartpole import CartPole
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 3, 4, 7])
@@ -35,6 +39,47 @@ def test_an_episode_that_does_not_end_is_cut_and_counts(scripted, listening):
     assert result.episode_length.tolist() == [2, 5]
     assert result.episode_return.tolist() == [3, 15]
     assert result.truncated.tolist() == [False, True]
+
+
+def test_the_spread_of_the_returns_is_known(scripted, listening):
+    environment = scripted([1, 2, 3])
+    result = rein.evaluate(listening(environment), environment, 3)
+    assert (result.min_return, result.max_return) == (1.0, 6.0)
+    assert result.std_return == pytest.approx((38 / 9) ** 0.5)  # of 1, 3 and 6
+    assert rein.evaluate(listening(environment), environment, 1).std_return == 0.0
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 3, 7])
+def test_the_episodes_of_an_evaluation_can_be_played_again(episodes):
+    environment = CartPole(num_envs=3, seed=0)
+    policy = QLearning(spaces.Discrete(2), spaces.Discrete(2)).policy()
+    policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})
+    first, other = (rein.evaluate(policy, environment, episodes) for _ in range(2))
+    again = rein.evaluate(policy, environment, episodes, episode_seeds=first.seed)
+    assert first.seed.tolist() != other.seed.tolist()
+    for one, same in zip(first, again, strict=True):
+        assert one.tolist() == same.tolist()
+    with pytest.raises(ValueError, match=rf"one for each episode, \({episodes},\)"):
+        rein.evaluate(policy, environment, episodes, episode_seeds=first.seed[1:])
+
+
+def test_environments_that_cannot_begin_an_episode_again_are_refused_its_seed(scripted, listening):
+    environment = scripted([2])
+    with pytest.raises(TypeError, match="Scripted has no reset_to"):
+        rein.evaluate(listening(environment), environment, 1, episode_seeds=torch.tensor([0]))
+
+
+def test_an_evaluation_can_be_broken_off_before_any_step(scripted, listening):
+    environment, steps = scripted([10**9]), []
+
+    def before_step() -> None:
+        steps.append(None)
+        if len(steps) == 5:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        rein.evaluate(listening(environment), environment, 1, before_step=before_step)
+    assert len(environment.actions) == 4
 
 
 def test_the_policy_is_told_when_episodes_begin(scripted, listening):

@@ -13,7 +13,8 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.stores import files
-from rein.stores.checkpoint import differences, is_finite, load, look, read_checkpoint, save, write_checkpoint
+from rein.stores.checkpoint import differences, is_finite, look, read_checkpoint, write_checkpoint
+from rein.stores.parts import load, save
 from rein.testing.stateful import copy_state, first_difference
 
 

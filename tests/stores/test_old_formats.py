@@ -13,7 +13,8 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.stores.checkpoint import FORMAT, load, read_checkpoint
+from rein.stores.checkpoint import FORMAT, read_checkpoint
+from rein.stores.parts import load
 
 DATA = Path(__file__).with_name("data")
 FILES = sorted(DATA.glob("checkpoint-format-*.h5"))

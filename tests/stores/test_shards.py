@@ -20,8 +20,9 @@ from rein.buffers import blocks
 from rein.buffers.replay import Replay
 from rein.errors import CheckpointError
 from rein.stores import files, shards
-from rein.stores.checkpoint import load, look, read_checkpoint, save, write_checkpoint
+from rein.stores.checkpoint import look, read_checkpoint, write_checkpoint
 from rein.stores.checkpoints import Checkpoints
+from rein.stores.parts import load, save
 from rein.stores.state import Held, Shard
 from rein.testing.buffer import make_transition
 from rein.testing.stateful import first_difference

@@ -1,0 +1,125 @@
+"""`rein evaluate`: the agent of a run plays new episodes, and learns nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
+from rein.cli.show import plain
+from rein.envs.wrappers.record_video import RecordVideo
+from rein.errors import CheckpointError
+from rein.loop import Loop
+from rein.ops.random import checked_seed
+from rein.rollout import Evaluation, evaluate
+from rein.saved import rebuilt
+from rein.stores.checkpoint import Checkpoint
+from rein.stores.checkpoints import FOLDER
+from rein.stores.parts import part_at, put
+from rein.stores.shards import BEST
+
+_TOGETHER = 16  # environments at most: each plays one episode, and all wait for the last
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `rein evaluate RUN`."""
+    tyro.cli(_options, prog="rein evaluate", args=list(arguments))
+
+
+def _options(
+    run: Annotated[Path, tyro.conf.Positional],
+    *,
+    best: bool = False,
+    checkpoint: Path | None = None,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    device: str = "cpu",
+    video: Path | None = None,
+    environment: str | None = None,
+) -> None:
+    """Let the agent of a run play episodes that training has not seen, and say what their returns are.
+
+    Rewards are those of the environment as the run wrapped it.
+
+    Args:
+        run: the folder of a run; its newest checkpoint plays.
+        best: let the best checkpoint play that the run kept.
+        checkpoint: let this one play, or what `rein.save` wrote of its agent.
+        episodes: how many, each counted once.
+        deterministic: take the action that the policy thinks most of; else act as it explores.
+        seed: of the episodes; drawn and told by default.
+        device: where the agent computes, and the environment where it can.
+        video: film all episodes, one after another, into this folder.
+        environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
+            environments or the run's loop. rein's own environments, Gymnasium's and recipes need none.
+    """
+    if best and checkpoint is not None:
+        raise ValueError(f"rein evaluate: give --best or --checkpoint {checkpoint}, not both")
+    if episodes < 1:
+        raise ValueError(f"--episodes {episodes}: give 1 or more")
+    torch.set_num_threads(1)  # for a few rows at a time one is fastest
+    seed = secrets.randbits(31) if seed is None else checked_seed(seed)
+    described = Described.of(run)
+    found = part_at(checkpoint or (run / FOLDER / BEST if best else run))
+    made = None if environment is None else made_by(environment)
+    agent = _agent(found, described, made, device, episodes)
+    with contextlib.closing(_environment(described, made, episodes, device, video)) as played_in:
+        played_in.reseed(seed)
+        result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
+    how = "without exploring" if deterministic else "as it explores"
+    print(f"{found.path}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
+    Console().print(_table(result))
+    if video is not None:
+        print(f"filmed: {plain(video)}")
+
+
+def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: int) -> Any:
+    """That of a checkpoint: by what its file says, or else as the loop that somebody named or its recipe builds it."""
+    try:
+        return rebuilt(found, {"device": device})
+    except CheckpointError as error:
+        why = error
+    loop = made if isinstance(made, Loop) else recipe_loop(run, device=device)
+    if loop is None:
+        here = "rein evaluate RUN --environment my_module:make_loop, a function that returns the run's loop"
+        raise CheckpointError(f"{why} and rein.evaluate(agent.policy(), environment, episodes={episodes}); or {here}")
+    put(loop.parts["agent"], found)
+    return loop.parts["agent"]
+
+
+def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None) -> Any:
+    """Environments of which nothing has been asked yet; one alone to film, so that every episode is filmed whole."""
+    if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
+    if made is None:
+        count = 1 if video is not None else min(episodes, _TOGETHER)
+        built = environment_of(run, num_envs=count, device=device, filming=video is not None)
+    else:
+        built = made.parts["environment"] if isinstance(made, Loop) else made
+    return built if video is None else RecordVideo(built, video)
+
+
+def _table(result: Evaluation) -> Table:
+    count, truncated = len(result.episode_return), int(result.truncated.sum())
+    table = Table.grid(padding=(0, 2))
+    table.add_row("episodes", f"{count:,}, {truncated:,} of them truncated")
+    table.add_row("return", _statistics(result.episode_return))
+    table.add_row("length", _statistics(result.episode_length.double()))
+    return table
+
+
+def _statistics(value_E: Tensor) -> str:
+    mean, spread, low, high = (float(x) for x in (value_E.mean(), value_E.std(correction=0), *value_E.aminmax()))
+    return f"mean {mean:.6g}, standard deviation {spread:.6g}, from {low:.6g} to {high:.6g}"

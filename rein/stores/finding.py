@@ -1,0 +1,63 @@
+"""Which checkpoint a path means: a file, or the newest good one of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rein.errors import CheckpointError
+from rein.stores.checkpoint import Checkpoint, read_checkpoint
+from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints
+from rein.stores.files import USER_BLOCK
+from rein.stores.shards import BEST
+
+_NAMED = 6  # of the files that are there, the newest so many
+
+
+def find(path: str | Path) -> Checkpoint:
+    """The checkpoint at `path`, read.
+
+    That is a file; or the newest good one of a run's folder, of its `checkpoints`, of `checkpoints/best`, which holds
+    the best one, and of the folder in which `checkpoints/latest` lies. Damaged ones before it are reported.
+
+    Raises CheckpointError where there is none, or a folder holds what `rein.save` wrote, with the files that are there,
+    and where the file is damaged.
+    """
+    if not str(path):
+        raise CheckpointError("the path is empty: give a file or a run's folder")
+    path = Path(path)
+    folder = _folder(path)
+    if folder is None:
+        if not path.exists():
+            raise CheckpointError(f"{path}: there is no checkpoint; {_there(path.parent)}")
+        return read_checkpoint(path)
+    newest = Checkpoints(folder).newest()
+    if newest is None:
+        files = _names(folder)
+        why = f"that is whole, of {', '.join(files)}" if files else f"there; {_there(folder)}"
+        raise CheckpointError(f"{path}: there is no checkpoint {why}")
+    if newest.about.get("kind") == "part":  # of which none is the newest
+        raise CheckpointError(f"{path}: is no run's folder; {_there(folder)}: name one of them")
+    return newest
+
+
+def _folder(path: Path) -> Path | None:
+    """The folder whose newest checkpoint is meant; None where the path is that of one file."""
+    if path.is_dir():
+        return path / FOLDER if (path / FOLDER).is_dir() else path
+    names = path.name == LATEST and path.is_file() and path.stat().st_size < USER_BLOCK  # too short for a checkpoint
+    return path.parent if names else None
+
+
+def _there(folder: Path) -> str:
+    """What there is in a folder, or in the nearest one around it that there is, in words."""
+    while not folder.is_dir():  # the root and "." are folders
+        folder = folder.parent
+    inner = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    best = [f"{BEST}/{name}" for name in _names(inner / BEST)]
+    files = [*_names(inner), *best]
+    return f"in {inner} there {'is' if len(files) < 2 else 'are'} {', '.join(files) or 'none'}"
+
+
+def _names(folder: Path) -> list[str]:
+    names = sorted(entry.name for entry in folder.glob("*.h5") if entry.name[0] != ".")
+    return [*["..."] * (len(names) > _NAMED), *names[-_NAMED:]]

@@ -1,0 +1,206 @@
+"""`rein.load_agent`: an agent comes back from its file alone, and a file chooses no code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.ppo import PPO
+from rein.agents.q_learning import QLearning
+from rein.agents.td3 import TD3
+from rein.envs.cartpole import CartPole
+from rein.errors import CheckpointError
+from rein.handlers.checkpoint import checkpoint
+from rein.learning.action_noise import GaussianNoise
+from rein.learning.adam import Adam
+from rein.learning.exploration import Plateau
+from rein.learning.segments import Segments
+from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.saved import own_agents
+from rein.schedules import cosine, linear
+from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+from rein.testing.stateful import first_difference
+
+BOX, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+
+
+def made(kind: Any) -> Any:
+    """An agent of that class, for the first of these spaces that it takes."""
+    for pair in ((BOX, TWO), (BOX, BOX), (TWO, TWO)):
+        try:
+            return kind(*pair, seed=3)
+        except (ValueError, TypeError) as error:
+            why = error
+    raise why
+
+
+def same(agent: Any, other: Any) -> bool:
+    assert first_difference(agent.state_dict(), other.state_dict()) is None
+    spaces_agree = agent.observation_space == other.observation_space and agent.action_space == other.action_space
+    return type(agent) is type(other) and agent.config == other.config and spaces_agree
+
+
+@pytest.mark.parametrize("name", own_agents())
+def test_every_agent_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
+    agent = made(own_agents()[name])
+    rein.save(agent, tmp_path / "agent.h5")
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5"))
+
+
+def test_every_module_of_agents_has_one() -> None:
+    modules = {path.stem for path in Path(inspect.getfile(PPO)).parent.glob("*.py")} - {"__init__"}
+    assert {name.split(".")[2] for name in own_agents()} == modules
+
+
+ODD = [
+    lambda: PPO(BOX, TWO, learning_rate=linear(1e-3, 0.0, env_steps=100), clip=cosine(0.2, 0.1, updates=9), seed=1),
+    lambda: PPO(BOX, TWO, core=functools.partial(GRU, features=8), hidden=(8,), normalize_reward=True),
+    lambda: PPO(BOX, TWO, segments=Segments(beta=linear(0.2, 1.0, updates=5), rho_clip=math.inf)),
+    lambda: PPO(BOX, TWO, core=functools.partial(MinimalGRU, features=8, layers=2), hidden=(8,)),
+    lambda: IMPALA(BOX, TWO, rho_clip=2.0, optimizer=None, hidden=()),
+    lambda: TD3(BOX, BOX, noise=GaussianNoise(Plateau(0.1, low=0.01, high=0.2))),
+    lambda: DQN(spaces.Box(0, 255, (1, 44, 44), np.uint8), TWO, epsilon=Plateau(0.5), prioritized=True),
+    lambda: QLearning(spaces.MultiDiscrete([5, 5, 3]), TWO, epsilon=linear(1.0, 0.1, env_steps=10)),
+]
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_schedules_noises_cores_and_infinity_come_back(make: Any, tmp_path: Path) -> None:
+    agent = make()
+    rein.save(agent, tmp_path / "agent.h5")
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5"))
+
+
+def test_the_agent_of_a_run_comes_back_and_acts_as_it_did(tmp_path: Path) -> None:
+    environment = CartPole(4, seed=0)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8)
+    store = rein.HDF5Store(tmp_path / "run")
+    loop = rein.training_loop(agent, environment, store, seed=0, epochs=2, iterations=12)
+    checkpoint(loop, store)
+    loop.run()
+    store.close()
+    again = rein.load_agent(tmp_path / "run")
+    observation = torch.randn(6, 4)
+    assert again.env_steps == 96
+    assert torch.equal(agent.select_action(observation)[0], again.select_action(observation)[0])
+
+
+def test_an_optimizer_that_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
+    optimizer = functools.partial(Adam, eps=1e-3)
+    agent = PPO(BOX, TWO, optimizer=optimizer)
+    rein.save(agent, tmp_path / "agent.h5")
+    with pytest.raises(
+        CheckpointError, match=r"cannot say what optimizer was; give it to load_agent.*rein\.load\(agent"
+    ):
+        rein.load_agent(tmp_path / "agent.h5")
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5", optimizer=optimizer))
+
+
+def test_a_core_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    def my_core(inputs: int, generator: torch.Generator) -> LSTM:
+        return LSTM(inputs, 4, generator)
+
+    agent = PPO(BOX, TWO, core=my_core)
+    rein.save(agent, tmp_path / "agent.h5")
+    with pytest.raises(CheckpointError, match="cannot say what core=my_core was"):
+        rein.load_agent(tmp_path / "agent.h5")
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5", core=my_core))
+
+
+class Stem(torch.nn.Linear):
+    def __init__(self, space: Any, drawn: torch.Generator, *, features: int = 4) -> None:
+        super().__init__(3, features)
+        self.features = features
+
+
+@pytest.mark.parametrize("stem", [Stem, functools.partial(Stem, features=5)], ids=["class", "partial"])
+@pytest.mark.parametrize("kind", [PPO, DQN, TD3])
+def test_a_stem_is_asked_for(kind: Any, stem: Any, tmp_path: Path) -> None:
+    agent = kind(BOX, BOX if kind is TD3 else TWO, stem=stem)
+    rein.save(agent, tmp_path / "agent.h5")
+    with pytest.raises(CheckpointError, match="cannot say what stem=Stem was; give stem= to load_agent"):
+        rein.load_agent(tmp_path / "agent.h5")
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5", stem=stem))
+
+
+def test_a_core_is_no_stem(tmp_path: Path) -> None:
+    """Whatever a file calls it: what stands there is somebody's own."""
+    path = changed(tmp_path / "agent.h5", config={"stem": {"function": "LSTM", "features": 4}})
+    with pytest.raises(CheckpointError, match="cannot say what stem=LSTM was"):
+        rein.load_agent(path)
+
+
+def test_options_that_are_given_replace_those_of_the_file(tmp_path: Path) -> None:
+    rein.save(PPO(BOX, TWO, guard=lambda metrics, gradients: True), tmp_path / "agent.h5")
+    agent = rein.load_agent(tmp_path / "agent.h5", gamma=0.5)
+    assert (agent.gamma, agent.config["guard"]) == (0.5, None)  # a guard is the caller's
+    with pytest.raises(CheckpointError, match="there is no option gama"):
+        rein.load_agent(tmp_path / "agent.h5", gama=0.5)
+
+
+def test_a_class_of_somebody_elses_is_refused_and_not_imported(tmp_path: Path) -> None:
+    class PPO(rein.agents.ppo.PPO): ...
+
+    rein.save(PPO(BOX, TWO), tmp_path / "agent.h5")
+    with pytest.raises(CheckpointError, match=r"of a '.*PPO', which is not one of rein's own agents\. Build the agent"):
+        rein.load_agent(tmp_path / "agent.h5")
+
+
+def changed(path: Path, **about: Any) -> Path:
+    """The file with something else said about its agent."""
+    rein.save(PPO(BOX, TWO, hidden=(8, 8)), path)
+    _, state, said = read_checkpoint(path)
+    write_checkpoint(path, state, {**said, **{key: {**said[key], **value} for key, value in about.items()}})
+    return path
+
+
+@pytest.mark.parametrize("name", ["os.system", "rein.cli.main", "rein.agents.ppo.spaces", "builtins.eval", "", None, 3])
+def test_no_other_name_is_called(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not one of rein's own agents"):
+        rein.load_agent(changed(tmp_path / "agent.h5", build={"class": name}))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"hidden": [10**6, 10**6]},
+        {"hidden": [10**12]},
+        {"hidden": [1] * 20_000},
+        {"core": {"function": "LSTM", "features": 1, "layers": 10**6}},
+        {"core": {"function": "LSTM", "features": 10**9}},
+        {"core": {"function": "system", "command": "touch exploded"}},
+        {"activation": "__import__"},
+        {"clip": {"clock": "env_steps", "segments": [{"curve": "os.system", "start": 1, "end": 1, "steps": 1}]}},
+        {"hidden": "ab"},
+        {"gamma": [1]},
+    ],
+    ids=json.dumps,
+)
+def test_a_made_up_configuration_builds_nothing_large_and_raises(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"agent\.h5: its agent cannot be built again: "):
+        rein.load_agent(changed(tmp_path / "agent.h5", config=config))
+
+
+@pytest.mark.parametrize("side", ["observation_space", "action_space"])
+def test_a_made_up_space_is_refused(side: str, tmp_path: Path) -> None:
+    space = {"space": "Discrete", "n": 10**9, "start": 0, "dtype": "int64"}
+    with pytest.raises(CheckpointError, match=f"{side}: larger than the"):
+        rein.load_agent(changed(tmp_path / "agent.h5", build={side: space}))
+
+
+def test_a_file_of_an_older_version_says_so() -> None:
+    file = Path(__file__).parent / "stores/data/checkpoint-format-1.h5"
+    with pytest.raises(CheckpointError, match="does not say what its agent was built for, as files of older versions"):
+        rein.load_agent(file)
