@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from rein.envs.cartpole import CartPole
 from rein.testing import AgentContract
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
@@ -28,8 +30,32 @@ class TestOwnAgent(AgentContract):
 
     def make(self, seed: int | None) -> Any:
         environment = CartPole(num_envs=1)
-        agent = runpy.run_path(str(EXAMPLES[0].parent / "own_agent.py"))["ActorCritic"]
+        agent = runpy.run_path(str(FOLDER / "own_agent.py"))["ActorCritic"]
         return agent(environment.single_observation_space, environment.single_action_space, seed=seed)
 
     def environment(self, num_envs: int, seed: int) -> CartPole:
         return CartPole(num_envs, seed=seed, max_episode_steps=20)
+
+
+class TestOwnReplay(AgentContract):
+    """That of `examples/own_replay.py`, as docs/parts.md shows it."""
+
+    def make(self, seed: int | None) -> Any:
+        environment = CartPole(num_envs=1)
+        agent = runpy.run_path(str(FOLDER / "own_replay.py"))["Remembering"]
+        return agent(
+            environment.single_observation_space, environment.single_action_space, seed=seed, learning_starts=100
+        )
+
+    def environment(self, num_envs: int, seed: int) -> CartPole:
+        return CartPole(num_envs, seed=seed, max_episode_steps=20)
+
+    def learned(self, agent: Any) -> Any:
+        return dict(agent.network.state_dict())
+
+    def test_the_page_shows_what_it_does(self) -> None:
+        page = (FOLDER.parent / "docs" / "parts.md").read_text(encoding="utf-8")
+        (shown,) = re.findall(r"^```python\n(def record_observation.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        there = (FOLDER / "own_replay.py").read_text(encoding="utf-8")
+        shown, there = (" ".join(text.split()) for text in (shown, there))  # the page's stand in no class
+        assert shown in there

@@ -16,12 +16,13 @@ from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, has_closed_form
 from rein.learning.critic_loss import CriticBatch, critic_loss
 from rein.learning.imitation import ImitationBatch, likelihood_loss
-from rein.learning.options import above_zero, at_least_one
+from rein.learning.options import Scheduled, above_zero, at_least_one
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
 from rein.networks.continuous import ContinuousNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.schedules import Schedule
 from rein.types import Tree
 
 WEIGHTS = ("softmax", "exp")
@@ -44,12 +45,14 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         temperature: by how much an action must be better to count e times as much, in units of the return.
         weights: "softmax", whose mean in a batch is 1, or "exp".
         max_weight: the largest w.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
 
     reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
+    actor_learning_rate: Scheduled = Scheduled(optional=True)
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         temperature: float = 1.0,
         weights: str = "softmax",
         max_weight: float = 100.0,
+        actor_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
@@ -68,11 +72,13 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         if weights not in WEIGHTS:
             raise ValueError(f"AWAC(weights={weights!r}): use one of {', '.join(WEIGHTS)}")
         own = {"critics": critics, "temperature": temperature, "weights": weights, "max_weight": max_weight}
+        own["actor_learning_rate"] = actor_learning_rate
         super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> ContinuousNetworks:
         options = self._options
-        shape = {name: options[name] for name in ("critics", "hidden", "activation", "normalize_observation")}
+        names = ("critics", "hidden", "activation", "stem", "normalize_observation")
+        shape = {name: options[name] for name in names}
         networks = ContinuousNetworks(self.observation_space, self.action_space, drawn, stochastic=True, **shape)
         written = has_closed_form(networks.critics)
         self._critics = self.learner("critics", networks.critics, critic_loss, critic_gradient if written else None)

@@ -19,6 +19,7 @@ from rein.learning.replay_options import ReplayOptions
 from rein.learning.value_policy import ValuePolicy
 from rein.networks.continuous import Actor, Scale
 from rein.networks.encoder import Encoder
+from rein.networks.own_stem import stem_for
 from rein.networks.q_network import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.ops.random import generator
@@ -61,8 +62,8 @@ class BC(ReplayAgent[nn.Module]):
         options, given = self._options, (self.observation_space, self.action_space, drawn)
         normalize = options["normalize_observation"]
         if self._discrete:
-            shape = {"hidden": options["hidden"], "activation": options["activation"], "layer_norm": False}
-            networks: nn.Module = QNetwork(*given, **shape, normalize_observation=normalize)
+            shape = {name: options[name] for name in ("hidden", "activation", "stem")}
+            networks: nn.Module = QNetwork(*given, **shape, layer_norm=False, normalize_observation=normalize)
             self._learner = self.learner("actor", networks, cross_entropy_loss)
             return networks
         networks = _ActorAlone(*given, options, normalize=normalize)
@@ -114,12 +115,14 @@ class _ActorAlone(nn.Module):
         super().__init__()
         self.scale = Scale(action_space, drawn.device)
         self.encoder = Encoder(observation_space, drawn.device, normalize=normalize)
-        if self.encoder.images:
+        if self.encoder.images and options["stem"] is None:
             raise ValueError(
-                f"there are images in {observation_space}: actions of this space are cloned from vectors alone"
+                f"there are images in {observation_space}: actions of this space are cloned from vectors alone, "
+                "or by a stem="
             )
         shape = self.encoder.features, self.scale.actions, tuple(options["hidden"]), options["activation"], drawn
-        self.actor = Actor(*shape, stochastic=options["stochastic"])
+        stem = stem_for(observation_space, drawn, options["stem"])
+        self.actor = Actor(*shape, stochastic=options["stochastic"], stem=stem)
 
 
 def _sampled(logits_NA: Tensor, drawing: torch.Generator) -> Tensor:

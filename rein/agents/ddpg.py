@@ -9,6 +9,7 @@ from gymnasium import spaces
 from rein.learning.action_noise import ActionNoise, OrnsteinUhlenbeck, as_noise
 from rein.learning.deterministic import DeterministicAgent
 from rein.learning.replay_options import ReplayOptions
+from rein.schedules import Schedule
 
 
 class DDPG(DeterministicAgent):
@@ -25,6 +26,7 @@ class DDPG(DeterministicAgent):
         noise: what it explores by, or the standard deviation of Gaussian noise; by default the paper's
             Ornstein-Uhlenbeck process.
         actor_frequency: updates of the critic between two of the actor.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
@@ -37,6 +39,7 @@ class DDPG(DeterministicAgent):
         *,
         noise: ActionNoise | float | None = None,
         actor_frequency: int = 1,
+        actor_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         own = {
@@ -45,5 +48,6 @@ class DDPG(DeterministicAgent):
             "target_noise": 0.0,
             "target_noise_clip": 0.0,
             "actor_frequency": actor_frequency,
+            "actor_learning_rate": actor_learning_rate,
         }
         super().__init__(observation_space, action_space, own, {"learning_rate": 1e-3, **options})

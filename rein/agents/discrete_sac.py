@@ -13,14 +13,21 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.replay import Sample
-from rein.learning.options import above_zero, at_least_one, finite
+from rein.learning.options import Scheduled, above_zero, at_least_one, finite
 from rein.learning.policy import NetworkPolicy
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
-from rein.learning.temperature import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
+from rein.learning.temperature import (
+    Temperature,
+    TemperatureBatch,
+    check_learned,
+    temperature_gradient,
+    temperature_loss,
+)
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.schedules import Schedule
 from rein.types import Tree
 
 
@@ -40,12 +47,16 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         temperature: alpha, if it is fixed; None to learn it.
         initial_temperature: what alpha begins with where it is learned.
         target_entropy: in nats; half of the most there is, log A, by default.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
+        temperature_learning_rate: the same of the temperature, where it is learned.
         **options: those of `rein.learning.replay_options.ReplayOptions`.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
 
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
+    actor_learning_rate: Scheduled = Scheduled(optional=True)
+    temperature_learning_rate: Scheduled = Scheduled(optional=True)
 
     def __init__(
         self,
@@ -56,22 +67,28 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         temperature: float | None = None,
         initial_temperature: float = 1.0,
         target_entropy: float | None = None,
+        actor_learning_rate: float | Schedule | None = None,
+        temperature_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
         temperature = above_zero(self, "temperature", temperature)
         initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
+        check_learned(self, temperature, temperature_learning_rate)
         own = {
             "critics": critics,
             "temperature": temperature,
             "initial_temperature": initial_temperature,
             "target_entropy": finite(self, "target_entropy", target_entropy),
+            "actor_learning_rate": actor_learning_rate,
+            "temperature_learning_rate": temperature_learning_rate,
         }
         super().__init__(observation_space, action_space, own, {**own, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
-        shape = {name: options[name] for name in ("critics", "hidden", "activation", "normalize_observation")}
+        names = ("critics", "hidden", "activation", "stem", "normalize_observation")
+        shape = {name: options[name] for name in names}
         networks = _Networks(self.observation_space, self.action_space, drawn, **shape)
         fixed, wanted = options["temperature"], options["target_entropy"]
         networks.temperature = Temperature(options["initial_temperature"] if fixed is None else fixed, self.device)

@@ -73,7 +73,7 @@ class DQN(ValueAgent[QNetworks]):
     def _make_networks(self, drawn: torch.Generator) -> QNetworks:
         options = self._options
         shape = {name: options[name] for name in ("hidden", "activation", "layer_norm", "dueling")}
-        shape["normalize_observation"] = options["normalize_observation"]
+        shape |= {name: options[name] for name in ("stem", "normalize_observation")}
         networks = QNetworks(self.observation_space, self.action_space, drawn, **shape)
         gradient = td_gradient if has_closed_form(networks.online) else None
         self._learner = self.learner("values", networks.online, td_loss, gradient)

@@ -16,13 +16,15 @@ from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, has_closed_form
 from rein.learning.critic_loss import CriticBatch, critic_loss
 from rein.learning.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
-from rein.learning.options import above_zero, at_least_one
+from rein.learning.options import Scheduled, above_zero, at_least_one
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
 from rein.networks.continuous import ContinuousNetworks
+from rein.networks.own_stem import stem_for
 from rein.networks.state_value import StateValue
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.schedules import Schedule
 from rein.types import Tree
 
 
@@ -45,12 +47,14 @@ class IQL(ReplayAgent["_Networks"]):
         inverse_temperature: how much more an action counts that is better by 1, in units of the return: e to the
             power of it. 0 is behaviour cloning.
         max_weight: the largest that an action counts.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
 
     reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
+    actor_learning_rate: Scheduled = Scheduled(optional=True)
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class IQL(ReplayAgent["_Networks"]):
         expectile: float = 0.7,
         inverse_temperature: float = 3.0,
         max_weight: float = 100.0,
+        actor_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
@@ -74,16 +79,18 @@ class IQL(ReplayAgent["_Networks"]):
             "expectile": expectile,
             "inverse_temperature": inverse_temperature,
             "max_weight": max_weight,
+            "actor_learning_rate": actor_learning_rate,
         }
         super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
-        shape = {name: options[name] for name in ("critics", "hidden", "activation", "normalize_observation")}
+        names = ("critics", "hidden", "activation", "stem", "normalize_observation")
+        shape = {name: options[name] for name in names}
         networks = _Networks(self.observation_space, self.action_space, drawn, stochastic=True, **shape)
-        networks.state_value = StateValue(
-            networks.encoder.features, tuple(options["hidden"]), options["activation"], drawn
-        )
+        sizes = networks.encoder.features, tuple(options["hidden"]), options["activation"]
+        stem = stem_for(self.observation_space, drawn, options["stem"])
+        networks.state_value = StateValue(*sizes, drawn, stem=stem)
         written = has_closed_form(networks.critics)
         self._critics = self.learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
         self._value = self.learner("value", networks.state_value, expectile_loss)

@@ -96,7 +96,7 @@ class IQN(ValueAgent[QuantileNetworks]):
             raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
 
     def _make_networks(self, drawn: torch.Generator) -> QuantileNetworks:
-        names = ("hidden", "activation", "cosines", "action_quantiles", "risk", "normalize_observation")
+        names = ("hidden", "activation", "stem", "cosines", "action_quantiles", "risk", "normalize_observation")
         shape = {name: self._options[name] for name in names}
         networks = QuantileNetworks(self.observation_space, self.action_space, drawn, **shape)
         self._learner = self.learner("quantiles", networks.online, quantile_loss)

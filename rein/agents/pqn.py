@@ -32,8 +32,9 @@ from rein.learning.options import (
 from rein.learning.seeding import seed_anew
 from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
 from rein.learning.value_loss import Batch, squared_error
-from rein.learning.value_policy import ValuePolicy
+from rein.learning.value_policy import ValuePolicy, exploring
 from rein.networks.normalizers import RewardNormalizer
+from rein.networks.own_stem import StemFactory
 from rein.networks.q_network import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.indices import minibatches as cut
@@ -45,7 +46,7 @@ from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
 
 EPSILON = linear(1.0, 0.05, env_steps=100_000)
-SHAPE = ("hidden", "layer_norm", "dueling", "normalize_observation")
+SHAPE = ("hidden", "layer_norm", "dueling", "stem", "normalize_observation")
 
 
 class PQN(Configurable):
@@ -76,6 +77,7 @@ class PQN(Configurable):
         hidden: features of the hidden layers.
         layer_norm: normalize the hidden layers before their activation.
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
+        stem: makes a network of your own before the hidden layers, see `rein.networks.own_stem.stem_for`.
         normalize_observation: by the mean and deviation of all observations so far.
         normalize_reward: divide rewards by the deviation of their discounted sum so far.
         optimizer: Adam by default; the paper's is `torch.optim.RAdam`.
@@ -115,6 +117,7 @@ class PQN(Configurable):
         hidden: Sequence[int] = (128, 128),
         layer_norm: bool = True,
         dueling: bool = False,
+        stem: StemFactory | None = None,
         normalize_observation: bool = False,
         normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
@@ -131,7 +134,7 @@ class PQN(Configurable):
         self.learning_rate, self.gamma, self.q_lambda = learning_rate, gamma, q_lambda
         self.epochs, self.minibatches, self.epsilon = epochs, minibatches, epsilon
         self._options = {
-            **{"hidden": layers(self, hidden), "layer_norm": layer_norm, "dueling": dueling},
+            **{"hidden": layers(self, hidden), "layer_norm": layer_norm, "dueling": dueling, "stem": stem},
             **{"normalize_observation": normalize_observation, "normalize_reward": normalize_reward},
             "rollout_steps": at_least_one(self, "rollout_steps", rollout_steps),
             "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
@@ -144,6 +147,7 @@ class PQN(Configurable):
         self.seed: int | None = None
         seed = checked_seed(seed)
         self._build(secrets.randbits(31) if seed is None else seed)
+        self._learner.check_learning_rate("learning_rate", {"learning_rate": self.learning_rate})  # type: ignore[dict-item]  # a Schedule
         self.seed, self._built = seed, True
 
     def _build(self, seed: int) -> None:
@@ -257,13 +261,15 @@ class PQN(Configurable):
         parts = (shuffled.rows(slice(start, start + size)) for start in range(0, self.minibatches * size, size))
         return [self._learner.step(part, None, report=report) for part in parts]
 
-    def policy(self, deterministic: bool = True) -> ValuePolicy:
+    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> ValuePolicy:
         """The greedy policy of the networks as they are at any time; epsilon-greedy where not `deterministic`.
 
-        An epsilon-greedy one begins the same stream of its own each time, so evaluations compare like with like.
+        Its epsilon is the agent's at any time, or the one that is given, from 0 to 1. An epsilon-greedy one begins the
+        same stream of its own each time, so evaluations compare like with like.
         """
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return ValuePolicy(self.networks, self._first_action, self._choose, own, self.device)
+        explore = exploring(self, self._choose, epsilon)
+        own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
+        return ValuePolicy(self.networks, self._first_action, explore, own, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimizer, generator, counts, statistics and the rollout so far."""

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.learning.options import Adjustable, Scheduled, adjustable, fraction
+from rein.learning.value_policy import Explore, exploring
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import checked_seed, generator, restore
 from rein.ops.trees import map_tree, pack, unpack
@@ -90,7 +91,7 @@ class QLearning:
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """An epsilon-greedy action (N,) int64 for an observation (N,) or (N, K)."""
         value_NA = self.table.index_select(0, self._row(observation))
-        action_N = epsilon_greedy(value_NA, self._exploration(), self._generator)
+        action_N = self._choose(value_NA, self._generator)
         return (action_N + self._first_action if self._first_action else action_N), {}
 
     def record_observation(self, transition: Transition) -> None:
@@ -120,13 +121,15 @@ class QLearning:
         """The values (N, A) of all actions at an observation: a copy, for looking at."""
         return self.table.index_select(0, self._row(observation))
 
-    def policy(self, deterministic: bool = True) -> TabularPolicy:
+    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> TabularPolicy:
         """The greedy policy of the table as it learns on; epsilon-greedy where not `deterministic`.
 
-        An epsilon-greedy one begins the same stream of its own each time, so evaluations compare like with like.
+        Its epsilon is the agent's at any time, or the one that is given, from 0 to 1. An epsilon-greedy one begins the
+        same stream of its own each time, so evaluations compare like with like.
         """
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return TabularPolicy(self.table, self._row, self._first_action, self._exploration, own)
+        explore = exploring(self, self._choose, epsilon)
+        own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
+        return TabularPolicy(self.table, self._row, self._first_action, explore, own)
 
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw the table anew, unless it was loaded; RuntimeError after the first step."""
@@ -182,35 +185,37 @@ class QLearning:
             self._share, self._share_of = share_of_duplicates(*share_of, self.device), share_of
         return self._share
 
+    def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
+        return epsilon_greedy(value_NA, self._exploration(), drawing)
+
     def _exploration(self) -> float:
         """Epsilon now."""
         return self.epsilon(env_steps=self.env_steps, updates=self.updates)
 
 
 class TabularPolicy:
-    """Acts by a table that it shares with an agent: greedily, or epsilon-greedily with a generator of its own."""
+    """Acts by a table that it shares with an agent: greedily, or as `explore` says, with a generator of its own."""
 
     def __init__(
         self,
         table: Tensor,
         row: Callable[[Tensor], Tensor],
         first_action: int,
-        epsilon: Callable[[], float],
+        explore: Explore,
         own_generator: torch.Generator | None,
     ) -> None:
         self.device = table.device
         self._table = table
         self._row = row
         self._first_action = first_action
-        self._epsilon = epsilon
-        self._generator = own_generator
+        self._explore, self._generator = explore, own_generator
 
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The action (N,) int64 for an observation (N,) or (N, K)."""
         value_NA = self._table.index_select(0, self._row(observation))
         if self._generator is None:
             return value_NA.argmax(dim=1) + self._first_action, {}
-        return epsilon_greedy(value_NA, self._epsilon(), self._generator) + self._first_action, {}
+        return self._explore(value_NA, self._generator) + self._first_action, {}
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Nothing to forget: an action depends on the observation alone."""

@@ -22,6 +22,7 @@ from rein.learning.recurrent_value_policy import RecurrentValuePolicy
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.sequence_loss import SequenceBatch, sequence_td_loss
+from rein.learning.value_policy import exploring
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.recurrent import LSTM
 from rein.networks.recurrent_q import RecurrentQNetworks
@@ -52,7 +53,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
         action_space: Discrete.
-        core: makes what remembers, of `rein.networks.recurrent`: functools.partial(LSTM, features=64).
+        core: makes what remembers, of `rein.networks.recurrent`: functools.partial(LSTM, features=64), or with
+            `layers=2` two of them, one above the other.
         sequence_length: steps that are learned from together; `batch_size` is the number of such sequences.
         burn_in: steps before these.
         epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
@@ -116,7 +118,8 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
 
     def _make_networks(self, drawn: torch.Generator) -> RecurrentQNetworks:
         options = self._options
-        shape = {name: options[name] for name in ("core", "hidden", "activation", "dueling", "normalize_observation")}
+        names = ("core", "hidden", "activation", "dueling", "stem", "normalize_observation")
+        shape = {name: options[name] for name in names}
         networks = RecurrentQNetworks(self.observation_space, self.action_space, drawn, **shape)
         self._learner = self.learner("values", networks.online, sequence_td_loss)
         self.follow(networks.target, networks.online)
@@ -207,10 +210,14 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         best_TB1 = self.networks.online.sequence(features, online_carry)[1:].argmax(2, keepdim=True)
         return value_TBA.gather(2, best_TB1).squeeze(2)
 
-    def policy(self, deterministic: bool = True) -> RecurrentValuePolicy:
-        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`."""
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return RecurrentValuePolicy(self.networks.online, self._first_action, self._choose, own, self.device)
+    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> RecurrentValuePolicy:
+        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`.
+
+        With an `epsilon`, from 0 to 1, it is greedy but for so many random actions.
+        """
+        explore = exploring(self, self._choose, epsilon)
+        own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
+        return RecurrentValuePolicy(self.networks.online, self._first_action, explore, own, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What every agent with a replay has, what it remembers, and how it explores, where that adapts."""

@@ -15,13 +15,20 @@ from rein.buffers.replay import Sample
 from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, has_closed_form, soft_actor_gradient
 from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, soft_actor_loss
-from rein.learning.options import above_zero, at_least_one, finite
+from rein.learning.options import Scheduled, above_zero, at_least_one, finite
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
-from rein.learning.temperature import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
+from rein.learning.temperature import (
+    Temperature,
+    TemperatureBatch,
+    check_learned,
+    temperature_gradient,
+    temperature_loss,
+)
 from rein.networks.continuous import ContinuousNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.schedules import Schedule
 from rein.types import Tree
 
 DEFAULTS = {
@@ -30,6 +37,8 @@ DEFAULTS = {
     "initial_temperature": 1.0,
     "target_entropy": None,
     "actor_frequency": 1,
+    "actor_learning_rate": None,
+    "temperature_learning_rate": None,
 }
 
 
@@ -52,12 +61,16 @@ class SAC(ReplayAgent["_Networks"]):
         initial_temperature: what alpha begins with where it is learned.
         target_entropy: in nats; minus the number of an action's dimensions by default.
         actor_frequency: updates between two of the actor's.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
+        temperature_learning_rate: the same of the temperature, where it is learned.
         **options: those of `rein.learning.replay_options.ReplayOptions`.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """
 
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
+    actor_learning_rate: Scheduled = Scheduled(optional=True)
+    temperature_learning_rate: Scheduled = Scheduled(optional=True)
 
     def __init__(
         self,
@@ -69,18 +82,23 @@ class SAC(ReplayAgent["_Networks"]):
         initial_temperature: float = 1.0,
         target_entropy: float | None = None,
         actor_frequency: int = 1,
+        actor_learning_rate: float | Schedule | None = None,
+        temperature_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         critics = at_least_one(self, "critics", critics)
         actor_frequency = at_least_one(self, "actor_frequency", actor_frequency)
         temperature = above_zero(self, "temperature", temperature)
         initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
+        check_learned(self, temperature, temperature_learning_rate)
         own = {
             "critics": critics,
             "temperature": temperature,
             "initial_temperature": initial_temperature,
             "target_entropy": finite(self, "target_entropy", target_entropy),
             "actor_frequency": actor_frequency,
+            "actor_learning_rate": actor_learning_rate,
+            "temperature_learning_rate": temperature_learning_rate,
         }
         super().__init__(observation_space, action_space, DEFAULTS, {**own, **options})
 
@@ -95,6 +113,7 @@ class SAC(ReplayAgent["_Networks"]):
             hidden=options["hidden"],
             activation=options["activation"],
             normalize_observation=options["normalize_observation"],
+            stem=options["stem"],
         )
         fixed = options["temperature"]
         networks.temperature = Temperature(options["initial_temperature"] if fixed is None else fixed, self.device)

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from rein.learning.action_noise import ActionNoise, GaussianNoise, as_noise
 from rein.learning.deterministic import DeterministicAgent
 from rein.learning.replay_options import ReplayOptions
+from rein.schedules import Schedule
 
 
 class TD3(DeterministicAgent):
@@ -26,6 +27,7 @@ class TD3(DeterministicAgent):
         target_noise: standard deviation of the noise on the target's actions.
         target_noise_clip: c, the largest of that noise.
         actor_frequency: updates of the critics between two of the actor and of all targets.
+        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3 and
             target_frequency what actor_frequency is, by default.
 
@@ -42,6 +44,7 @@ class TD3(DeterministicAgent):
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
         actor_frequency: int = 2,
+        actor_learning_rate: float | Schedule | None = None,
         **options: Unpack[ReplayOptions],
     ) -> None:
         own = {
@@ -50,6 +53,7 @@ class TD3(DeterministicAgent):
             "target_noise": target_noise,
             "target_noise_clip": target_noise_clip,
             "actor_frequency": actor_frequency,
+            "actor_learning_rate": actor_learning_rate,
         }
         options = {"learning_rate": 1e-3, "target_frequency": actor_frequency, **options}
         super().__init__(observation_space, action_space, own, options)

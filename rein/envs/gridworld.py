@@ -1,4 +1,4 @@
-"""Gridworld: walk to a target on a board of 5 x 5 cells, N boards at once.
+"""Gridworld: walk to a target on a board of cells, 5 x 5 by default, N boards at once.
 
 Shapes: N environments, A actions, 2 for (x, y), K targets.
 """
@@ -26,23 +26,23 @@ _COLUMN, _TARGET = range(2)  # what an episode draws from its seed, by counter
 
 
 class Gridworld:
-    """N boards of 5 x 5 cells: start in the bottom row, reach the target.
+    """N boards of `size` x `size` cells: start in the bottom row, reach the target.
 
-    An episode starts at y = 0 with x uniform on 0, ..., `start_columns` - 1 (the ancestor's Gridworld never drew its
-    last column: `start_columns=4`) and a target uniform among `possible_targets`. Actions are 0 up (y + 1), 1 down,
-    2 right (x + 1), 3 left, clipped to the board. After the move, with target (t_x, t_y),
+    An episode starts at y = 0 with x uniform on 0, ..., `start_columns` - 1, by default all of the row (the ancestor's
+    Gridworld never drew its last column: `start_columns=4`), and a target uniform among `possible_targets`. Actions are
+    0 up (y + 1), 1 down, 2 right (x + 1), 3 left, clipped to the board. After the move, with target (t_x, t_y),
 
         reward = -(|t_x - x| + |t_y - y|),    terminated where it is 0,
 
     and truncated after `max_episode_steps` moves, if given. `observation="cell"` gives (N, 4) int64 (x, y, t_x, t_y);
-    "vector" gives (N, 6) float32 (x/4, y/4, t_x/4, t_y/4, 1 at the target and 0 elsewhere, Euclidean distance to the
-    target as a fraction of the longest).
+    "vector" gives (N, 6) float32 (x/s, y/s, t_x/s, t_y/s, 1 at the target and 0 elsewhere, Euclidean distance to the
+    target as a fraction of the longest), with s = `size` - 1.
 
-    Raises ValueError for options out of range.
+    Raises ValueError for options out of range, and for targets that are off the board.
     """
 
     replayable = True
-    bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # least and greatest x, least and greatest y
+    bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # least and greatest x, least and greatest y; of this size by default
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class Gridworld:
         *,
         seed: int | None = None,
         observation: str = "cell",
-        start_columns: int = _SIZE,
+        size: int = _SIZE,
+        start_columns: int | None = None,
         max_episode_steps: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -59,20 +60,24 @@ class Gridworld:
             raise ValueError(f"Gridworld(num_envs={num_envs}): give 1 or more")
         if observation not in ("cell", "vector"):
             raise ValueError(f"Gridworld(observation={observation!r}): give 'cell' or 'vector'")
-        if not 1 <= start_columns <= _SIZE:
-            raise ValueError(f"Gridworld(start_columns={start_columns}): give 1 to {_SIZE}")
+        if size < 2 or size != int(size):
+            raise ValueError(f"Gridworld(size={size}): give a whole number, 2 or more")
+        start_columns = size if start_columns is None else start_columns
+        if not 1 <= start_columns <= size:
+            raise ValueError(f"Gridworld(start_columns={start_columns}): give 1 to {size}")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ValueError(f"Gridworld(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._kind = observation
-        self.start_columns = start_columns
+        self.size, self.start_columns = int(size), int(start_columns)
+        self.bounding_box = (0, self.size - 1, 0, self.size - 1)
         self.max_episode_steps = max_episode_steps
         self.single_action_space = spaces.Discrete(len(_MOVES))
         self.single_observation_space = (
-            spaces.MultiDiscrete([_SIZE] * 4) if observation == "cell" else spaces.Box(0.0, 1.0, (6,), np.float32)
+            spaces.MultiDiscrete([self.size] * 4) if observation == "cell" else spaces.Box(0.0, 1.0, (6,), np.float32)
         )
-        self.possible_targets = [_on_board(target) for target in possible_targets]
+        self.possible_targets = [self._on_board(target) for target in possible_targets]
         if not self.possible_targets:
             raise ValueError("Gridworld(possible_targets=[]): give at least one (x, y)")
         self._moves_A4 = torch.tensor(_MOVES, device=self.device)
@@ -100,6 +105,7 @@ class Gridworld:
             "possible_targets": [list(target) for target in self.possible_targets],
             "seed": self.seed,
             "observation": self._kind,
+            **({} if self.size == _SIZE else {"size": self.size}),  # runs that are older than the option go on
             "start_columns": self.start_columns,
             "max_episode_steps": self.max_episode_steps,
             "device": str(self.device),
@@ -144,14 +150,14 @@ class Gridworld:
 
     def encode(self, *, x: int, y: int, target: Sequence[int]) -> Tensor:
         """The observation at a position, as a batch of one: (1, 4) or (1, 6)."""
-        return self._observe(torch.tensor([_on_board((x, y)) + _on_board(target)], device=self.device))
+        return self._observe(torch.tensor([self._on_board((x, y)) + self._on_board(target)], device=self.device))
 
     def render(self, index: int = 0) -> Frame:
         """An RGB frame (height, width, 3) of one environment: the walker a blue disc, the target green, y upwards."""
         x, y, target_x, target_y = self._cell_N4[index].tolist()
-        cells = [[WHITE] * _SIZE for _ in range(_SIZE)]
-        cells[_SIZE - 1 - target_y][target_x] = GREEN
-        return board(cells, (_SIZE - 1 - y, x))
+        cells = [[WHITE] * self.size for _ in range(self.size)]
+        cells[self.size - 1 - target_y][target_x] = GREEN
+        return board(cells, (self.size - 1 - y, x))
 
     def reseed(self, seed: int) -> None:
         """Take `seed` for all streams; RuntimeError after the first reset."""
@@ -178,7 +184,7 @@ class Gridworld:
         except (IndexError, RuntimeError):  # later actions are not looked at before
             self._check(action)
             raise
-        cell_N4 = move_N4.add_(self._cell_N4).clamp_(0, _SIZE - 1)
+        cell_N4 = move_N4.add_(self._cell_N4).clamp_(0, self.size - 1)
         distance_N = (cell_N4[:, 2:] - cell_N4[:, :2]).abs_().sum(1)
         steps_N = self._steps_N + 1
         terminated_N = distance_N == 0
@@ -214,7 +220,7 @@ class Gridworld:
     def _observe(self, cell_N4: Tensor) -> Tensor:
         if self._kind == "cell":
             return cell_N4.clone()
-        scaled_N4 = cell_N4.to(torch.float32) / (_SIZE - 1)
+        scaled_N4 = cell_N4.to(torch.float32) / (self.size - 1)
         squared_N1 = (scaled_N4[:, 2:] - scaled_N4[:, :2]).square().sum(1, keepdim=True)
         return torch.cat([scaled_N4, (squared_N1 == 0).to(scaled_N4.dtype), (squared_N1 / 2).sqrt()], 1)
 
@@ -227,9 +233,8 @@ class Gridworld:
         if not self._seeds.started:
             raise RuntimeError(f"Gridworld.{method}: call reset() first")
 
-
-def _on_board(cell: Sequence[int]) -> tuple[int, int]:
-    x, y = (int(c) for c in cell)
-    if not (0 <= x < _SIZE and 0 <= y < _SIZE):
-        raise ValueError(f"Gridworld: ({x}, {y}) is off the board, which has x and y from 0 to {_SIZE - 1}")
-    return x, y
+    def _on_board(self, cell: Sequence[int]) -> tuple[int, int]:
+        x, y = (int(c) for c in cell)
+        if not (0 <= x < self.size and 0 <= y < self.size):
+            raise ValueError(f"Gridworld: ({x}, {y}) is off the board, which has x and y from 0 to {self.size - 1}")
+        return x, y

@@ -40,6 +40,8 @@ class Adam:
         group = self.param_groups[0]
         kept = self._parameters, self._means, self._squares, self._steps
         gradients = [laid_out_as(p, p.grad) for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return
         if len(gradients) == len(self._parameters):
             parameters, means, squares, steps = kept
             self._count += 1.0

@@ -21,9 +21,9 @@ Found = tuple[list[Tensor], dict[str, Tensor]]
 
 
 def has_closed_form(networks: nn.Module) -> bool:
-    """Whether the hidden layers are such that a way back is written out."""
+    """Whether there are but hidden layers and a head, and a way back through these is written out."""
     hidden = networks.hidden
-    return isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED
+    return networks.stem is None and isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED
 
 
 @torch.no_grad()

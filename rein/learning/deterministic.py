@@ -18,7 +18,7 @@ from rein.learning.action_noise import ActionNoise
 from rein.learning.actor_policy import ActorPolicy
 from rein.learning.critic_gradients import critic_gradient, deterministic_actor_gradient, has_closed_form
 from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, deterministic_actor_loss
-from rein.learning.options import at_least_one, not_negative, refuse_unknown
+from rein.learning.options import Scheduled, at_least_one, not_negative, refuse_unknown
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import REPLAY_DEFAULTS
 from rein.networks.continuous import DeterministicNetworks
@@ -36,6 +36,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
     """
 
     reports = ("critic_loss", "action_value", "actor_loss", "noise")
+    actor_learning_rate: Scheduled = Scheduled(optional=True)
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
             hidden=options["hidden"],
             activation=options["activation"],
             normalize_observation=options["normalize_observation"],
+            stem=options["stem"],
         )
         written = has_closed_form(networks.critics)
         self._critics = self.learner("critics", networks.critics, critic_loss, critic_gradient if written else None)

@@ -16,10 +16,19 @@ from torch import Tensor, nn
 
 from rein.learning.compiled import compiled, has_graphs
 from rein.learning.parallel import average, check_same
-from rein.learning.update import Guard, OptimizerFactory, apply_gradients, load_plain_state, plain_state
+from rein.learning.update import (
+    Guard,
+    Optimizer,
+    OptimizerFactory,
+    apply_gradients,
+    check_learning_rate,
+    load_plain_state,
+    plain_state,
+)
 from rein.ops.parallel import processes
 from rein.ops.statistics import explained_variance
 from rein.ops.trees import map_tree
+from rein.schedules import Schedule
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
 Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
@@ -67,6 +76,9 @@ class Learner:
     its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
     on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
 
+    Parameters whose `requires_grad` is False at a step stay as they are, and so does what the optimizer keeps of them.
+    Where all of them are such there is no step, and `guard` is not asked; the metrics are those of the loss.
+
     One that is built in a process group of several (`rein.learning.parallel`) steps by the mean over all rows of all
     processes, so that clipping, `guard` and whoever reads the metrics find the same in each of them.
     """
@@ -87,15 +99,15 @@ class Learner:
     ) -> None:
         """`micro_batch=None` chooses: 4,096 rows on the host, all of them elsewhere.
 
-        `closed_form` is the loss's gradient, written out; where it returns None, and in half precision, the loss is
-        differentiated.
+        `closed_form` is the loss's gradient, written out; where it returns None, in half precision, and while some of
+        the parameters are frozen, the loss is differentiated.
         """
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
         for name, count in (("micro_batch", micro_batch), ("threads", threads)):
             if count is not None and count < 1:
                 raise ValueError(f"{name}={count}: give 1 or more")
-        self.networks, self.optimizer = networks, optimizer(networks.parameters())
+        self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
         self._parameters = [*networks.parameters()]
         self._device = self._parameters[0].device
@@ -127,6 +139,8 @@ class Learner:
             gradients, metrics = self._of_all_processes(gradients, metrics, batch)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
+        if all(gradient is None for gradient in gradients):  # all of them are frozen
+            return {**metrics, "grad_norm": torch.zeros((), device=self._device)} if report else metrics
         how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": report}
         norm = apply_gradients(self.optimizer, metrics, **how)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
@@ -159,18 +173,21 @@ class Learner:
     def _gradients(
         self, batch: Rows, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """By parameter, of the loss or a share of it; and the metrics, or so much of them."""
-        if self._closed_form is not None:
+        """By parameter, of the loss or a share of it; and the metrics, or so much of them. None for what is frozen."""
+        learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
+        if self._closed_form is not None and len(learned) == len(self._parameters):
             found = self._closed_form(self.networks, batch, coefficients, share, report=report)
             if found is not None:
                 return found
-        with torch.enable_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+        half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
+        with torch.set_grad_enabled(bool(learned)), half:
             loss, metrics = self._loss(self.networks, batch, coefficients, report=report)
         if share is not None:
             loss = loss * share
             metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
-        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        return list(map_tree(Tensor.clone, gradients) if self._copies else gradients), metrics
+        gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
+        found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
+        return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics
 
     def _of_all_processes(
         self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows
@@ -187,6 +204,10 @@ class Learner:
         rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
         return average(gradients, metrics, rows)
 
+    def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
+        """ValueError where the optimizer was given another rate, which `option` would replace."""
+        check_learning_rate(self.optimizer, option, rates)
+
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state."""
         return plain_state(self.optimizer)
@@ -202,6 +223,18 @@ def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tenso
     means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
     explained = explained_variance(batch.value, batch.target, batch.valid)
     return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}
+
+
+def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
+    try:
+        return factory(networks.parameters())
+    except ValueError as error:
+        shapes = ", ".join(map(str, dict.fromkeys(tuple(parameter.shape) for parameter in networks.parameters())))
+        error.add_note(
+            f"optimizer: it was given the parameters of {type(networks).__name__}, of the shapes {shapes}: those of "
+            "networks of the same sizes, an actor's and a critic's, lie stacked along a leading axis"
+        )
+        raise
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

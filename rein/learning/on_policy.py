@@ -76,6 +76,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         self.env_steps = self.updates = 0
         seed = checked_seed(self._options["seed"])
         self._build(secrets.randbits(31) if seed is None else seed)
+        self._learner.check_learning_rate("learning_rate", {"learning_rate": self.learning_rate})
         self.seed, self._built = seed, True
 
     def _build(self, seed: int) -> None:

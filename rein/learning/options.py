@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rein.learning.update import Guard, OptimizerFactory
 from rein.networks.actor_critic import CoreFactory
+from rein.networks.own_stem import StemFactory
 from rein.schedules import Schedule, as_schedule
 
 
@@ -32,6 +33,8 @@ class OnPolicyOptions(TypedDict, total=False):
         activation: "tanh", "relu", "silu" or "gelu". "tanh".
         shared: whether actor and critic look through one network. False.
         core: recurrent part after the hidden layers: functools.partial(LSTM, features=64). None.
+        stem: makes, of (observation_space, generator), a network of your own before the hidden layers, as
+            `rein.networks.own_stem.stem_for` says. None for convolutions where there are images.
         squash: squash continuous actions into their bounds instead of clipping them; "ball": by their length. False.
         log_std: what the logarithm of a continuous action's standard deviation begins with. 0.
         state_dependent_std: whether that deviation is an output of the network, or else a parameter beside it. False.
@@ -58,6 +61,7 @@ class OnPolicyOptions(TypedDict, total=False):
     activation: str
     shared: bool
     core: CoreFactory | None
+    stem: StemFactory | None
     squash: bool | str
     log_std: float
     state_dependent_std: bool
@@ -74,7 +78,8 @@ class OnPolicyOptions(TypedDict, total=False):
 
 
 # which of them make the networks, and which say how a step of the optimizer is made
-SHAPE = ("hidden", "activation", "shared", "core", "normalize_observation", "squash", "log_std", "state_dependent_std")
+SHAPE = ("hidden", "activation", "shared", "core", "stem", "normalize_observation")
+SHAPE += ("squash", "log_std", "state_dependent_std")
 HOW = ("max_grad_norm", "guard", "micro_batch", "threads", "compile", "precision")
 DEFAULTS: OnPolicyOptions = {
     "learning_rate": 3e-4,
@@ -87,6 +92,7 @@ DEFAULTS: OnPolicyOptions = {
     "activation": "tanh",
     "shared": False,
     "core": None,
+    "stem": None,
     "squash": False,
     "log_std": 0.0,
     "state_dependent_std": False,
@@ -211,13 +217,18 @@ class Adjustable:
 
 
 class Scheduled(Adjustable):
-    """An option that is a schedule, 0 or more at any time and `high` at most; a number may be assigned to it too."""
+    """An option that is a schedule, 0 or more at any time and `high` at most; a number may be assigned to it too.
 
-    def __init__(self, high: float = math.inf) -> None:
-        self._high = high
+    An `optional` one may be None.
+    """
+
+    def __init__(self, high: float = math.inf, *, optional: bool = False) -> None:
+        self._high, self._optional = high, optional
         super().__init__(self._schedule)
 
-    def _schedule(self, agent: object, name: str, value: float | Schedule) -> Schedule:
+    def _schedule(self, agent: object, name: str, value: Any) -> Schedule | None:
+        if self._optional and value is None:
+            return None
         schedule = not_negative(agent, name, value)
         if schedule.bounds[1] > self._high:
             raise ValueError(f"{type(agent).__name__}({name}={value!r}): give {self._high:g} or less")
@@ -269,9 +280,11 @@ def as_json(option: Any) -> Any:
     if isinstance(config := getattr(option, "config", None), dict | float | int):  # schedules, noises
         return config
     if isinstance(option, functools.partial):
-        return {"function": option.func.__name__, **{name: as_json(value) for name, value in option.keywords.items()}}
+        given = {"arguments": as_json(option.args)} if option.args else {}
+        given |= {name: as_json(value) for name, value in option.keywords.items()}
+        return {"function": as_json(option.func), **given}
     if isinstance(option, numbers.Real) and not isinstance(option, bool | int | float):  # numpy's
         return int(option) if isinstance(option, numbers.Integral) else float(option)
-    if isinstance(option, tuple):
+    if isinstance(option, tuple | list):
         return [as_json(part) for part in option]
     return getattr(option, "__name__", type(option).__name__) if callable(option) else option

@@ -71,6 +71,8 @@ def average(
     """
     numbered = [name for name, value in metrics.items() if not value.ndim]
     own = [*(gradient for gradient in gradients if gradient is not None), *(metrics[name] for name in numbered)]
+    if not own:  # all parameters are frozen, in all of them
+        return [*gradients], {**metrics}
     rows = torch.as_tensor(rows, dtype=torch.float32, device=own[0].device)
     numbers = torch.cat([part.reshape(-1) for part in own]).mul_(rows)
     summed = sum_over_processes(torch.cat((numbers, rows.reshape(1))))  # one message for all

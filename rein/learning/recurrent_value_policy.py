@@ -5,12 +5,13 @@ Shapes: N environments, A actions, C numbers of a carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rein.learning.value_policy import Explore
 from rein.networks.recurrent_q import RecurrentQNetwork
 from rein.ops.random import restore
 from rein.types import Tree
@@ -23,7 +24,7 @@ class RecurrentValuePolicy:
         self,
         networks: RecurrentQNetwork,
         first_action: int,
-        explore: Callable[[Tensor, torch.Generator], Tensor],
+        explore: Explore,
         own_generator: torch.Generator | None,
         device: torch.device,
     ) -> None:

@@ -38,7 +38,7 @@ from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
 from rein.learning.seeding import seed_anew
 from rein.learning.update import describe_optimizer, set_learning_rate
-from rein.ops.parallel import rank
+from rein.ops.parallel import processes, rank
 from rein.ops.polyak import polyak_
 from rein.ops.random import checked_seed, generator, restore
 from rein.types import Transition, Tree
@@ -80,6 +80,10 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         self.env_steps = self.updates = 0
         seed = checked_seed(options["seed"])
         self._build(secrets.randbits(31) if seed is None else seed)
+        for name, learner in self.learners.items():
+            own = f"{name}_learning_rate"
+            rates = {own: getattr(self, own, None) or self.learning_rate, "learning_rate": self.learning_rate}
+            learner.check_learning_rate(own if hasattr(self, own) else "learning_rate", rates)
         self.seed, self._built = seed, True
 
     def _check(self, options: dict[str, Any]) -> None:
@@ -96,7 +100,11 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
             options[name] = above_zero(self, name, options[name])
         if (episodes := options["train_frequency_episodes"]) is not None:
             options["train_frequency_episodes"] = at_least_one(self, "train_frequency_episodes", episodes)
-        for name in ("gamma", "batch_size", "priority_beta"):
+            if processes() > 1:  # which have other episodes each, and would learn at other times
+                why = "the processes would not learn equally often; give train_frequency"
+                raise ValueError(f"{type(self).__name__}(train_frequency_episodes={episodes}): {why}")
+        own_rates = [name for name in ("actor_learning_rate", "temperature_learning_rate") if name in options]
+        for name in ("gamma", "batch_size", "priority_beta", *own_rates):
             setattr(self, name, options[name])
 
     def _build(self, seed: int) -> None:
@@ -212,9 +220,9 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     def learn(self, updates: int) -> dict[str, Tensor]:
         """That many updates from the replay as it is; what is worth knowing of the last one."""
         whole(self, "learn: updates", updates)
-        learning_rate, metrics = self.learning_rate(**self.counts), {}
-        for learner in self.learners.values():
-            set_learning_rate(learner.optimizer, learning_rate)
+        metrics: dict[str, Tensor] = {}
+        for name, learner in self.learners.items():
+            set_learning_rate(learner.optimizer, self._rate(name))
         for last in range(updates - 1, -1, -1):
             sample, weight_B = self._sample()
             metrics, error_B = self._update(sample, weight_B, report=not last)
@@ -224,6 +232,11 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
             if self.updates % self._options["target_frequency"] == 0:
                 self._move_targets(self._options["tau"])
         return metrics
+
+    def _rate(self, learner: str) -> float:
+        """The learning rate of this learner now: by an option of its own where the agent has one and it is not None."""
+        own = getattr(self, f"{learner}_learning_rate", None)
+        return (self.learning_rate if own is None else own)(**self.counts)
 
     def _sample(self) -> tuple[Any, Tensor | None]:
         how = {"n_step": self._options["n_step"], "gamma": self.gamma}

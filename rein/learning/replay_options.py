@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 
 from rein.learning.update import Guard, OptimizerFactory
+from rein.networks.own_stem import StemFactory
 from rein.schedules import Schedule
 
 
@@ -15,7 +16,7 @@ class ReplayOptions(TypedDict, total=False):
     """What the agents share that learn from replay, with the defaults where an agent does not say otherwise.
 
     Args:
-        learning_rate: of all optimizers; a number or a schedule. 3e-4.
+        learning_rate: of all optimizers, but for those with an option of their own; a number or a schedule. 3e-4.
         gamma: discount factor. 0.99.
         capacity: transitions kept. 1,000,000.
         batch_size: transitions of an update. 256.
@@ -34,6 +35,8 @@ class ReplayOptions(TypedDict, total=False):
             "batch".
         hidden: features of the hidden layers. (256, 256).
         activation: "relu", "tanh", "silu" or "gelu". "relu".
+        stem: makes, of (observation_space, generator), a network of your own before the hidden layers, as
+            `rein.networks.own_stem.stem_for` says. None for convolutions where there are images.
         normalize_observation: by the mean and deviation of all observations so far. False.
         max_grad_norm: global norm that gradients are clipped to. None for no clipping.
         storage: of the replay: "memory", or "memmap" for a file. "memory".
@@ -64,6 +67,7 @@ class ReplayOptions(TypedDict, total=False):
     priority_normalize: str
     hidden: Sequence[int]
     activation: str
+    stem: StemFactory | None
     normalize_observation: bool
     max_grad_norm: float | None
     storage: str
@@ -94,6 +98,7 @@ REPLAY_DEFAULTS: ReplayOptions = {
     "priority_normalize": "batch",
     "hidden": (256, 256),
     "activation": "relu",
+    "stem": None,
     "normalize_observation": False,
     "max_grad_norm": None,
     "storage": "memory",

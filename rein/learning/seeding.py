@@ -14,6 +14,8 @@ def seed_anew(agent: Any, seed: int) -> None:
     if not agent.loaded:
         before = agent.networks
         agent._build(seed)
+        for old, new in zip(before.parameters(), agent.networks.parameters(), strict=True):
+            new.requires_grad_(old.requires_grad)  # what was frozen stays so
         share_parameters(before, agent.networks)
     elif not agent.env_steps:
         agent._root, agent._generator = seed, generator(seed, "agent", rank(), device=agent.device)

@@ -42,6 +42,15 @@ class TemperatureBatch(NamedTuple):
         return TemperatureBatch(self.log_prob[index])
 
 
+def check_learned(agent: object, temperature: float | None, learning_rate: Any) -> None:
+    """ValueError for the learning rate of a temperature that is fixed."""
+    if temperature is not None and learning_rate is not None:
+        raise ValueError(
+            f"{type(agent).__name__}(temperature={temperature:g}, temperature_learning_rate={learning_rate!r}): "
+            "a fixed temperature is not learned; give one of the two"
+        )
+
+
 def temperature_loss(
     temperature: Temperature, batch: TemperatureBatch, target_entropy: float, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from rein.learning.adam import Adam
 from rein.ops.statistics import clip_global_norm_, global_norm
 from rein.ops.trees import map_tree
+from rein.schedules import Schedule
 
 Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradients) -> whether to take the step
 
@@ -74,6 +76,26 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """For all parameters from now on."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, Schedule]) -> None:
+    """ValueError for an optimizer that was given a rate, which `set_learning_rate` would replace by the option's.
+
+    One is taken for given that is neither the default of the optimizer's class nor a value that one of `rates` takes,
+    the option's and its kin: whoever gave both knows of it.
+    """
+    known = inspect.signature(type(optimizer)).parameters.get("lr")
+    if known is None:  # nobody can tell
+        return
+    spans = [schedule.bounds for schedule in rates.values()]
+    for given in (group["lr"] for group in optimizer.param_groups if "lr" in group):
+        if given != known.default and not any(low * (1 - 1e-6) <= given <= high * (1 + 1e-6) for low, high in spans):
+            low, high = rates[option].bounds
+            instead = f"{option}={low:g}" if low == high else f"the schedule {option}"
+            raise ValueError(
+                f"optimizer: its learning rate of {given:g} would be replaced at every update by {instead}: "
+                f"give {option}={given:g}"
+            )
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rein.learning.exploration import Amount, Plateau, as_amount
 from rein.learning.learner import Learner
 from rein.learning.options import above_zero
 from rein.learning.replay_agent import ReplayAgent
-from rein.learning.value_policy import ValuePolicy
+from rein.learning.value_policy import ValuePolicy, exploring
 from rein.networks.q_network import QNetworks
 from rein.networks.quantile_network import QuantileNetworks
 from rein.ops.exploration import boltzmann, epsilon_greedy
@@ -110,10 +110,14 @@ class ValueAgent(ReplayAgent[Networks]):
         action_B = sample.action.long()  # recorded ones may be of any type
         return action_B - self._first_action if self._first_action else action_B
 
-    def policy(self, deterministic: bool = True) -> ValuePolicy:
-        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`."""
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return ValuePolicy(self.networks.online, self._first_action, self._choose, own, self.device)
+    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> ValuePolicy:
+        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`.
+
+        With an `epsilon`, from 0 to 1, it is greedy but for so many random actions, however the agent explores.
+        """
+        explore = exploring(self, self._choose, epsilon)
+        own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
+        return ValuePolicy(self.networks.online, self._first_action, explore, own, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What every agent with a replay has, and how it explores, where that adapts."""

@@ -11,20 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.learning.options import fraction
 from rein.networks.q_network import QNetwork
 from rein.networks.quantile_network import QuantileNetwork
+from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import restore
 from rein.types import Tree
 
+Explore = Callable[[Tensor, torch.Generator], Tensor]  # (values (N, A), generator) -> which of the actions (N,)
+
+
+def exploring(agent: object, own: Explore, epsilon: float | None) -> Explore:
+    """The agent's `own` way to explore, or, where an `epsilon` is given, epsilon-greedily by that.
+
+    Raises ValueError for an epsilon that is not between 0 and 1.
+    """
+    if epsilon is None:
+        return own
+    probability = fraction(agent, "epsilon", epsilon)
+    return lambda value_NA, drawing: epsilon_greedy(value_NA, probability, drawing)
+
 
 class ValuePolicy:
-    """Acts by networks that it shares with an agent: greedily, or as that explores, with a generator of its own."""
+    """Acts by networks that it shares with an agent: greedily, or as `explore` says, with a generator of its own."""
 
     def __init__(
         self,
         networks: QNetwork | QuantileNetwork,
         first_action: int,
-        explore: Callable[[Tensor, torch.Generator], Tensor],
+        explore: Explore,
         own_generator: torch.Generator | None,
         device: torch.device,
     ) -> None:

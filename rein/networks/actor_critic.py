@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rein.networks.encoder import Encoder
 from rein.networks.heads import action_head
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.recurrent import Core
 from rein.networks.stack import Stack
-from rein.networks.stem import make_stem
 from rein.ops.distributions import Distribution
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core: functools.partial(LSTM, features=64)
@@ -28,9 +28,9 @@ class ActorCritic(nn.Module):
     """What a policy-gradient agent learns: an observation -> a distribution over actions and a value.
 
     An encoder (flat numbers or an image), for images a convolutional stem, hidden layers, perhaps a recurrent core, and
-    two heads. Actor and critic have hidden layers and a core each, or share them. All that a recurrent network
-    remembers of an environment is one row of numbers, its carry; zeros are the beginning of an episode. Without a core
-    the carry is None.
+    two heads. Actor and critic have hidden layers and a core each, or share them; they always share the stem. All that
+    a recurrent network remembers of an environment is one row of numbers, its carry; zeros are the beginning of an
+    episode. Without a core the carry is None.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class ActorCritic(nn.Module):
         activation: str = "tanh",
         shared: bool = False,
         core: CoreFactory | None = None,
+        stem: StemFactory | None = None,
         normalize_observation: bool = False,
         squash: bool | str = False,
         log_std: float = 0.0,
@@ -50,12 +51,12 @@ class ActorCritic(nn.Module):
     ) -> None:
         """`squash`, `log_std` and `state_dependent_std` are for continuous actions, see `action_head`.
 
-        Everything is drawn under `generator`, on its device.
+        `stem` makes one of the user's own, see `stem_for`. Everything is drawn under `generator`, on its device.
         """
         super().__init__()
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = make_stem(observation_space, generator)
-        inputs = self.encoder.features if self.stem is None else self.stem.features
+        self.stem = stem_for(observation_space, generator, stem)
+        inputs = features_of(self.stem, self.encoder.features)
         members = 1 if shared else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)
         self.cores = nn.ModuleList()
@@ -109,10 +110,10 @@ class ActorCritic(nn.Module):
         return self.value_head(self._member(self.hidden.members - 1, x_NF)).squeeze(-1)
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
-        return self.hidden(x_BF if self.stem is None else self.stem(x_BF))
+        return self.hidden(through(self.stem, x_BF))
 
     def _member(self, k: int, x_BF: Tensor) -> Tensor:
-        return self.hidden.member(k, x_BF if self.stem is None else self.stem(x_BF))
+        return self.hidden.member(k, through(self.stem, x_BF))
 
     def _heads(self, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
         return self.policy_head(actor), self.value_head(actor if critic is None else critic).squeeze(-1)

@@ -1,7 +1,7 @@
 """Actors and critics of continuous actions.
 
-Shapes: K critics, B rows, F features of an observation, A numbers of an action, H hidden features. Actions are between
--1 and 1 here.
+Shapes: K critics, B rows, F features of an observation, G those of a stem, or F without one, A numbers of an action, H
+hidden features. Actions are between -1 and 1 here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
 from rein.ops.distributions import SquashedNormal
 from rein.ops.stack import linear_value
@@ -66,17 +67,19 @@ class Actor(nn.Module):
         generator: torch.Generator,
         *,
         stochastic: bool,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.stem = stem
         self.stochastic = stochastic
-        self.hidden = Stack(1, features, hidden, activation, generator)
+        self.hidden = Stack(1, features_of(stem, features), hidden, activation, generator)
         self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, generator)
         bound = torch.ones(actions, device=generator.device)
         self.register_buffer("bound", bound, persistent=False)
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """What the last layer says, (B, A) or (B, 2 A)."""
-        return self.head(self.hidden(x_BF)[0])
+        return self.head(self.hidden(through(self.stem, x_BF))[0])
 
     def action(self, x_BF: Tensor) -> Tensor:
         """Of an actor that is not stochastic: (B, A)."""
@@ -91,7 +94,8 @@ class Actor(nn.Module):
 class Critics(nn.Module):
     """K independent critics of an observation and an action, evaluated as one.
 
-    They are drawn one after the other under `generator`, so no two are alike.
+    They are drawn one after the other under `generator`, so no two are alike. A stem looks at observations for all of
+    them, before the action is put beside what it says.
     """
 
     def __init__(
@@ -102,28 +106,32 @@ class Critics(nn.Module):
         hidden: Sequence[int],
         activation: str,
         generator: torch.Generator,
+        *,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.members = members
-        self.hidden = Stack(members, features + actions, hidden, activation, generator)
+        self.members, self.stem = members, stem
+        self.hidden = Stack(members, features_of(stem, features) + actions, hidden, activation, generator)
         heads = [orthogonal_linear(self.hidden.features, 1, 1.0, generator) for _ in range(members)]
         self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
         self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
 
     def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
         """The values (K, B)."""
-        return self._values(x_BF, action_BA, self.hidden.layers, self.weight, self.bias)
+        return self._values(through(self.stem, x_BF), action_BA, self.hidden.layers, self.weight, self.bias)
 
     def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
         """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
         parameters = (*self.hidden.layers, self.weight, self.bias)
         *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
-        return self._values(x_BF, action_BA, layers, weight, bias)
+        with torch.no_grad():  # what a stem says does not depend on the action
+            seen = through(self.stem, x_BF)
+        return self._values(seen, action_BA, layers, weight, bias)
 
     def _values(
-        self, x_BF: Tensor, action_BA: Tensor, layers: Sequence[Tensor], weight_K1H: Tensor, bias_K1: Tensor
+        self, x_BG: Tensor, action_BA: Tensor, layers: Sequence[Tensor], weight_K1H: Tensor, bias_K1: Tensor
     ) -> Tensor:
-        return linear_value(self.hidden.through(torch.cat((x_BF, action_BA), 1), layers), weight_K1H, bias_K1)
+        return linear_value(self.hidden.through(torch.cat((x_BG, action_BA), 1), layers), weight_K1H, bias_K1)
 
 
 class ContinuousNetworks(nn.Module):
@@ -140,16 +148,22 @@ class ContinuousNetworks(nn.Module):
         hidden: Sequence[int],
         activation: str,
         normalize_observation: bool,
+        stem: StemFactory | None = None,
     ) -> None:
-        """Raises ValueError for images, and for actions without finite bounds."""
+        """`stem` is that of `stem_for`: the actor has one and the critics another.
+
+        Raises ValueError for images without one, and for actions without finite bounds.
+        """
         super().__init__()
         self.scale = Scale(action_space, generator.device)
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        if self.encoder.images:
-            raise ValueError(f"there are images in {observation_space}: this agent learns from vectors")
+        if self.encoder.images and stem is None:
+            raise ValueError(
+                f"there are images in {observation_space}: this agent learns from vectors, or give it a stem="
+            )
         shape = self.encoder.features, self.scale.actions, tuple(hidden), activation, generator
-        self.actor = Actor(*shape, stochastic=stochastic)
-        self.critics = Critics(critics, *shape)
+        self.actor = Actor(*shape, stochastic=stochastic, stem=stem_for(observation_space, generator, stem))
+        self.critics = Critics(critics, *shape, stem=stem_for(observation_space, generator, stem))
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
 

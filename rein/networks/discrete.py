@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rein.networks.encoder import Encoder
 from rein.networks.heads import DiscreteHead
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
 from rein.ops.distributions import Distribution
 
@@ -31,16 +32,19 @@ class ActionValues(nn.Module):
         hidden: Sequence[int],
         activation: str,
         generator: torch.Generator,
+        *,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.hidden = Stack(members, features, hidden, activation, generator)
+        self.stem = stem
+        self.hidden = Stack(members, features_of(stem, features), hidden, activation, generator)
         heads = [orthogonal_linear(self.hidden.features, actions, 1.0, generator) for _ in range(members)]
         self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
         self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """(K, B, A)."""
-        return torch.baddbmm(self.bias, self.hidden(x_BF), self.weight)
+        return torch.baddbmm(self.bias, self.hidden(through(self.stem, x_BF)), self.weight)
 
 
 class DiscreteActor(nn.Module):
@@ -53,14 +57,17 @@ class DiscreteActor(nn.Module):
         hidden: Sequence[int],
         activation: str,
         generator: torch.Generator,
+        *,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.hidden = Stack(1, features, hidden, activation, generator)
+        self.stem = stem
+        self.hidden = Stack(1, features_of(stem, features), hidden, activation, generator)
         self.head = DiscreteHead(self.hidden.features, space, 0.01, generator)
 
     def forward(self, x_BF: Tensor) -> Distribution:
         """Categorical."""
-        return self.head(self.hidden(x_BF)[0])
+        return self.head(self.hidden(through(self.stem, x_BF))[0])
 
 
 class DiscreteNetworks(nn.Module):
@@ -78,17 +85,25 @@ class DiscreteNetworks(nn.Module):
         hidden: Sequence[int],
         activation: str,
         normalize_observation: bool,
+        stem: StemFactory | None = None,
     ) -> None:
-        """Raises ValueError for images, and for actions that are not Discrete."""
+        """`stem` is that of `stem_for`: the actor has one and the critics another.
+
+        Raises ValueError for images without one, and for actions that are not Discrete.
+        """
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; this agent chooses among Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        if self.encoder.images:
-            raise ValueError(f"there are images in {observation_space}: this agent learns from vectors")
-        shape = hidden, activation, generator
-        self.actor = DiscreteActor(self.encoder.features, action_space, *shape)
-        self.critics = ActionValues(critics, self.encoder.features, int(action_space.n), *shape)
+        if self.encoder.images and stem is None:
+            raise ValueError(
+                f"there are images in {observation_space}: this agent learns from vectors, or give it a stem="
+            )
+        features, shape = self.encoder.features, (hidden, activation, generator)
+        own = stem_for(observation_space, generator, stem)
+        self.actor = DiscreteActor(features, action_space, *shape, stem=own)
+        own = stem_for(observation_space, generator, stem)
+        self.critics = ActionValues(critics, features, int(action_space.n), *shape, stem=own)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @property

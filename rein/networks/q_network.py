@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from rein.networks.dueling import DuelingHead
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
-from rein.networks.stem import make_stem
 
 
 class QNetwork(nn.Module):
@@ -44,15 +44,19 @@ class QNetwork(nn.Module):
         activation: str = "relu",
         layer_norm: bool = True,
         dueling: bool = False,
+        stem: StemFactory | None = None,
         normalize_observation: bool = False,
     ) -> None:
-        """`dueling` is that of `rein.networks.dueling`; without `layer_norm` hidden layers are not normalized."""
+        """`dueling` is that of `rein.networks.dueling`, `stem` that of `stem_for`.
+
+        Without `layer_norm` hidden layers are not normalized.
+        """
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = make_stem(observation_space, generator)
-        sizes = [self.encoder.features if self.stem is None else self.stem.features, *hidden]
+        self.stem = stem_for(observation_space, generator, stem)
+        sizes = [features_of(self.stem, self.encoder.features), *hidden]
         if layer_norm:
             self.hidden: nn.Module = _normalized(sizes, activation, generator)
         else:
@@ -63,7 +67,7 @@ class QNetwork(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """(B, A), of what the encoder made of observations."""
-        hidden = self.hidden(x_BF if self.stem is None else self.stem(x_BF))
+        hidden = self.hidden(through(self.stem, x_BF))
         return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
 
 

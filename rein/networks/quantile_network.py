@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
-from rein.networks.stem import make_stem
 
 
 class QuantileNetwork(nn.Module):
@@ -48,19 +48,20 @@ class QuantileNetwork(nn.Module):
         *,
         hidden: Sequence[int] = (128, 128),
         activation: str = "relu",
+        stem: StemFactory | None = None,
         cosines: int = 64,
         action_quantiles: int = 32,
         risk: float = 1.0,
         normalize_observation: bool = False,
     ) -> None:
-        """`cosines` is C."""
+        """`cosines` is C, `stem` that of `stem_for`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         device = generator.device
         self.encoder = Encoder(observation_space, device, normalize=normalize_observation)
-        self.stem = make_stem(observation_space, generator)
-        inputs = self.encoder.features if self.stem is None else self.stem.features
+        self.stem = stem_for(observation_space, generator, stem)
+        inputs = features_of(self.stem, self.encoder.features)
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)
         self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)
         self.after = Stack(1, self.before.features, hidden[-1:], activation, generator)
@@ -75,7 +76,7 @@ class QuantileNetwork(nn.Module):
 
     def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
         """Z (B, Q, A) at levels in (0, 1)."""
-        psi_BH = self.before(x_BF if self.stem is None else self.stem(x_BF))[0]
+        psi_BH = self.before(through(self.stem, x_BF))[0]
         phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
         both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
         return self.head(self.after(both)[0]).unflatten(0, level_BQ.shape)

@@ -53,9 +53,53 @@ class Core(nn.Module, abc.ABC):
             raise ValueError(f"there is a reset for each step, {tuple(x.shape[:-1])}, not {tuple(reset_TN.shape)}")
 
 
+class LayeredCore(Core):
+    """A core of one or several layers, each of which sees at every step what the one below it puts out.
+
+    The carry is that of the first layer, then that of the second, and so on. A subclass has the first layer's
+    parameters, the arithmetic of one layer, and a constructor of `inputs`, `features`, `generator` and `layers`.
+    """
+
+    def __init__(self, inputs: int, features: int, carry_size: int, layers: int) -> None:
+        """`carry_size` is that of one layer. Raises ValueError for less than one layer."""
+        if layers < 1 or layers != int(layers):
+            raise ValueError(f"{type(self).__name__}(layers={layers}): give a whole number, 1 or more")
+        super().__init__(inputs, features, int(layers) * carry_size)
+        self._first_carry = carry_size
+        self.above: Core | None = None  # all other layers
+
+    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_NI, carry_NC)
+        if self.above is None:
+            return self._step(x_NI, carry_NC)
+        carry_NC, above_NC = carry_NC.tensor_split([self._first_carry], 1)
+        y_NH, carry_NC = self._step(x_NI, carry_NC)
+        y_NH, above_NC = self.above.step(y_NH, above_NC)
+        return y_NH, torch.cat([carry_NC, above_NC], 1)
+
+    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Core`."""
+        self._check(x_TNI, carry_NC, reset_TN)
+        if self.above is None:
+            return self._sequence(x_TNI, carry_NC, reset_TN)
+        carry_NC, above_NC = carry_NC.tensor_split([self._first_carry], 1)
+        y_TNH, carry_NC = self._sequence(x_TNI, carry_NC, reset_TN)
+        y_TNH, above_NC = self.above.sequence(y_TNH, above_NC, reset_TN)
+        return y_TNH, torch.cat([carry_NC, above_NC], 1)
+
+    @abc.abstractmethod
+    def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """`step` of the first layer, with its part of the carry."""
+
+    @abc.abstractmethod
+    def _sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """`sequence` of the first layer, with its part of the carry."""
+
+
 @final
-class LSTM(Core):
-    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000); C = 2 H.
+class LSTM(LayeredCore):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000); C = 2 H a layer.
 
         i, f, o = sigmoid(W x + U h + b)     g = tanh(W x + U h + b)
         c <- f c + i g                       h <- o tanh(c)
@@ -64,24 +108,21 @@ class LSTM(Core):
     the forget gate's 1, so that it begins by remembering (Jozefowicz et al. 2015); drawn under `generator`.
     """
 
-    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
-        super().__init__(inputs, features, 2 * features)
+    def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
+        super().__init__(inputs, features, 2 * features, layers)
         self.input_weight = _orthogonal(inputs, features, 4, generator)  # in torch's order: i, f, g, o
         self.hidden_weight = _orthogonal(features, features, 4, generator)
         bias_G = torch.zeros(4 * features, device=generator.device)
         bias_G[features : 2 * features] = 1.0
         self.bias = nn.Parameter(bias_G)
+        self.above = LSTM(features, features, generator, layers - 1) if layers > 1 else None
 
-    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_NI, carry_NC)
+    def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
         h_NH, c_NH = carry_NC.chunk(2, 1)
         h_NH, c_NH = _lstm(linear(x_NI, self.input_weight, self.bias), h_NH, c_NH, self.hidden_weight)
         return h_NH, torch.cat([h_NH, c_NH], 1)
 
-    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_TNI, carry_NC, reset_TN)
+    def _sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         h_NH, c_NH = carry_NC.chunk(2, 1)
         y_NH = []
         seen_TNG = linear(x_TNI, self.input_weight, self.bias)
@@ -93,8 +134,8 @@ class LSTM(Core):
 
 
 @final
-class GRU(Core):
-    """Gated recurrent unit (Cho et al. 2014); C = H.
+class GRU(LayeredCore):
+    """Gated recurrent unit (Cho et al. 2014); C = H a layer.
 
         r, z = sigmoid(W x + U h + b)     n = tanh(W x + b + r (U h + u))
         h <- (1 - z) n + z h
@@ -104,23 +145,20 @@ class GRU(Core):
     drawn under `generator`.
     """
 
-    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
-        super().__init__(inputs, features, features)
+    def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
+        super().__init__(inputs, features, features, layers)
         self.input_weight = _orthogonal(inputs, features, 3, generator)  # in torch's order: r, z, n
         self.hidden_weight = _orthogonal(features, features, 3, generator)
         self.bias = nn.Parameter(torch.zeros(3 * features, device=generator.device))
         self.hidden_bias = nn.Parameter(torch.zeros(features, device=generator.device))  # u
+        self.above = GRU(features, features, generator, layers - 1) if layers > 1 else None
 
-    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_NI, carry_NC)
+    def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
         seen_NG = linear(x_NI, self.input_weight, self.bias)
         h_NH = _gru(*self._split(seen_NG), carry_NC, self.hidden_weight, self.hidden_bias)
         return h_NH, h_NH
 
-    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_TNI, carry_NC, reset_TN)
+    def _sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         h_NH, y_NH = carry_NC, []
         gates_TNG, new_TNH = self._split(linear(x_TNI, self.input_weight, self.bias))
         steps = zip(gates_TNG.unbind(), new_TNH.unbind(), reset_TN.unsqueeze(-1).unbind(), strict=True)
@@ -135,8 +173,8 @@ class GRU(Core):
 
 
 @final
-class MinimalGRU(Core):
-    """The gated recurrent unit reduced to what needs no loop: minGRU of Feng et al. 2024, section 3.1; C = H.
+class MinimalGRU(LayeredCore):
+    """The gated recurrent unit reduced to what needs no loop: minGRU of Feng et al. 2024, section 3.1; C = H a layer.
 
         z = sigmoid(W x + b)     n = V x + v
         h <- (1 - z) h + z n
@@ -144,24 +182,22 @@ class MinimalGRU(Core):
     The gate looks at the input alone, so all gates of a sequence are one product, and the rest is a linear recurrence.
     What is new is linear in x, as in that section: the logarithms of the paper's appendix need h > 0, which zeros are
     not, and with coefficients within [0, 1] nothing can overflow without them. Output and carry are h. Weights are
-    orthogonal, each gate's by itself, and biases zero; drawn under `generator`.
+    orthogonal, each gate's by itself, and biases zero; drawn under `generator`. In one layer it is the input of a step
+    alone that decides how much of it is kept; with `layers` of 2 or more, what came before it has a say as well.
     """
 
-    def __init__(self, inputs: int, features: int, generator: torch.Generator) -> None:
-        super().__init__(inputs, features, features)
+    def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
+        super().__init__(inputs, features, features, layers)
         self.weight = _orthogonal(inputs, features, 2, generator)  # z, n
         self.bias = nn.Parameter(torch.zeros(2 * features, device=generator.device))
+        self.above = MinimalGRU(features, features, generator, layers - 1) if layers > 1 else None
 
-    def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_NI, carry_NC)
+    def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
         gate_NH, new_NH = linear(x_NI, self.weight, self.bias).to(carry_NC.dtype).chunk(2, -1)
         h_NH = torch.lerp(carry_NC, new_NH, gate_NH.sigmoid())
         return h_NH, h_NH
 
-    def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Core`."""
-        self._check(x_TNI, carry_NC, reset_TN)
+    def _sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         gate_TNH, new_TNH = linear(x_TNI, self.weight, self.bias).to(carry_NC.dtype).chunk(2, -1)
         take_TNH = gate_TNH.sigmoid()
         keep_TNH = (1.0 - take_TNH).masked_fill(reset_TN.unsqueeze(-1), 0.0)

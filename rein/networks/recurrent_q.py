@@ -17,8 +17,8 @@ from rein.networks.actor_critic import CoreFactory
 from rein.networks.dueling import DuelingHead
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
-from rein.networks.stem import make_stem
 
 
 class RecurrentQNetwork(nn.Module):
@@ -37,18 +37,22 @@ class RecurrentQNetwork(nn.Module):
         generator: torch.Generator,
         *,
         core: CoreFactory,
+        stem: StemFactory | None = None,
         hidden: Sequence[int] = (64,),
         activation: str = "relu",
         dueling: bool = False,
         normalize_observation: bool = False,
     ) -> None:
-        """`core` makes one of `rein.networks.recurrent`; `dueling` is that of `rein.networks.dueling`."""
+        """`core` makes one of `rein.networks.recurrent`; `dueling` is that of `rein.networks.dueling`.
+
+        `stem` makes one of the user's own, see `stem_for`.
+        """
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
-        self.stem = make_stem(observation_space, generator)
-        inputs = self.encoder.features if self.stem is None else self.stem.features
+        self.stem = stem_for(observation_space, generator, stem)
+        inputs = features_of(self.stem, self.encoder.features)
         self.hidden = Stack(1, inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)
         features, actions = self.core.features, int(action_space.n)
@@ -81,7 +85,7 @@ class RecurrentQNetwork(nn.Module):
         return carry_BC
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
-        return self.hidden(x_BF if self.stem is None else self.stem(x_BF))[0]
+        return self.hidden(through(self.stem, x_BF))[0]
 
 
 class RecurrentQNetworks(nn.Module):

@@ -11,17 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.own_stem import features_of, through
 from rein.networks.stack import Stack
 
 
 class StateValue(nn.Module):
     """An observation -> V(s), by a perceptron whose parameters are drawn under `generator`."""
 
-    def __init__(self, features: int, hidden: Sequence[int], activation: str, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        stem: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.hidden = Stack(1, features, hidden, activation, generator)
+        self.stem = stem
+        self.hidden = Stack(1, features_of(stem, features), hidden, activation, generator)
         self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """(B,)."""
-        return self.head(self.hidden(x_BF)[0]).squeeze(-1)
+        return self.head(self.hidden(through(self.stem, x_BF))[0]).squeeze(-1)

@@ -127,6 +127,6 @@ class _LinearValue(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch declares `*grads`
         h, weight = ctx.saved_tensors
         of_h = g.unsqueeze(-1) * weight if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:
+        if not any(ctx.needs_input_grad[1:]):
             return of_h, None, None
         return of_h, torch.bmm(g.unsqueeze(1), h), g.sum(1, keepdim=True)

@@ -74,6 +74,19 @@ class AgentContract:
                     row = map_tree(lambda x, i=i: x[i].cpu().numpy(), action)
                     assert agent.action_space.contains(row), f"{row} is not in {agent.action_space}"
 
+    def test_actions_are_the_same_without_a_first_reset(self) -> None:
+        """A fresh agent that is told of the first reset acts and learns as one that is not."""
+        stream, told, untold = self._stream(), self.make(0), self.make(0)
+        told.observe_reset(stream[0].observation, torch.ones_like(stream[0].valid))
+        for transition in stream:
+            acts = []
+            for agent in (told, untold):
+                action, extras = agent.select_action(transition.observation)
+                agent.record_observation(transition._replace(action=action, extras=extras))
+                agent.optimize_model()
+                acts.append((action, extras))
+            self._assert_equal(*acts)
+
     def test_metrics_are_finite_and_carry_no_graph(self) -> None:
         """And there are some: the agent has learned within the contract's steps."""
         reported = [item for metrics in self._learning(self.make(0)) for item in metrics.items()]

@@ -121,7 +121,7 @@ class TestStateOfTorchsAdam(TestState):
     """When there is one: after a round and 2 steps of the next."""
 
     steps_before = 10
-    options: ClassVar[dict[str, Any]] = {"optimizer": functools.partial(torch.optim.Adam, lr=1e-3)}
+    options: ClassVar[dict[str, Any]] = {"optimizer": torch.optim.Adam}
 
 
 class _Run:

@@ -26,6 +26,7 @@ from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
+CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (8,)}
 N = 6
 
@@ -68,6 +69,10 @@ class TestGRU(_Recurrent):
 
 class TestMinimalGRU(_Recurrent):
     options: ClassVar[dict[str, Any]] = {"core": CORES["MinimalGRU"], "epochs": 2, "minibatches": 1, "shared": True}
+
+
+class TestTwoLayers(_Recurrent):
+    options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "epochs": 2, "minibatches": 2}
 
 
 class TestRecurrentA2C(_Recurrent):

@@ -28,6 +28,7 @@ from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
+CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
 SMALL: dict[str, Any] = {
     "core": CORES["LSTM"],
     "sequence_length": 4,
@@ -81,6 +82,10 @@ class TestMinimalGRU(TestLSTM):
         "capacity": 40,  # the ring comes round
         "burn_in": 0,
     }
+
+
+class TestTwoLayers(TestLSTM):
+    options: ClassVar[dict[str, Any]] = {"core": functools.partial(LSTM, features=6, layers=2)}
 
 
 def drive(agent: Any, steps: int, seed: int = 0) -> None:

@@ -30,6 +30,11 @@ class TestVectorGridworld(EnvironmentContract):
         return Gridworld(num_envs, TARGETS, seed=seed, observation="vector")
 
 
+class TestLargeGridworld(EnvironmentContract):
+    def make(self, num_envs: int, seed: int | None) -> Gridworld:
+        return Gridworld(num_envs, [(20, 20), (0, 1)], seed=seed, size=21, observation="vector", max_episode_steps=20)
+
+
 class TestGridworldState(StatefulContract):
     def make(self) -> Gridworld:
         return Gridworld(8, TARGETS, seed=3, max_episode_steps=9)
@@ -140,6 +145,31 @@ def test_the_vector_is_the_cell_scaled_with_reached_and_distance() -> None:
         torch.testing.assert_close(vector[:, 5], distance)
 
 
+@pytest.mark.parametrize("size", [2, 3, 21])
+def test_a_board_of_another_size_is_the_same_world(size: int) -> None:
+    last = size - 1
+    cells, vectors = (
+        Gridworld(512, [(last, last)], seed=0, size=size, observation=kind) for kind in ("cell", "vector")
+    )
+    assert cells.single_observation_space == spaces.MultiDiscrete([size] * 4)
+    assert cells.bounding_box == (0, last, 0, last)
+    assert cells.reset()[:, 0].unique().tolist() == list(range(size))
+    time_step = _at(Gridworld(2, [(0, 0)], size=size), last, last, (0, 0)).apply_action(torch.tensor([UP, RIGHT]))
+    assert time_step.observation[:, :2].tolist() == [[last, last]] * 2
+    assert time_step.reward.tolist() == [-2.0 * last] * 2
+    assert vectors.encode(x=0, y=0, target=(last, last)).tolist() == [[0, 0, 1, 1, 0, 1]]
+    assert vectors.encode(x=last, y=1, target=(last, 1))[0].tolist() == [1, pytest.approx(1 / last)] * 2 + [1, 0]
+    assert cells.render().shape[0] == size * Gridworld(1, seed=0).render().shape[0] // 5
+
+
+def test_its_size_is_written_down_where_it_is_not_five_so_that_older_runs_go_on() -> None:
+    assert "size" not in Gridworld(1).config
+    assert torch.equal(Gridworld(4, seed=1, size=5).reset(), Gridworld(4, seed=1).reset())
+    large = Gridworld(1, [(9, 9)], size=21, seed=3)
+    again = Gridworld(**large.config)
+    assert (again.config, again.reset().tolist()) == (large.config, large.reset().tolist())
+
+
 def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
     assert Gridworld(3).encode(x=2, y=3, target=(2, 4)).tolist() == [[2, 3, 2, 4]]
     corner = Gridworld(3, observation="vector").encode(x=0, y=0, target=(4, 4))
@@ -190,6 +220,10 @@ def test_a_frame_shows_walker_and_target_where_they_are() -> None:
         ({"possible_targets": []}, "at least one"),
         ({"possible_targets": [(2, 5)]}, r"\(2, 5\) is off the board"),
         ({"start_columns": 6}, "give 1 to 5"),
+        ({"size": 1}, r"size=1\): give a whole number, 2 or more"),
+        ({"size": 6.5}, r"size=6.5\): give a whole number"),
+        ({"size": 7, "start_columns": 8}, "give 1 to 7"),
+        ({"size": 3}, r"\(2, 4\) is off the board, which has x and y from 0 to 2"),
         ({"observation": "pixels"}, "'cell' or 'vector'"),
         ({"max_episode_steps": 0}, "give 1 or more"),
     ],

@@ -18,6 +18,13 @@ DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
 OBSERVATION = spaces.Box(-1.0, 1.0, (FEATURES,))
 
 
+class Stem(torch.nn.Linear):
+    features = FEATURES
+
+    def __init__(self, *given):
+        super().__init__(FEATURES, FEATURES)
+
+
 def networks_of(action_space, dtype=torch.float64, **shape) -> ActorCritic:
     made = ActorCritic(OBSERVATION, action_space, torch.Generator().manual_seed(0), **{"hidden": (16, 8), **shape})
     with torch.no_grad():  # away from the small gain of the head, so that every part of the gradient counts
@@ -91,8 +98,9 @@ def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients)
         (DISCRETE, {"activation": "gelu"}),
         (DISCRETE, {"hidden": ()}),
         (DISCRETE, {"core": functools.partial(LSTM, features=8)}),
+        (DISCRETE, {"stem": Stem}),
     ],
-    ids=["several actions", "a deviation of the observation", "another activation", "no layers", "recurrent"],
+    ids=["several actions", "a deviation of the observation", "another activation", "no layers", "recurrent", "a stem"],
 )
 def test_other_networks_have_none(space, shape):
     assert not has_closed_form(networks_of(space, **shape))

@@ -26,6 +26,13 @@ OBSERVATION, DISCRETE = spaces.Box(-1.0, 1.0, (FEATURES,)), spaces.Discrete(4)
 SHARES = [None, 0.25, torch.tensor(0.3, dtype=torch.float64)]
 
 
+class Stem(torch.nn.Linear):
+    features = FEATURES
+
+    def __init__(self, *given):
+        super().__init__(FEATURES, FEATURES)
+
+
 def drawn(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -139,8 +146,13 @@ def test_values_of_actions_that_were_not_taken_are_not_moved():
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), values_have_one),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), values_have_one),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), values_have_one),
+        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "relu", drawn(), stem=Stem()), has_closed_form),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, stem=Stem), values_have_one),
     ],
-    ids=["another activation", "no layers", "normalized", "dueling", "values without layers"],
+    ids=[
+        *("another activation", "no layers", "normalized", "dueling", "values without layers"),
+        *("a stem", "values behind a stem"),
+    ],
 )
 def test_other_networks_have_none(networks, knows):
     assert not knows(networks())

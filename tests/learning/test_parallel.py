@@ -23,8 +23,21 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
+from rein.agents.a2c import A2C
+from rein.agents.awac import AWAC
+from rein.agents.bc import BC
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
 from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
+from rein.envs.pendulum import Pendulum
 from rein.learning.learner import Learner
 from rein.learning.parallel import mean_of_processes, process_group
 from rein.learning.policy_loss import Batch, Coefficients, policy_loss
@@ -38,7 +51,23 @@ M, F = 60, 3
 SHARES = slice(0, 40), slice(40, 60)  # of the rows, by process
 ENVIRONMENTS = slice(0, 3), slice(3, 8)
 COEFFICIENTS = Coefficients(0.2, 0.5, 0.01)
+FROZEN = "hidden", "value_head", ""  # parts of the networks; the last is all of them
 STUCK_AFTER = 2.0  # seconds
+REPLAY = {"capacity": 500, "learning_starts": 12, "batch_size": 8, "update_to_data": 0.25, "hidden": (8,)}
+OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "DQN": (DQN, CartPole, {**REPLAY, "prioritized": True, "n_step": 2, "tau": 0.1, "normalize_observation": True}),
+    "IQN": (IQN, CartPole, {**REPLAY, "target_frequency": 3, "tau": 1.0}),
+    "RecurrentDQN": (RecurrentDQN, CartPole, {**REPLAY, "sequence_length": 4, "burn_in": 2}),
+    "SAC": (SAC, Pendulum, REPLAY),
+    "TD3": (TD3, Pendulum, REPLAY),
+    "DiscreteSAC": (DiscreteSAC, CartPole, REPLAY),
+    "AWAC": (AWAC, Pendulum, REPLAY),
+    "IQL": (IQL, Pendulum, REPLAY),
+    "BC": (BC, Pendulum, REPLAY),
+    "PQN": (PQN, CartPole, {"rollout_steps": 8, "hidden": (8,)}),
+    "A2C": (A2C, CartPole, {"rollout_steps": 2, "hidden": (8,)}),
+    "IMPALA": (IMPALA, CartPole, {"rollout_steps": 2, "hidden": (8,)}),
+}
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -51,11 +80,13 @@ def batch(masked: bool) -> Batch:
     return Batch(numbers(M, F), (numbers(M, seed=1) > 0.0).long(), *columns, valid=valid)
 
 
-def stepped(rows: Batch, share: slice) -> dict[str, Any]:
+def stepped(rows: Batch, share: slice, frozen: str | None = None) -> dict[str, Any]:
     """Parameters, metrics and what the guard was shown, after a step by a clipped gradient."""
     shown: dict[str, Tensor] = {}
     networks = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
     sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
+    if frozen is not None:
+        networks.get_submodule(frozen).requires_grad_(False)
 
     def guard(metrics: Any, gradients: list[Tensor]) -> bool:
         shown.update(metrics)
@@ -83,6 +114,13 @@ def make_loop(seed: int = 0, num_envs: int = 6, **options: Any) -> rein.Loop:
     environment = CartPole(num_envs, seed=10 * seed + rank())
     options |= {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
     agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **options)
+    return rein.training_loop(agent, environment)
+
+
+def other_loop(name: str, num_envs: int = 6, **options: Any) -> rein.Loop:
+    kind, world, own = OTHERS[name]
+    environment = world(num_envs, seed=rank())
+    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0, **own, **options)
     return rein.training_loop(agent, environment)
 
 
@@ -118,12 +156,15 @@ def relations() -> dict[str, Any]:
         found = {
             "group": tuple(group),
             "stepped": {masked: stepped(batch(masked), SHARES[group.rank]) for masked in (False, True)},
+            "frozen": {part: stepped(batch(False), SHARES[group.rank], part) for part in FROZEN},
             "poisoned": stepped(poisoned, SHARES[group.rank]),
             "moments": moments(ENVIRONMENTS[group.rank]),
             "run": ran(make_loop(), epochs=4),
             "again": ran(make_loop(), epochs=4),
             "resumed": resumed(),
             "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
+            "others": {name: ran(other_loop(name), epochs=2)["agent"] for name in OTHERS},
+            "by episodes": refusal(lambda: other_loop("DQN", train_frequency_episodes=2)),
             "stopped": ran(make_loop(target_kl=1e-4, epochs=50, learning_rate=1e-3), epochs=2),
             "mean": mean_of_processes(float(group.rank)),
             "gathered": gather_from_processes(torch.tensor([group.rank, 5])),
@@ -190,6 +231,14 @@ def test_a_step_by_two_shares_of_a_batch_is_the_step_by_all_of_it(pair: list[dic
     assert first_difference(pair[0]["stepped"], pair[1]["stepped"]) is None
 
 
+@pytest.mark.parametrize("part", FROZEN)
+def test_what_is_frozen_in_both_stays_and_the_rest_learns_the_same(pair: list[dict[str, Any]], part: str) -> None:
+    whole = stepped(batch(False), slice(None), part)
+    for found in pair:
+        torch.testing.assert_close(found["frozen"][part], whole, atol=1e-6, rtol=1e-5)
+    assert first_difference(pair[0]["frozen"], pair[1]["frozen"]) is None
+
+
 def test_what_is_not_finite_in_one_process_is_skipped_in_both(pair: list[dict[str, Any]]) -> None:
     untouched = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
     for found in pair:
@@ -213,6 +262,29 @@ def test_processes_learn_the_same_from_other_experience(pair: list[dict[str, Any
         assert first_difference(one[shared], other[shared]) is None
     assert first_difference(one["generator"], other["generator"]) is not None
     assert first_difference(pair[0][run]["environment"], pair[1][run]["environment"]) is not None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_agents_with_a_replay_or_without_one_stay_the_same_in_both(pair: list[dict[str, Any]], name: str) -> None:
+    one, other = (found["others"][name] for found in pair)
+    assert one["updates"] == other["updates"] >= 8
+    replays = "replay" in one
+    for shared in ("networks", "optimizers" if replays else "optimizer"):
+        assert first_difference(one[shared], other[shared]) is None, shared
+    for own in ("generator", "replay") if replays else ("generator",):
+        assert first_difference(one[own], other[own]) is not None, own
+
+
+def test_a_learned_temperature_is_the_same_in_both_and_priorities_are_each_ones_own(pair: list[dict[str, Any]]) -> None:
+    logs = [found["others"]["SAC"]["networks"]["temperature.log"] for found in pair]
+    assert torch.equal(*logs) and float(logs[0]) != 0.0
+    priorities = [found["others"]["DQN"]["replay"]["priorities"] for found in pair]
+    assert first_difference(*priorities) is not None
+
+
+def test_rounds_that_are_counted_by_episodes_are_refused_where_the_agent_is_built(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert found["by episodes"].startswith("ValueError: DQN(train_frequency_episodes=2)")
 
 
 def test_reward_statistics_are_shared_and_running_returns_are_not(pair: list[dict[str, Any]]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -163,7 +161,7 @@ EFFECTS = {
     "hidden": (9,),
     "normalize_observation": True,
     "max_grad_norm": 0.01,
-    "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+    "optimizer": torch.optim.SGD,
     "seed": 1,
 }
 
@@ -207,7 +205,7 @@ def test_a_file_changes_nothing_at_all(kind):
 @pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_micro_batches_change_nothing_but_rounding(kind, micro_batch):
-    plain = {"optimizer": functools.partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.05, "prioritized": True}
+    plain = {"optimizer": torch.optim.SGD, "learning_rate": 0.05, "prioritized": True}
     whole, parts = (made(kind, micro_batch=rows, **plain) for rows in (None, micro_batch))
     for agent in (whole, parts):
         fed(agent, 20)

@@ -19,6 +19,7 @@ from rein.ops.random import generator
 Kind = type[LSTM] | type[GRU] | type[MinimalGRU]
 
 CORES = (LSTM, GRU, MinimalGRU)
+LAYERS = pytest.mark.parametrize("layers", [1, 2])
 N, I, H = 4, 3, 5  # noqa: E741  # I inputs
 LENGTHS = (1, 2, 3, 4, 7, 8, 9, 16, 37)  # around powers of two, where a scan by halves has its edges
 PRECISION = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -31,12 +32,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed, "numbers"), dtype=torch.float64)
 
 
-def make(kind: Kind, dtype: torch.dtype = torch.float64, inputs: int = I, features: int = H) -> Core:
+def make(kind: Kind, dtype: torch.dtype = torch.float64, layers: int = 1) -> Core:
     """A core all of whose parameters are drawn, so that none is zero."""
-    core = kind(inputs, features, generator(0, "agent")).to(dtype)
+    core = kind(I, H, generator(0, "agent"), layers).to(dtype)
     with torch.no_grad():
         for index, parameter in enumerate(core.parameters()):
-            parameter.copy_(numbers(*parameter.shape, seed=index) / features**0.5)
+            parameter.copy_(numbers(*parameter.shape, seed=index) / H**0.5)
     return core
 
 
@@ -90,24 +91,29 @@ def assert_same(result: Any, expected: Any, precision: float) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
 @pytest.mark.parametrize("steps", LENGTHS)
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_is_its_steps_in_numbers_and_gradients(kind: Kind, steps: int, dtype: torch.dtype) -> None:
-    core, reset_TN = make(kind, dtype), resets(steps)
+def test_a_sequence_is_its_steps_in_numbers_and_gradients(
+    kind: Kind, layers: int, steps: int, dtype: torch.dtype
+) -> None:
+    core, reset_TN = make(kind, dtype, layers), resets(steps)
     expected = learn(in_steps, core, steps, reset_TN)
     assert_same(learn(as_sequence, core, steps, reset_TN), expected, PRECISION[dtype])
 
 
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_is_its_steps_at_the_size_of_a_run(kind: Kind) -> None:
-    core = kind(8, 64, generator(0, "agent"))
+def test_a_sequence_is_its_steps_at_the_size_of_a_run(kind: Kind, layers: int) -> None:
+    core = kind(8, 64, generator(0, "agent"), layers)
     reset_TN = resets(128)
     expected = learn(in_steps, core, 128, reset_TN)
     assert_same(learn(as_sequence, core, 128, reset_TN), expected, 1e-6)
 
 
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind) -> None:
-    core, reset_TN = make(kind), resets(11)
+def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind, layers: int) -> None:
+    core, reset_TN = make(kind, layers=layers), resets(11)
 
     def in_pieces(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         first_TNH, carry_NC = core.sequence(x_TNI[:4], carry_NC, reset_TN[:4])
@@ -118,9 +124,10 @@ def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind) -> N
 
 
 @pytest.mark.parametrize("run", [in_steps, as_sequence])
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_gradients_are_those_of_finite_differences(kind: Kind, run: Run) -> None:
-    core, reset_TN = make(kind), resets(6)
+def test_gradients_are_those_of_finite_differences(kind: Kind, layers: int, run: Run) -> None:
+    core, reset_TN = make(kind, layers=layers), resets(6)
     inputs = numbers(6, N, I, seed=1).requires_grad_(), numbers(N, core.carry_size, seed=2).requires_grad_()
 
     def outputs(x_TNI: Tensor, carry_NC: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,9 +136,10 @@ def test_gradients_are_those_of_finite_differences(kind: Kind, run: Run) -> None
     assert torch.autograd.gradcheck(outputs, (*inputs, *core.parameters()), fast_mode=True)
 
 
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_nothing_crosses_a_reset(kind: Kind) -> None:
-    core = make(kind)
+def test_nothing_crosses_a_reset(kind: Kind, layers: int) -> None:
+    core = make(kind, layers=layers)
     x_TNI = numbers(9, N, I, seed=1).requires_grad_()
     carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
     reset_TN = torch.zeros(9, N, dtype=torch.bool)
@@ -148,9 +156,10 @@ def test_nothing_crosses_a_reset(kind: Kind) -> None:
     torch.testing.assert_close(last_NC[1], anew_NC[1])
 
 
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_what_is_remembered_matters_to_the_end(kind: Kind) -> None:
-    core = kind(I, H, generator(0, "agent")).double()
+def test_what_is_remembered_matters_to_the_end(kind: Kind, layers: int) -> None:
+    core = kind(I, H, generator(0, "agent"), layers).double()
     x_TNI, reset_TN = numbers(16, N, I, seed=1), torch.zeros(16, N, dtype=torch.bool)
     carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
     y_TNH, _ = core.sequence(x_TNI, carry_NC, reset_TN)
@@ -169,9 +178,10 @@ def test_environments_know_nothing_of_each_other(kind: Kind) -> None:
     torch.testing.assert_close(other_NC, last_NC[order])
 
 
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_arguments_are_left_as_they_were(kind: Kind) -> None:
-    core = make(kind)
+def test_arguments_are_left_as_they_were(kind: Kind, layers: int) -> None:
+    core = make(kind, layers=layers)
     arguments = numbers(8, N, I, seed=1), numbers(N, core.carry_size, seed=2), resets(8)
     before = [argument.clone() for argument in arguments]
     core.sequence(*arguments)
@@ -289,6 +299,58 @@ def test_the_scan_takes_fewer_operations_than_there_are_steps(steps: int) -> Non
 
 
 @pytest.mark.parametrize("kind", CORES)
+def test_layers_are_cores_one_above_the_other(kind: Kind) -> None:
+    drawn = generator(3, "agent")
+    cores = [kind(inputs, H, drawn) for inputs in (I, H, H)]
+    stacked = kind(I, H, generator(3, "agent"), layers=3)
+    assert stacked.carry_size == 3 * cores[0].carry_size
+    x_TNI, carry_NC, reset_TN = numbers(9, N, I).float(), numbers(N, stacked.carry_size, seed=1).float(), resets(9)
+    y_TNH, last_NC = stacked.sequence(x_TNI, carry_NC, reset_TN)
+    expected_TNH, lasts = x_TNI, []
+    for core, of_core_NC in zip(cores, carry_NC.chunk(3, 1), strict=True):
+        expected_TNH, last = core.sequence(expected_TNH, of_core_NC, reset_TN)
+        lasts.append(last)
+    assert torch.equal(y_TNH, expected_TNH)
+    assert torch.equal(last_NC, torch.cat(lasts, 1))
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_one_layer_has_the_parameters_that_it_always_had(kind: Kind) -> None:
+    names = {
+        LSTM: ["input_weight", "hidden_weight", "bias"],
+        GRU: ["input_weight", "hidden_weight", "bias", "hidden_bias"],
+        MinimalGRU: ["weight", "bias"],
+    }
+    assert [*kind(I, H, generator(0, "agent")).state_dict()] == names[kind]
+    assert [*kind(I, H, generator(0, "agent"), layers=2).state_dict()][len(names[kind]) :] == [
+        f"above.{name}" for name in names[kind]
+    ]
+
+
+def test_by_what_came_before_two_minimal_layers_keep_more_or_less_and_one_does_not() -> None:
+    def kept_H(layers: int, first: float) -> Tensor:
+        """How much of the top carry is left after a second step that is always the same."""
+        core = make(MinimalGRU, layers=layers)
+        carry_NC = core.step(torch.full((1, I), first, dtype=torch.float64), core_zeros(core))[1].requires_grad_()
+        y_NH, _ = core.step(torch.ones(1, I, dtype=torch.float64), carry_NC)
+        (of_carry_NC,) = torch.autograd.grad(y_NH.sum(), carry_NC)
+        return of_carry_NC[0, -H:]
+
+    def core_zeros(core: Core) -> Tensor:
+        return torch.zeros(1, core.carry_size, dtype=torch.float64)
+
+    assert torch.equal(kept_H(1, -1.0), kept_H(1, 1.0))
+    assert not torch.allclose(kept_H(2, -1.0), kept_H(2, 1.0), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("layers", [0, -1, 1.5])
+def test_less_than_a_layer_is_refused(kind: Kind, layers: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(layers={layers}\): give a whole number, 1 or more"):
+        kind(I, H, generator(0, "agent"), layers=layers)
+
+
+@pytest.mark.parametrize("kind", CORES)
 def test_each_gate_begins_orthogonal(kind: Kind) -> None:
     core = kind(H, H, generator(0, "agent"))
     for name, parameter in core.named_parameters():
@@ -355,10 +417,11 @@ def test_a_core_is_abstract() -> None:
     "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
 )  # by torch
 @pytest.mark.parametrize("run", [in_steps, as_sequence])
+@LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_core_is_one_graph(kind: Kind, run: Run) -> None:
+def test_a_core_is_one_graph(kind: Kind, layers: int, run: Run) -> None:
     torch.compiler.reset()  # what other cores were compiled to counts towards a limit
-    core, reset_TN = make(kind), resets(3)
+    core, reset_TN = make(kind, layers=layers), resets(3)
 
     @torch.compile(fullgraph=True, backend="eager")
     def compiled(_: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:

@@ -363,5 +363,6 @@ def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
     exec(compile(program, "docs/offline.md", "exec"), names)
     assert names["loop"].state.clocks.updates == 3 * 20 * 5
     assert 0 < len(names["cloner"].replay) <= 1_500
+    assert len(names["novice"].replay) == names["steps"] == 4_000
     assert len(names["agent"].replay) == 1_500 + 200
     rein.resume(names["loop"], "runs/iql")

@@ -1,0 +1,297 @@
+"""Agents with a network of the user's own before their hidden layers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import rein
+from rein.agents.a2c import A2C
+from rein.agents.awac import AWAC
+from rein.agents.bc import BC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.gridworld import Gridworld
+from rein.envs.probes import Corridor, Reach
+from rein.errors import CheckpointError
+from rein.handlers.checkpoint import checkpoint
+from rein.networks.recurrent import GRU
+from rein.testing import AgentContract
+
+BOX = spaces.Box(-1.0, 1.0, (2,))
+
+
+class Own(nn.Module):
+    """Of flat observations, in layers that draw from torch's global generator."""
+
+    def __init__(self, space: spaces.Space[Any], drawn: torch.Generator, *, features: int = 6) -> None:
+        super().__init__()
+        self.features = features
+        self.layers = nn.Sequential(nn.Linear(spaces.flatdim(space), features), nn.LayerNorm(features), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Product(nn.Module):
+    """Of two numbers: what no linear layer sees."""
+
+    features = 1
+
+    def __init__(self, space: spaces.Space[Any], drawn: torch.Generator) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.prod(1, keepdim=True)
+
+
+class Camera(nn.Module):
+    """Of bytes (B, H, W, C), by a convolution."""
+
+    features = 4
+
+    def __init__(self, space: spaces.Space[Any], drawn: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 12, 12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.uint8 and x.shape[1:] == (36, 36, 1)
+        return self.layers(x.movedim(-1, 1) / 255.0)
+
+
+ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "stem": Own}
+REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0, "stem": Own}
+SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 2, "learning_starts": 16}
+KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions are continuous, options
+    "PPO": (PPO, False, ROLLOUT),
+    "PPO, shared": (PPO, True, ROLLOUT | {"shared": True}),
+    "PPO, parts": (PPO, True, ROLLOUT | {"micro_batch": 2, "threads": 2}),
+    "PPO, half": (PPO, True, ROLLOUT | {"precision": "bfloat16"}),
+    "PPO, no layers": (PPO, True, ROLLOUT | {"hidden": ()}),
+    "PPO, a core": (PPO, True, ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
+    "A2C": (A2C, True, ROLLOUT),
+    "IMPALA": (IMPALA, False, ROLLOUT),
+    "PQN": (PQN, False, ROLLOUT),
+    "PQN, plain": (PQN, False, ROLLOUT | {"layer_norm": False}),
+    "DQN": (DQN, False, REPLAY),
+    "DQN, no layers": (DQN, False, REPLAY | {"hidden": (), "dueling": True}),
+    "IQN": (IQN, False, REPLAY),
+    "IQN, no layers": (IQN, False, REPLAY | {"hidden": ()}),
+    "RecurrentDQN": (RecurrentDQN, False, SEQUENCES),
+    "BC": (BC, False, REPLAY),
+    "BC, continuous": (BC, True, REPLAY),
+    "DDPG": (DDPG, True, REPLAY),
+    "TD3": (TD3, True, REPLAY),
+    "SAC": (SAC, True, REPLAY),
+    "SAC, no layers": (SAC, True, REPLAY | {"hidden": ()}),
+    "DiscreteSAC": (DiscreteSAC, False, REPLAY),
+    "AWAC": (AWAC, True, REPLAY),
+    "IQL": (IQL, True, REPLAY),
+}
+
+
+def made(case: str, **options: Any) -> tuple[Any, Corridor]:
+    kind, continuous, own = KINDS[case]
+    environment = Corridor(4, length=3, continuous=continuous, seed=0, max_episode_steps=8)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    return kind(*spaces_of, **{"seed": 0, **own, **options}), environment
+
+
+def copies(agent: Any) -> dict[str, Tensor]:
+    return {name: x.detach().clone() for name, x in agent.networks.named_parameters()}
+
+
+class _WithStem(AgentContract):
+    steps, num_envs = 32, 4
+    kind: ClassVar[Any]
+    options: ClassVar[dict[str, Any]]
+
+    def make(self, seed):
+        environment = self.environment(1, 0)
+        return self.kind(
+            environment.single_observation_space, environment.single_action_space, seed=seed, **self.options
+        )
+
+    def environment(self, num_envs, seed) -> Any:
+        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+
+    def learned(self, agent):
+        return dict(agent.networks.named_parameters())
+
+    def _acts(self, policy):
+        policy.reset()
+        return super()._acts(policy)
+
+
+class TestPPO(_WithStem):
+    kind = PPO
+    options: ClassVar[dict[str, Any]] = ROLLOUT | {"epochs": 2, "minibatches": 2, "normalize_observation": True}
+
+
+class TestPPOWithACore(_WithStem):
+    kind = PPO
+    options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
+
+
+class TestPQN(_WithStem):
+    kind = PQN
+    options: ClassVar[dict[str, Any]] = ROLLOUT | {"epochs": 2, "minibatches": 2, "epsilon": 0.3}
+
+
+class TestDQN(_WithStem):
+    kind = DQN
+    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
+
+
+class TestIQN(_WithStem):
+    kind = IQN
+    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
+
+
+class TestRecurrentDQN(_WithStem):
+    kind = RecurrentDQN
+    options: ClassVar[dict[str, Any]] = SEQUENCES | {"learning_starts": 8, "update_to_data": 0.25, "tau": 0.1}
+
+
+class TestSAC(_WithStem):
+    kind = SAC
+    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25}
+
+    def environment(self, num_envs, seed):
+        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_every_agent_has_one_draws_it_under_its_seed_and_learns_it(case: str) -> None:
+    before = torch.get_rng_state()
+    agent, environment = made(case)
+    again = made(case)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    begun = copies(agent)
+    assert all(torch.equal(x, begun[name]) for name, x in copies(again).items())
+    of_stem = [name for name in begun if "stem." in name and "target" not in name]
+    assert of_stem and {*begun} <= {*agent.networks.state_dict()}
+    rein.train(agent, environment, env_steps=48)
+    assert agent.updates
+    after = copies(agent)
+    assert [name for name in of_stem if torch.equal(after[name], begun[name])] == []
+
+
+@pytest.mark.parametrize("case", ["SAC", "DDPG", "DiscreteSAC", "IQL"])
+def test_actor_and_critics_have_one_each_and_targets_copies(case: str) -> None:
+    networks = made(case)[0].networks
+    weight, others = networks.actor.stem.layers[0].weight, [networks.critics.stem.layers[0].weight]
+    if case == "IQL":
+        others.append(networks.state_value.stem.layers[0].weight)
+    assert not any(torch.equal(weight, other) for other in others)
+    target = networks.target_critics.stem.layers[0].weight
+    assert torch.equal(target, others[0]) and target is not others[0] and not target.requires_grad
+
+
+def test_the_loss_of_an_actor_has_no_gradient_toward_the_stem_of_its_critics() -> None:
+    networks = made("SAC")[0].networks
+    x, action = torch.linspace(0.0, 1.0, 5).unsqueeze(1), torch.zeros(5, 1, requires_grad=True)
+    value = networks.critics.frozen(x, action)
+    torch.testing.assert_close(value, networks.critics(x, action))
+    found = torch.autograd.grad(value.sum(), [action, *networks.critics.parameters()], allow_unused=True)
+    assert found[0] is not None and all(gradient is None for gradient in found[1:])
+
+
+def learned(
+    kind: Any, space: spaces.Space[Any], observation: Tensor, wanted: Tensor, steps: int, **options: Any
+) -> bool:
+    """Whether it does what is wanted, after that many steps in which the right action pays 1 and ends the episode."""
+    agent = kind(space, spaces.Discrete(2), seed=0, **options)
+    no = torch.zeros(len(wanted), dtype=torch.bool)
+    for _ in range(steps):
+        action, extras = agent.select_action(observation)
+        reward = (action == wanted).float()
+        agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
+        agent.optimize_model()
+    return agent.policy().select_action(observation)[0].tolist() == wanted.tolist()
+
+
+LINEAR: dict[str, Any] = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (), "learning_rate": 3e-2}
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN])
+def test_what_only_the_stem_can_see_is_learned_by_linear_heads(kind: Any) -> None:
+    """Act where both numbers have one sign."""
+    observation = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1)
+    wanted = (observation.prod(1) > 0.0).long()
+    options = LINEAR if kind is PPO else {**LINEAR, "epsilon": 0.3}
+    assert learned(kind, BOX, observation, wanted, 8 * 12, stem=Product, **options)
+    assert not learned(kind, BOX, observation, wanted, 8 * 12, **options)
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_an_image_goes_through_a_convolution_of_ones_own(kind: Any) -> None:
+    bright = torch.arange(16) % 2 == 0
+    observation = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
+    replay = {"batch_size": 16, "learning_starts": 32, "update_to_data": 0.0625, "epsilon": 0.5, "capacity": 1_000}
+    how: dict[str, Any] = LINEAR if kind is PPO else replay
+    how = {**how, "hidden": (16,), "learning_rate": 1e-2, "stem": Camera}
+    assert learned(kind, spaces.Box(0, 255, (36, 36, 1), np.uint8), observation, bright.long(), 8 * 10, **how)
+
+
+@pytest.mark.parametrize("kind", [SAC, DiscreteSAC, TD3, BC, IQL], ids=lambda kind: kind.__name__)
+def test_who_learns_from_vectors_alone_takes_images_with_one(kind: Any) -> None:
+    camera, actions = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2) if kind is DiscreteSAC else BOX
+    options: dict[str, Any] = REPLAY | {"stem": Camera}
+    agent = kind(camera, actions, seed=0, **options)
+    drawn = torch.Generator().manual_seed(0)
+    seen, after = torch.randint(0, 256, (2, 4, 36, 36, 1), dtype=torch.uint8, generator=drawn)
+    no, begun = torch.zeros(4, dtype=torch.bool), copies(agent)
+    action, extras = agent.select_action(seen)
+    agent.record_observation(rein.Transition(seen, action, torch.ones(4), no, no, after, ~no, extras))
+    agent.learn(4)
+    moved = {name for name, x in copies(agent).items() if not torch.equal(x, begun[name])}
+    assert {name for name in begun if name.endswith("stem.layers.0.weight")} <= moved
+
+
+def test_it_is_a_part_of_the_configuration_which_a_resumed_run_compares(tmp_path: Path) -> None:
+    agent, environment = made("PPO", stem=functools.partial(Own, features=5))
+    assert agent.config["stem"] == {"function": "Own", "features": 5}
+    assert made("PPO")[0].config["stem"] == "Own" and PPO(*spaces_of(environment)).config["stem"] is None
+    store = rein.HDF5Store(tmp_path / "run")
+    loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=8)
+    checkpoint(loop, store)
+    loop.run()
+    store.close()
+    again, environment = made("PPO", stem=functools.partial(Own, features=6))
+    with pytest.raises(CheckpointError, match=r"stem\.features was 5 and is 6"):
+        rein.resume(rein.training_loop(again, environment, seed=0, epochs=2, iterations=8), tmp_path / "run")
+
+
+def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    return environment.single_observation_space, environment.single_action_space
+
+
+@pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])
+def test_what_is_no_stem_is_refused_by_every_agent(case: str) -> None:
+    with pytest.raises(TypeError, match="stem is 'CNN': give what makes the module"):
+        made(case, stem="CNN")
+    with pytest.raises(ValueError, match=r"Linear\.features is missing"):
+        made(case, stem=lambda space, drawn: nn.Linear(1, 1))
+
+
+def test_an_agent_that_a_loop_seeds_draws_its_stem_anew() -> None:
+    agent, environment = made("SAC", seed=None)
+    rein.training_loop(agent, environment, seed=0, iterations=1)
+    assert all(torch.equal(x, copies(agent)[name]) for name, x in copies(made("SAC")[0]).items())

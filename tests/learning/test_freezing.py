@@ -1,0 +1,222 @@
+"""Parameters that do not require a gradient stay as they are, whichever way the gradient of the others is found."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rein
+from rein.agents.a2c import A2C
+from rein.agents.awac import AWAC
+from rein.agents.bc import BC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.probes import Corridor
+from rein.learning.critic_gradients import critic_gradient
+from rein.learning.critic_loss import CriticBatch, critic_loss
+from rein.learning.learner import Learner
+from rein.learning.parallel import average
+from rein.networks.continuous import Critics
+from rein.networks.recurrent import GRU
+from rein.ops.random import generator
+from rein.testing.stateful import copy_state, first_difference
+
+
+class Stem(torch.nn.Sequential):
+    """Of the one number that a `Corridor` shows."""
+
+    features = 4
+
+    def __init__(self, space: Any, drawn: torch.Generator) -> None:
+        super().__init__(torch.nn.Linear(1, 4), torch.nn.Tanh())
+
+
+ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,)}
+REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0, "tau": 0.5}
+SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 0, "learning_starts": 16}
+HALF = {"precision": "bfloat16"}
+DECAY: Any = {"optimizer": functools.partial(torch.optim.AdamW, weight_decay=0.1)}
+CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether actions are continuous, what is frozen
+    "PPO": (PPO, False, "hidden", ROLLOUT),
+    "PPO, a head": (PPO, True, "value_head", ROLLOUT),
+    "PPO, a number": (PPO, True, "policy_head.log_std", ROLLOUT),
+    "PPO, half": (PPO, True, "hidden", ROLLOUT | HALF),
+    "PPO, a core": (PPO, False, "cores", ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
+    "PPO, a stem": (PPO, True, "stem", ROLLOUT | {"stem": Stem}),
+    "PPO, behind a stem": (PPO, True, "hidden", ROLLOUT | {"stem": Stem}),
+    "PPO, parts": (PPO, False, "hidden", ROLLOUT | {"micro_batch": 2, "threads": 2}),
+    "PPO, decay": (PPO, False, "hidden", ROLLOUT | DECAY),
+    "A2C": (A2C, True, "hidden", ROLLOUT),
+    "IMPALA": (IMPALA, True, "policy_head", ROLLOUT),
+    "PQN": (PQN, False, "hidden", ROLLOUT),
+    "DQN": (DQN, False, "online.hidden", REPLAY),
+    "DQN, dueling": (DQN, False, "online.hidden", REPLAY | {"dueling": True}),
+    "DQN, a stem": (DQN, False, "online.stem", REPLAY | {"stem": Stem}),
+    "DQN, half": (DQN, False, "online.head", REPLAY | HALF),
+    "IQN": (IQN, False, "online.embedding", REPLAY),
+    "RecurrentDQN": (RecurrentDQN, False, "online.hidden", SEQUENCES),
+    "DDPG": (DDPG, True, "actor", REPLAY),
+    "DDPG, decay": (DDPG, True, "actor.hidden", REPLAY | DECAY),
+    "TD3": (TD3, True, "critics", REPLAY),
+    "SAC": (SAC, True, "actor", REPLAY),
+    "SAC, a part": (SAC, True, "critics.hidden", REPLAY),
+    "SAC, a stem": (SAC, True, "critics.stem", REPLAY | {"stem": Stem}),
+    "SAC, temperature": (SAC, True, "temperature", REPLAY),
+    "SAC, half": (SAC, True, "actor", REPLAY | HALF),
+    "DiscreteSAC": (DiscreteSAC, False, "actor", REPLAY),
+    "BC": (BC, True, "actor.hidden", REPLAY),
+    "AWAC": (AWAC, True, "actor", REPLAY),
+    "IQL": (IQL, True, "state_value", REPLAY),
+}
+
+
+def made(kind: Any, continuous: bool, **options: Any) -> tuple[Any, Corridor]:
+    environment = Corridor(2, length=3, continuous=continuous, seed=0, max_episode_steps=8)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    return kind(*spaces_of, **{"seed": 0, "learning_rate": 1e-2, **options}), environment
+
+
+def split(agent: Any, frozen: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Copies of what is frozen, and of what else is learned."""
+    parameters = {name: x for name, x in agent.networks.named_parameters() if "target" not in name}
+    chosen = {name for name in parameters if name.startswith(frozen)}
+    assert chosen
+    copies = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    return {name: copies[name] for name in chosen}, {name: copies[name] for name in copies.keys() - chosen}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
+    return [name for name in before if not torch.equal(before[name], after[name])]
+
+
+def freeze(agent: Any, frozen: str, free: bool = False) -> None:
+    for name, parameter in agent.networks.named_parameters():
+        if name.startswith(frozen):
+            parameter.requires_grad_(free)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_frozen_in_mid_run_stays_and_the_rest_learns_on(case: str) -> None:
+    """Neither a gradient moves it, nor momentum, nor a decay of weights; until it is free again."""
+    kind, continuous, frozen, options = CASES[case]
+    agent, environment = made(kind, continuous, **options)
+    rein.train(agent, environment, env_steps=32)  # there is momentum now
+    still, rest = split(agent, frozen)
+    updates = agent.updates
+    freeze(agent, frozen)
+    final = rein.train(agent, environment, env_steps=32)
+    assert agent.updates > updates and {*agent.reports} <= {*final.metrics}
+    after_still, after_rest = split(agent, frozen)
+    assert moved(still, after_still) == []
+    assert moved(rest, after_rest)
+    freeze(agent, frozen, free=True)
+    rein.train(agent, environment, env_steps=32)
+    assert moved(still, split(agent, frozen)[0])
+
+
+@pytest.mark.parametrize("case", ["PPO", "PQN", "DQN, dueling", "DDPG, decay", "SAC", "SAC, half", "BC"])
+def test_where_all_is_frozen_updates_count_and_change_nothing_but_targets(case: str) -> None:
+    kind, continuous, _, options = CASES[case]
+    asked: list[int] = []
+    agent, environment = made(kind, continuous, **options, guard=lambda metrics, gradients: asked.append(1) is None)
+    rein.train(agent, environment, env_steps=32)
+    freeze(agent, "")
+    before, updates, times = split(agent, ""), agent.updates, len(asked)
+    optimizers = copy_state({name: value for name, value in agent.state_dict().items() if "optimizer" in name})
+    final = rein.train(agent, environment, env_steps=32)
+    assert agent.updates > updates and {*agent.reports} <= {*final.metrics}
+    assert moved(before[0], split(agent, "")[0]) == [] and len(asked) == times
+    after = {name: value for name, value in agent.state_dict().items() if "optimizer" in name}
+    assert optimizers and first_difference(optimizers, after) is None
+
+
+def test_targets_go_on_to_follow_what_is_frozen() -> None:
+    agent, environment = made(DDPG, True, **{**REPLAY, "tau": 0.05})
+    rein.train(agent, environment, env_steps=32)
+    freeze(agent, "actor")
+    pair = [*agent.networks.target_actor.parameters()], [*agent.networks.actor.parameters()]
+    apart = [float((a - b).detach().norm()) for a, b in zip(*pair, strict=True)]
+    rein.train(agent, environment, env_steps=128)
+    closer = [float((a - b).detach().norm()) for a, b in zip(*pair, strict=True)]
+    assert all(now < 0.1 * then for now, then in zip(closer, apart, strict=True))
+
+
+def test_what_is_frozen_before_a_loop_gives_the_seed_stays_frozen() -> None:
+    agent, environment = made(DDPG, True, **REPLAY, seed=None)
+    freeze(agent, "actor")
+    loop = rein.training_loop(agent, environment, seed=3, iterations=16)
+    before = split(agent, "actor")[0]
+    loop.run()
+    assert agent.updates and moved(before, split(agent, "actor")[0]) == []
+
+
+M, F, A = 24, 3, 2
+
+
+def critics_and_batch() -> tuple[Critics, CriticBatch]:
+    critics = Critics(2, F, A, (8, 8), "relu", generator(0, "networks"))
+    columns = [torch.randn(M, *shape, generator=generator(1, "rows", len(shape))) for shape in ((F,), ())]
+    return critics, CriticBatch(columns[0], columns[0][:, :A].tanh(), columns[1], None)
+
+
+def step(frozen: list[str], **options: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters after a step by the gradients as they are, and what was said of it."""
+    critics, batch = critics_and_batch()
+    for name, parameter in critics.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
+    learner = Learner(critics, critic_loss, sgd, max_grad_norm=None, closed_form=critic_gradient, **options)
+    metrics = learner.step(batch, None)
+    return {name: x.detach().clone() for name, x in critics.named_parameters()}, metrics
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 5}, {"micro_batch": 5, "threads": 2}], ids=str)
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_what_is_free_moves_as_if_nothing_were_frozen(kept: int, options: dict[str, Any]) -> None:
+    begun = {name: x.detach().clone() for name, x in critics_and_batch()[0].named_parameters()}
+    frozen = [name for place, name in enumerate(begun) if place % 4 == kept]
+    whole, said = step([], **options)
+    part, said_of_part = step(frozen, **options)
+    for name, parameter in part.items():
+        torch.testing.assert_close(parameter, begun[name] if name in frozen else whole[name], rtol=1e-5, atol=1e-6)
+        assert name not in frozen or torch.equal(parameter, begun[name])
+    assert said.keys() == said_of_part.keys() and said_of_part["grad_norm"] < said["grad_norm"]
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # torch, of itself
+def test_compiled_it_is_the_same_when_the_frozen_ones_change_in_mid_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a back end that takes no seconds: what is traced is the same."""
+    torch._dynamo.reset()
+    back_end = functools.partial(torch.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", back_end)
+    ended = []
+    for compile in (False, True):
+        critics, batch = critics_and_batch()
+        sgd: Any = functools.partial(torch.optim.SGD, lr=0.1)
+        how: dict[str, Any] = {"max_grad_norm": 1.0, "closed_form": critic_gradient, "compile": compile}
+        learner = Learner(critics, critic_loss, sgd, **how)
+        for part, free in (("", True), ("hidden", False), ("hidden", True), ("", False)):
+            frozen = critics.get_submodule(part).requires_grad_(free)
+            before = copy_state(frozen.state_dict())
+            learner.step(batch, None)
+            assert (first_difference(before, copy_state(frozen.state_dict())) is None) == (not free)
+        ended.append(dict(critics.state_dict()))
+    torch.testing.assert_close(*ended, rtol=1e-5, atol=1e-6)
+
+
+def test_where_all_is_frozen_processes_have_nothing_to_tell_each_other() -> None:
+    rows = torch.ones(3)
+    assert average([None, None], {"td_error": rows}, 3) == ([None, None], {"td_error": rows})

@@ -1,0 +1,191 @@
+"""Who learns how fast: rates of an optimizer's own, of actor and temperature, and schedules of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rein
+from rein.agents.awac import AWAC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.iql import IQL
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.probes import Corridor
+from rein.schedules import linear
+from rein.testing.stateful import copy_state, first_difference
+
+REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
+WITH_ACTORS = [SAC, DiscreteSAC, TD3, DDPG, AWAC, IQL]
+DISCRETE = (DQN, PPO, PQN, DiscreteSAC)
+
+
+def made(kind: Any, **options: Any) -> tuple[Any, Corridor]:
+    environment = Corridor(2, length=3, continuous=kind not in DISCRETE, seed=0, max_episode_steps=8)
+    spaces_of = environment.single_observation_space, environment.single_action_space
+    known = {"rollout_steps": 4, "hidden": (8,)} if kind in (PPO, PQN) else REPLAY
+    return kind(*spaces_of, **{**known, "seed": 0, **options}), environment
+
+
+def rates(agent: Any) -> dict[str, float]:
+    return {name: learner.optimizer.param_groups[0]["lr"] for name, learner in agent.learners.items()}
+
+
+@pytest.mark.parametrize("kind", [DQN, PPO, PQN, SAC])
+def test_an_optimizer_with_a_rate_of_its_own_is_refused(kind: Any) -> None:
+    """For at every update it would be replaced."""
+    told = "its learning rate of 0.1 would be replaced at every update by learning_rate=0.002: give learning_rate=0.1"
+    with pytest.raises(ValueError, match=told):
+        made(kind, learning_rate=2e-3, optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
+
+
+def test_a_rate_that_is_given_twice_or_by_a_schedule_too_is_taken() -> None:
+    """And so is an optimizer whose groups have none before the agent writes it."""
+    given = functools.partial(torch.optim.AdamW, lr=3e-4)
+    made(PPO, learning_rate=linear(0.0, 3e-4, env_steps=1000), optimizer=given)
+    made(SAC, learning_rate=3e-4, actor_learning_rate=1e-4, optimizer=given)
+
+    class Without(torch.optim.SGD):
+        def __init__(self, parameters: Iterable[Tensor], lr: float = 1e-3) -> None:
+            super().__init__(parameters, lr)
+            for group in self.param_groups:
+                del group["lr"]
+
+    agent, environment = made(DQN, optimizer=Without)
+    rein.train(agent, environment, epochs=1, iterations=8, seed=0)
+    assert rates(agent) == {"values": 1e-3}
+
+
+def test_a_rate_of_some_parameters_is_refused_too() -> None:
+    def groups(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        first, *others = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}])
+
+    with pytest.raises(ValueError, match=r"its learning rate of 0.5 would be replaced"):
+        made(DQN, optimizer=groups)
+
+
+def test_where_the_actor_has_a_rate_of_its_own_its_option_is_named() -> None:
+    given = iter([1e-2, 1e-4])
+    with pytest.raises(ValueError, match=r"of 0.0001 would be .* give actor_learning_rate=0.0001"):
+        made(DDPG, learning_rate=1e-2, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=next(given)))
+
+
+class Wrapped(torch.optim.SGD):
+    """Does not say what its rate is by default."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+
+
+FACTORIES: dict[str, Any] = {
+    "without a rate": functools.partial(torch.optim.RMSprop, alpha=0.9),
+    "with the agent's": functools.partial(torch.optim.SGD, lr=5e-2),
+    "with the agent's in a tensor": functools.partial(torch.optim.Adam, lr=torch.tensor(5e-2)),
+    "with its class's default": functools.partial(torch.optim.Adam, lr=1e-3),
+    "of a class that does not say": functools.partial(Wrapped, lr=0.3),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_other_optimizers_learn_at_the_agent_s_rate(name: str) -> None:
+    schedule = linear(5e-2, 5e-3, env_steps=16)
+    agent, environment = made(DQN, learning_rate=schedule, optimizer=FACTORIES[name])
+    rein.train(agent, environment, env_steps=32)
+    assert rates(agent) == {"values": 5e-3}
+
+
+def test_a_rate_that_was_assigned_before_the_seed_came_is_no_reason_to_refuse() -> None:
+    agent, environment = made(DDPG, learning_rate=0.1, optimizer=functools.partial(torch.optim.SGD, lr=0.1), seed=None)
+    agent.learning_rate = 0.2
+    rein.train(agent, environment, env_steps=4, seed=3)
+    assert rates(agent) == {"critics": 0.2, "actor": 0.2}
+
+
+@pytest.mark.parametrize("kind", WITH_ACTORS)
+def test_the_actor_learns_at_its_own_rate_and_the_others_at_theirs(kind: Any) -> None:
+    agent, environment = made(kind, learning_rate=1e-3, actor_learning_rate=1e-4)
+    rein.train(agent, environment, env_steps=8)
+    assert agent.updates and rates(agent) == {name: 1e-4 if name == "actor" else 1e-3 for name in agent.learners}
+    agent, environment = made(kind, learning_rate=1e-3)
+    rein.train(agent, environment, env_steps=8)
+    assert rates(agent) == dict.fromkeys(agent.learners, 1e-3)
+
+
+@pytest.mark.parametrize("kind", [SAC, DiscreteSAC])
+def test_so_does_the_temperature(kind: Any) -> None:
+    agent, environment = made(kind, learning_rate=1e-3, temperature_learning_rate=3e-2)
+    rein.train(agent, environment, env_steps=8)
+    assert rates(agent) == {"critics": 1e-3, "actor": 1e-3, "temperature": 3e-2}
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(temperature=0.2, .* is not learned; give one of the two"):
+        made(kind, temperature=0.2, temperature_learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("kind", WITH_ACTORS)
+def test_each_follows_its_own_schedule_on_its_own_clock(kind: Any) -> None:
+    schedules = {
+        "learning_rate": linear(1e-2, 1e-3, env_steps=16),
+        "actor_learning_rate": linear(1e-2, 0.0, updates=8),
+    }
+    agent, environment = made(kind, **schedules)
+    rein.train(agent, environment, env_steps=32)
+    assert agent.updates == 32
+    assert rates(agent) == {name: 0.0 if name == "actor" else 1e-3 for name in agent.learners}
+    before = copy_state(agent.networks.state_dict())
+    rein.train(agent, environment, env_steps=8)
+    after = agent.networks.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("actor"))
+    assert not all(torch.equal(before[name], after[name]) for name in before if name.startswith("critics"))
+
+
+@pytest.mark.parametrize("kind", WITH_ACTORS)
+def test_it_may_be_assigned_in_mid_run_and_leaves_the_configuration(kind: Any) -> None:
+    schedule = linear(1e-3, 1e-4, updates=100)
+    agent, environment = made(kind, learning_rate=1e-3, actor_learning_rate=schedule)
+    config = agent.config
+    assert json.loads(json.dumps(config))["actor_learning_rate"] == schedule.config
+    for value, expected in ((5e-4, 5e-4), (None, 1e-3), (linear(1e-2, 1e-3, env_steps=2), 1e-3)):
+        agent.actor_learning_rate = value
+        rein.train(agent, environment, env_steps=4)
+        assert rates(agent)["actor"] == expected
+    for nonsense, kind_of_error in ((-1.0, ValueError), ("fast", TypeError)):
+        with pytest.raises(kind_of_error, match=rf"{kind.__name__}\(actor_learning_rate="):
+            agent.actor_learning_rate = nonsense
+    assert agent.config == config
+
+
+def test_an_agent_without_an_actor_has_no_such_option() -> None:
+    with pytest.raises(TypeError, match="DQN: there is no option actor_learning_rate"):
+        made(DQN, actor_learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["rein's Adam", "torch's"])
+def test_a_resumed_run_goes_on_at_the_rates_of_its_time(optimizer: Any) -> None:
+    rate: dict[str, Any] = {
+        "optimizer": optimizer,
+        "actor_learning_rate": linear(1e-2, 1e-3, updates=30),
+        "temperature_learning_rate": linear(5e-2, 1e-3, env_steps=30),
+    }
+    whole, first, second = (rein.training_loop(*made(SAC, **rate), iterations=4) for _ in range(3))
+    whole.run(epochs=4)
+    first.run(epochs=2)
+    second.load_state_dict(copy_state(first.state_dict()))
+    second.run(epochs=4)
+    assert first_difference(whole.state_dict()["parts"]["agent"], second.state_dict()["parts"]["agent"]) is None
+
+
+def test_an_optimizer_of_matrices_is_told_that_networks_lie_stacked() -> None:
+    with pytest.raises(ValueError, match="Muon only supports 2D parameters") as caught:
+        made(PPO, optimizer=torch.optim.Muon)
+    assert "ActorCritic, of the shapes (2, 1, 8)" in caught.value.__notes__[0]
+    assert "lie stacked along a leading axis" in caught.value.__notes__[0]

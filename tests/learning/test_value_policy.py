@@ -1,0 +1,102 @@
+"""Policies that choose by values: how often they act at random, and that nothing of the agent changes by it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.agents.dqn import DQN
+from rein.agents.iqn import IQN
+from rein.agents.pqn import PQN
+from rein.agents.q_learning import QLearning
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.testing.stateful import copy_state, first_difference
+
+N, ACTIONS, FIRST = 4000, 4, 5
+BOX, DISCRETE = spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(ACTIONS, start=FIRST)
+
+Make = Callable[..., Any]
+AGENTS: dict[str, Make] = {
+    kind.__name__: functools.partial(kind, BOX, DISCRETE, hidden=(8,), seed=0, epsilon=0.5)
+    for kind in (DQN, IQN, PQN, RecurrentDQN)
+}
+AGENTS["QLearning"] = functools.partial(QLearning, spaces.Discrete(6), DISCRETE, seed=0, epsilon=0.5)
+ALL = pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS.keys())
+
+
+def seen(agent: Any) -> Tensor:
+    """N times the same."""
+    observation = torch.tensor(3) if isinstance(agent, QLearning) else torch.tensor([0.1, 0.9, 0.4])
+    return observation.expand(N, *observation.shape)
+
+
+def acts(agent: Any, policy: Any) -> Tensor:
+    return policy.select_action(seen(agent))[0]
+
+
+def share_of_others(agent: Any, policy: Any) -> float:
+    """How often it does not do what is best."""
+    policy.reset()
+    return float((acts(agent, policy) != acts(agent, agent.policy())).double().mean())
+
+
+@ALL
+def test_an_epsilon_is_how_often_a_policy_acts_at_random(make: Make) -> None:
+    agent = make()
+    for epsilon in (0.0, 0.1, 1.0):
+        for deterministic in (True, False):
+            policy = agent.policy(deterministic, epsilon=epsilon)
+            assert share_of_others(agent, policy) == pytest.approx(epsilon * (1 - 1 / ACTIONS), abs=0.03)
+    assert acts(agent, agent.policy(epsilon=1.0)).unique().tolist() == [FIRST + action for action in range(ACTIONS)]
+
+
+@ALL
+def test_without_one_a_policy_is_greedy_or_explores_as_the_agent(make: Make) -> None:
+    agent = make()
+    assert share_of_others(agent, agent.policy()) == 0.0
+    assert share_of_others(agent, agent.policy(deterministic=False)) == pytest.approx(0.5 * 0.75, abs=0.03)
+
+
+@ALL
+def test_such_a_policy_draws_from_a_stream_of_its_own_and_begins_it_anew(make: Make) -> None:
+    agent = make()
+    before = copy_state(agent.state_dict())
+    one, other = agent.policy(epsilon=0.5), agent.policy(epsilon=0.5)
+    first, second = acts(agent, one), acts(agent, one)
+    assert not torch.equal(first, second)
+    assert torch.equal(acts(agent, other), first)
+    other.reset()  # of episodes, and not of the stream
+    assert torch.equal(acts(agent, other), second)
+    assert first_difference(before, agent.state_dict()) is None
+
+
+@ALL
+def test_the_state_of_such_a_policy_goes_on_where_it_was(make: Make) -> None:
+    agent = make()
+    policy, loaded = agent.policy(epsilon=0.5), agent.policy(epsilon=0.5)
+    acts(agent, policy)
+    loaded.load_state_dict(copy_state(policy.state_dict()))
+    assert torch.equal(acts(agent, loaded), acts(agent, policy))
+
+
+@ALL
+@pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan"), "0.1"])
+def test_what_is_no_probability_is_refused(make: Make, epsilon: Any) -> None:
+    agent = make()
+    with pytest.raises(ValueError, match=rf"{type(agent).__name__}\(epsilon={epsilon!r}\): give a number from 0 to 1"):
+        agent.policy(epsilon=epsilon)
+
+
+@pytest.mark.parametrize("name", ["DQN", "IQN"])
+def test_an_agent_that_explores_by_a_temperature_has_policies_with_an_epsilon_too(name: str) -> None:
+    agent = AGENTS[name](temperature=100.0)
+    assert share_of_others(agent, agent.policy(deterministic=False)) == pytest.approx(0.75, abs=0.03)
+    for deterministic in (True, False):
+        policy = agent.policy(deterministic, epsilon=0.1)
+        assert share_of_others(agent, policy) == pytest.approx(0.1 * 0.75, abs=0.03)
