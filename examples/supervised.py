@@ -1,0 +1,35 @@
+"""The same loop without RL: a network learns two rings apart from examples, and stops when it no longer gets better."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rein.handlers.early_stop import early_stop
+from rein.handlers.log import log
+from rein.handlers.monitor import reduce_learning_rate
+from rein.ops.classification import accuracy
+from rein.supervised import evaluator, trainer, validate
+
+
+def rings(count):
+    """Points of two rings with noise, (count, 2), and the ring that each is of."""
+    ring = torch.randint(2, (count,))
+    angle, radius = 2 * torch.pi * torch.rand(count), 1.0 + ring + 0.3 * torch.randn(count)
+    return TensorDataset(torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), ring)
+
+
+torch.manual_seed(0)
+data = DataLoader(rings(1_000), batch_size=50, shuffle=True)
+held_out, test = DataLoader(rings(500), batch_size=500), DataLoader(rings(500), batch_size=500)
+model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+loop = trainer(model, nn.functional.cross_entropy, optimizer, epochs=100)
+validate(loop, model, held_out, {"loss": nn.functional.cross_entropy, "accuracy": accuracy})
+reduce_learning_rate(loop, optimizer, "validation_loss", factor=0.3, patience=2)
+early_stop(loop, "validation_loss", patience=8)
+log(loop, every=5)
+
+state = loop.run(data)
+print(state.status, "-", state.reason)
+print(evaluator(model, {"accuracy": accuracy})(test))

@@ -1,0 +1,211 @@
+"""Do something about a metric that no longer improves; by itself, lower the learning rate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from rein.loop import Loop
+from rein.schedules import Schedule
+from rein.types import State
+
+logger = logging.getLogger("rein")
+
+Mode = Literal["min", "max"]
+
+
+def monitor(
+    loop: Loop,
+    metric: str,
+    action: Callable[[State], None],
+    *,
+    patience: int = 3,
+    mode: Mode = "min",
+    min_delta: float = 0.0,
+    event: str = "epoch_ended",
+    name: str | None = None,
+    **filters: Any,
+) -> None:
+    """Call `action(state)` at the (`patience` + 1)-th firing in a row at which `metric` has not improved.
+
+    Improved means: lower (`mode="min"`) or higher ("max") than the best so far by more than `min_delta`; NaN never is,
+    and the first number always. After the action patience begins anew, and the best stays the best: while nothing
+    improves, it is called at every (`patience` + 1)-th firing. Attach it after whatever sets the metric, with the same
+    filters. Best value and count belong to the part `name` (`monitor/<metric>` by default), so a resumed run goes on
+    counting.
+
+    Raises ValueError for numbers out of range and where the loop owns a part of that name, TypeError where `action` is
+    no function; KeyError at a firing, with the metrics there are, where there is no such metric.
+    """
+    if not callable(action):
+        raise TypeError(f"monitor(action={action!r}): give a function of the state")
+    attach = loop.event(event)(**filters)
+    attach(loop.own(name or f"monitor/{metric}", Monitor(metric, action, patience, mode, min_delta)).check)
+
+
+def reduce_learning_rate(
+    loop: Loop,
+    of: Any,
+    metric: str,
+    *,
+    factor: float = 0.1,
+    patience: int = 3,
+    minimum: float = 0.0,
+    mode: Mode = "min",
+    min_delta: float = 0.0,
+    event: str = "epoch_ended",
+    name: str | None = None,
+    **filters: Any,
+) -> None:
+    """Multiply the learning rate of an agent or an optimizer by `factor` when `metric` has not improved; see `monitor`.
+
+        reduce_learning_rate(loop, agent, "evaluation_return", mode="max", factor=0.5, minimum=1e-5, every=5)
+
+    It is never lowered below `minimum`. An optimizer's groups of parameters have a rate each. What was reduced is the
+    part `<name>/rate` of the loop, next to the monitor `name` (`reduce_learning_rate/<metric>` by default), and holds
+    in a resumed run, whatever the agent or the optimizer was built with there.
+
+    Raises TypeError for what has no learning rate or one that follows a schedule, ValueError for numbers out of range,
+    and what `monitor` raises.
+    """
+    rate = LearningRate(of, factor, minimum)
+    name = name or f"reduce_learning_rate/{metric}"
+    options: dict[str, Any] = {"patience": patience, "mode": mode, "min_delta": min_delta, "event": event, **filters}
+    monitor(loop, metric, rate.reduce, name=name, **options)
+    loop.own(f"{name}/rate", rate)
+    loop.started.attach(rate.restore)
+
+
+@attrs.define(eq=False)
+class Monitor:
+    """What `monitor` remembers: the best value, None before the first, and the firings `since` it improved or acted."""
+
+    metric: str
+    action: Callable[[State], None]
+    patience: int
+    mode: Mode
+    min_delta: float
+    best: float | None = None
+    since: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ValueError(f'monitor(mode={self.mode!r}): give "min" or "max", the direction that is better')
+        if not isinstance(self.patience, int) or self.patience < 0:
+            raise ValueError(f"monitor(patience={self.patience}): give a whole number, 0 or more")
+        if not self.min_delta >= 0:
+            raise ValueError(f"monitor(min_delta={self.min_delta}): give 0 or more; mode= says the direction")
+
+    def check(self, state: State) -> None:
+        """Compare this firing's value with the best so far, and act where patience has run out; a handler."""
+        value = state.metrics[self.metric]
+        if self._improves(value):
+            self.best, self.since = value, 0
+            return
+        self.since += 1
+        if self.since > self.patience:
+            self.since = 0
+            self.action(state)
+
+    def _improves(self, value: float) -> bool:
+        if self.best is None:
+            return not math.isnan(value)
+        return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and the firings since."""
+        return {"best": self.best, "since": self.since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.best, self.since = state["best"], state["since"]
+
+
+@attrs.define(eq=False)
+class LearningRate:
+    """The learning rate of an agent (`learning_rate`) or of each group of an optimizer (`param_groups`).
+
+    What is assigned to an agent is no part of its state, nor is the rate of every optimizer: once `reduced`, what it is
+    when a checkpoint is taken is kept here.
+    """
+
+    of: Any
+    factor: float
+    minimum: float
+    reduced: int = 0  # times
+    loaded: list[float] | None = None  # until the run begins
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.factor < 1:
+            raise ValueError(f"reduce_learning_rate(factor={self.factor}): give a number between 0 and 1")
+        if not 0 <= self.minimum < math.inf:
+            raise ValueError(f"reduce_learning_rate(minimum={self.minimum}): give 0 or more")
+        if not hasattr(self.of, "learning_rate") and not hasattr(self.of, "param_groups"):
+            kind = type(self.of).__name__
+            raise TypeError(f"reduce_learning_rate(loop, {kind}): give an agent with a learning_rate, or an optimizer")
+        self.read()
+
+    def read(self) -> list[float]:
+        """As they are now. Raises TypeError for a schedule."""
+        if hasattr(self.of, "param_groups"):
+            return [float(group["lr"]) for group in self.of.param_groups]
+        rate = self.of.learning_rate
+        if isinstance(rate, Schedule):
+            if rate.clock is not None:
+                kind = type(self.of).__name__
+                raise TypeError(
+                    f"reduce_learning_rate: {kind}.learning_rate follows a schedule over {rate.clock} already; "
+                    "give it a number"
+                )
+            rate = rate()
+        return [float(rate)]
+
+    def write(self, rates: list[float]) -> None:
+        """Assign them."""
+        if hasattr(self.of, "param_groups"):
+            for group, rate in zip(self.of.param_groups, rates, strict=True):
+                group["lr"] = rate
+        else:
+            (self.of.learning_rate,) = rates
+
+    def reduce(self, state: State) -> None:
+        """Multiply by the factor what is above the minimum."""
+        before = self.read()
+        after = [min(rate, max(rate * self.factor, self.minimum)) for rate in before]
+        if after != before:
+            self.write(after)
+            self.reduced += 1
+            logger.info("learning rate %s in epoch %d", ", ".join(f"{rate:.3g}" for rate in after), state.epoch)
+
+    def restore(self, state: State) -> None:
+        """Assign what was loaded; a handler of `started`, when everything else has been loaded and set up."""
+        if self.loaded is not None:
+            self.write(self.loaded)
+            self.loaded = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {"factor": self.factor, "minimum": self.minimum}
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often it was reduced, and to what; None where it never was."""
+        rates = self.read() if self.loaded is None else self.loaded
+        return {"reduced": self.reduced, "rates": rates if self.reduced else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; it is assigned when the run begins."""
+        self.reduced, self.loaded = state["reduced"], state["rates"]
+        if self.loaded is not None and len(self.loaded) != len(self.read()):
+            raise ValueError(
+                f"rates: {len(self.loaded)} groups of parameters were saved, and here are {len(self.read())}"
+            )

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.handlers.monitor import monitor, reduce_learning_rate
+from rein.loop import Loop
+from rein.schedules import linear
+
+NAN = math.nan
+
+
+def make(values: Sequence[float]) -> Loop:
+    """A loop of one iteration an epoch, whose metric `loss` is the epoch's value."""
+    loop = Loop(lambda state: None, epochs=len(values), iterations=1)
+    loop.metric("loss", lambda state: values[state.epoch - 1], reduce="last")
+    return loop
+
+
+def monitored(values: Sequence[float], **options: Any) -> tuple[Loop, list[int]]:
+    """The loop, and the epochs in which the action was called."""
+    loop, called = make(values), []
+    monitor(loop, "loss", lambda state: called.append(state.epoch), **options)
+    return loop, called
+
+
+def called_in(values: Sequence[float], **options: Any) -> list[int]:
+    loop, called = monitored(values, **options)
+    loop.run()
+    return called
+
+
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+@pytest.mark.parametrize("patience", [0, 1, 2, 5])
+def test_a_metric_that_only_worsens_is_acted_on_after_patience_and_one_more_again_and_again(
+    mode: str, sign: int, patience: int
+) -> None:
+    again = patience + 1
+    assert called_in([sign * n for n in range(20)], patience=patience, mode=mode) == [*range(1 + again, 21, again)]
+
+
+def test_after_the_action_the_best_stays_the_best() -> None:
+    assert called_in([1.0, 9.0, 8.0, 7.0, 6.0, 0.5, 9.0, 9.0], patience=1) == [3, 5, 8]
+
+
+def test_an_improvement_gives_full_patience_again() -> None:
+    assert called_in([5.0, 6.0, 6.0, 4.0, 9.0, 9.0, 9.0], patience=2) == [7]
+
+
+def test_less_than_min_delta_is_no_improvement() -> None:
+    assert called_in([3.0, 2.5, 2.0, 1.5], patience=0, min_delta=0.6) == [2, 4]
+
+
+def test_nan_is_no_improvement_and_the_first_number_is_one() -> None:
+    assert called_in([NAN, NAN, NAN, 7.0, NAN, 6.0], patience=1) == [2]
+
+
+def test_filters_say_which_epochs_count() -> None:
+    assert called_in([0.0] * 40, patience=1, every=10) == [30]
+
+
+VALUES = [5.0, 6.0, 4.0, NAN, 4.5, 4.5, 4.5, 1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("saved_at", range(1, 11))
+def test_a_resumed_run_acts_where_an_uninterrupted_one_does(saved_at: int) -> None:
+    whole = called_in(VALUES, patience=1)
+    assert whole == [5, 7, 10]
+    (first, before), (second, after) = monitored(VALUES, patience=1), monitored(VALUES, patience=1)
+    first.run(epochs=saved_at)
+    second.load_state_dict(copied(first.state_dict()))
+    second.run()
+    assert before + after == whole
+
+
+def test_what_the_action_asks_of_the_state_is_done() -> None:
+    loop = make([1.0] * 9)
+    monitor(loop, "loss", lambda state: state.halt_loop("a plateau"), patience=1)
+    final = loop.run()
+    assert (final.epoch, final.reason) == (3, "a plateau")
+
+
+def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> None:
+    loop, _ = monitored([1.0])
+    with pytest.raises(ValueError, match="owns a part of that name already"):
+        monitor(loop, "loss", print)
+    monitor(loop, "accuracy", print)
+    with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch"):
+        loop.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "maximum"}, 'give "min" or "max"'),
+        ({"patience": -1}, "0 or more"),
+        ({"patience": 1.5}, "a whole number"),
+        ({"min_delta": -0.1}, "mode= says the direction"),
+    ],
+)
+def test_nonsense_fails_where_it_is_written(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        monitored([1.0], **options)
+    with pytest.raises(TypeError, match="give a function of the state"):
+        monitor(make([1.0]), "loss", "halt")  # type: ignore[arg-type]  # the mistake
+
+
+def sgd(*rates: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates])
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def agent_of(learning_rate: Any = 0.5) -> QLearning:
+    environment = Gridworld(num_envs=2, seed=0)
+    return QLearning(
+        environment.single_observation_space, environment.single_action_space, learning_rate=learning_rate, seed=0
+    )
+
+
+def test_the_golden_rates_of_an_optimizer() -> None:
+    optimizer = sgd(10.0)
+    loop, seen = make([float(n) for n in range(7)]), []
+    reduce_learning_rate(loop, optimizer, "loss", factor=0.5, patience=2)
+    loop.epoch_ended(lambda state: seen.extend(rates_of(optimizer)))
+    loop.run()
+    assert seen == [10.0, 10.0, 10.0, 5.0, 5.0, 5.0, 2.5]
+
+
+def test_each_group_of_parameters_has_its_rate_and_none_falls_below_the_minimum() -> None:
+    optimizer, loop = sgd(1.0, 0.3, 0.01), make([0.0] * 5)
+    reduce_learning_rate(loop, optimizer, "loss", factor=0.5, patience=0, minimum=0.2)
+    loop.run()
+    assert rates_of(optimizer) == [0.2, 0.2, 0.01]  # what was below it already is left alone
+    assert loop.parts["reduce_learning_rate/loss/rate"].reduced == 3
+
+
+@pytest.mark.parametrize("saved_at", range(1, 8))
+@pytest.mark.parametrize("kind", ["agent", "optimizer"])
+def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -> None:
+    def build() -> tuple[Loop, list[float]]:
+        loop, seen = make(VALUES), []
+        agent, optimizer = agent_of(), sgd(0.5)
+        of = agent if kind == "agent" else optimizer
+        reduce_learning_rate(loop, of, "loss", factor=0.5, patience=1)
+        now = (lambda: agent.learning_rate()) if kind == "agent" else (lambda: rates_of(optimizer)[0])
+        loop.epoch_started(lambda state: seen.append(now()))
+        return loop, seen
+
+    whole, expected = build()
+    whole.run()
+    assert expected == [0.5] * 5 + [0.25] * 2 + [0.125] * 3 + [0.0625]
+    (first, before), (second, after) = build(), build()
+    first.run(epochs=saved_at)
+    second.load_state_dict(copied(first.state_dict()))
+    assert second.state_dict()["parts"] == first.state_dict()["parts"]  # before it runs, too
+    second.run()
+    assert before + after == expected
+
+
+def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given() -> None:
+    first, agent = make([1.0, 0.5, 0.4]), agent_of(0.2)
+    reduce_learning_rate(first, agent_of(0.1), "loss")
+    first.run(epochs=1)
+    second = make([1.0, 0.5, 0.4])
+    reduce_learning_rate(second, agent, "loss")
+    second.load_state_dict(copied(first.state_dict()))
+    second.run()
+    assert agent.learning_rate() == 0.2
+
+
+def test_a_schedule_and_what_has_no_rate_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"QLearning\.learning_rate follows a schedule over updates already"):
+        reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss")
+    with pytest.raises(TypeError, match="give an agent with a learning_rate, or an optimizer"):
+        reduce_learning_rate(make([1.0]), Gridworld(num_envs=1), "loss")
+
+
+@pytest.mark.parametrize("options", [{"factor": 1.0}, {"factor": 0.0}, {"minimum": -1.0}, {"minimum": NAN}])
+def test_a_factor_that_does_not_reduce_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"reduce_learning_rate\("):
+        reduce_learning_rate(make([1.0]), sgd(1.0), "loss", **options)
+
+
+def test_other_groups_of_parameters_than_were_saved_are_refused() -> None:
+    first, second = make([0.0] * 4), make([0.0] * 4)
+    reduce_learning_rate(first, sgd(1.0), "loss", patience=0)
+    reduce_learning_rate(second, sgd(1.0, 2.0), "loss", patience=0)
+    first.run()
+    with pytest.raises(ValueError, match="1 groups of parameters were saved, and here are 2"):
+        second.load_state_dict(copied(first.state_dict()))

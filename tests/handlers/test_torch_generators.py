@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from rein.handlers.torch_generators import torch_generators
+from rein.loop import Loop
+from rein.testing.stateful import copy_state
+
+EPOCHS, BATCHES = 3, 4
+
+
+def make() -> tuple[Loop, list[float], Any]:
+    """A loop that notes each batch and a number drawn in its step, and its data, which shuffles."""
+    seen: list[float] = []
+    loop = Loop(lambda state: seen.extend([float(state.batch[0]), float(torch.rand(()))]), epochs=EPOCHS)
+    torch_generators(loop)
+    return loop, seen, DataLoader(TensorDataset(torch.arange(float(BATCHES))), shuffle=True)
+
+
+@pytest.fixture(autouse=True)
+def global_generator_is_left_as_it_was() -> Any:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        yield
+
+
+def whole_run() -> list[float]:
+    torch.manual_seed(3)
+    loop, seen, data = make()
+    loop.run(data)
+    return seen
+
+
+@pytest.mark.parametrize("left_at", range(1, EPOCHS * BATCHES))
+def test_a_resumed_run_draws_and_shuffles_as_one_without_a_break(left_at: int) -> None:
+    expected = whole_run()
+    assert expected[:8:2] != expected[8:16:2]  # it does shuffle
+    torch.manual_seed(3)
+    first, before, data = make()
+    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    first.run(data)
+    saved = copy_state(first.state_dict())
+    torch.rand(7)  # another process draws what it likes
+    second, after, data = make()
+    second.load_state_dict(saved)
+    torch.rand(7)
+    second.run(data)
+    assert before + after == expected
+
+
+def test_a_run_that_goes_on_in_the_same_loop_does_too() -> None:
+    expected = whole_run()
+    torch.manual_seed(3)
+    loop, seen, data = make()
+    for once in (2, 6, 11):
+        loop.iteration_completed(once=once)(lambda state: loop.interrupt())
+    for _ in range(4):
+        loop.run(data)
+    assert seen == expected
+
+
+def make_with_its_own(rows: int = 1) -> tuple[Loop, list[float], Any]:
+    """A loop that notes each batch, and its data, which shuffles by a generator of its own."""
+    seen: list[float] = []
+    loop, order = Loop(lambda state: seen.extend(state.batch[0].tolist()), epochs=EPOCHS), torch.Generator()
+    torch_generators(loop, generators=[order.manual_seed(3)])
+    data = TensorDataset(torch.arange(float(BATCHES * rows - rows // 2)))  # the last batch is one of fewer rows
+    return loop, seen, DataLoader(data, rows, shuffle=True, generator=order)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("left_at", range(1, EPOCHS * BATCHES))
+def test_data_with_a_generator_of_its_own_that_was_given_shuffles_as_without_a_break(left_at: int, rows: int) -> None:
+    whole, expected, data = make_with_its_own(rows)
+    whole.run(data)
+    assert expected[:4] != expected[4:8]  # it does shuffle
+    first, before, data = make_with_its_own(rows)
+    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    first.run(data)
+    second, after, data = make_with_its_own(rows)
+    second.load_state_dict(copy_state(first.state_dict()))
+    second.run(data)
+    assert before + after == expected
+
+
+@pytest.mark.parametrize("same_data", [True, False])
+def test_data_with_a_generator_of_its_own_goes_on_in_the_same_loop_too(same_data: bool) -> None:
+    whole, expected, data = make_with_its_own()
+    whole.run(data)
+    loop, seen, data = make_with_its_own()
+    for once in (2, 4, 7, 8, 11):
+        loop.iteration_completed(once=once)(lambda state: loop.interrupt())
+    for _ in range(6):
+        loop.run(data if same_data else DataLoader(data.dataset, shuffle=True, generator=data.generator))
+    assert seen == expected
+
+
+def test_generators_that_are_none_or_not_those_that_were_saved_are_refused() -> None:
+    loop, _, data = make_with_its_own()
+    with pytest.raises(TypeError, match=r"generators=\[\.\.\.\]\): give torch.Generators, not DataLoader"):
+        torch_generators(Loop(lambda state: None), generators=[data])
+    other, _, _ = make()
+    with pytest.raises(ValueError, match="the saved state has 1 generators besides torch's own, and the loop 0: give"):
+        other.load_state_dict(loop.state_dict())
+    with pytest.raises(ValueError, match="the saved state has 0 generators besides torch's own, and the loop 1: give"):
+        loop.load_state_dict(other.state_dict())
+
+
+def test_a_loop_that_is_only_loaded_and_saved_holds_what_it_was_given() -> None:
+    first, _, data = make()
+    first.iteration_completed(once=6)(lambda state: first.interrupt())
+    first.run(data)
+    saved = copy_state(first.state_dict())["parts"]["torch_generators"]
+    second, _, _ = make()
+    second.load_state_dict(copy_state(first.state_dict()))
+    torch.rand(1)
+    again = second.state_dict()["parts"]["torch_generators"]
+    assert all(torch.equal(saved[when]["host"], again[when]["host"]) for when in ("now", "epoch_began"))

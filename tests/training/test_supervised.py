@@ -1,0 +1,392 @@
+"""Learning from examples: what a step does and refuses, what is measured, and that a run resumes exactly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import l1_loss, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import rein
+from rein.errors import NonFiniteError
+from rein.handlers.checkpoint import checkpoint
+from rein.handlers.early_stop import early_stop
+from rein.handlers.guards import UpdateGuard
+from rein.learning.adam import Adam
+from rein.ops.classification import accuracy, precision, true_positives
+from rein.supervised import Prediction, evaluator, train_step, trainer, validate
+from rein.testing.stateful import copy_state, first_difference
+
+PAGE = (Path(__file__).parents[2] / "docs/supervised.md").read_text(encoding="utf-8")
+ONE = torch.ones(1, 1)
+XOR = TensorDataset(torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0]))
+
+
+@pytest.fixture(autouse=True)
+def global_generator_is_left_as_it_was() -> Any:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        yield
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def scale(value: float = 1.0) -> nn.Linear:
+    """x -> value * x."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def stepped(model: nn.Module, loss: Any, batch: Any, optimizer: Any = None, **options: Any) -> Prediction:
+    """What one step on `batch` gives."""
+    loop = rein.Loop(train_step(model, loss, optimizer or sgd(model), **options))
+    return loop.run([batch]).step_state
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, Adam])
+def test_a_step_follows_the_gradient_and_keeps_prediction_and_target(optimizer: Any) -> None:
+    model, target = scale(3.0), torch.tensor([[1.0]])
+    result = stepped(model, mse_loss, [ONE, target], optimizer(model.parameters(), lr=0.1))
+    assert (result.prediction.item(), result.target.item(), result.metrics["loss"].item()) == (3.0, 1.0, 4.0)
+    assert model.weight.item() < 3.0
+    assert not result.prediction.requires_grad
+    assert not result.metrics["loss"].requires_grad
+
+
+def test_a_step_of_gradient_descent_is_what_it_is_by_hand() -> None:
+    model = scale(3.0)
+    stepped(model, mse_loss, (ONE, torch.tensor([[1.0]])))
+    assert model.weight.item() == pytest.approx(3.0 - 0.1 * 2 * (3.0 - 1.0))
+
+
+def test_gradients_are_clipped_together_and_their_norm_is_reported() -> None:
+    model = scale(3.0)
+    result = stepped(model, mse_loss, (ONE, torch.tensor([[1.0]])), max_grad_norm=0.5)
+    assert result.metrics["grad_norm"].item() == pytest.approx(4.0)
+    assert model.weight.item() == pytest.approx(3.0 - 0.1 * 0.5)
+
+
+def test_the_loss_may_be_any_function_or_module() -> None:
+    model = scale()
+    assert stepped(model, lambda p, t: 0.0 * p.sum() + 5.0, (ONE, ONE)).metrics["loss"] == 5.0
+    assert stepped(model, nn.L1Loss(), (ONE, ONE + 1.0)).metrics["loss"] == 1.0
+
+
+class TwoHeads(nn.Module):
+    """Twice its input times the weight 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = scale()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.body(x), self.body(x)
+
+
+def test_several_outputs_are_weighed_and_reported_one_by_one() -> None:
+    model, twos = TwoHeads(), (ONE + 1.0, ONE + 1.0)
+    assert stepped(model, [(mse_loss, 0.5), (l1_loss, 0.5)], (ONE, twos)).metrics["loss"] == 1.0
+    model = TwoHeads()
+    metrics = trainer(model, [(mse_loss, 0.5), (l1_loss, 2.0)], sgd(model)).run([(ONE, (ONE + 2.0, ONE))]).metrics
+    assert dict(metrics) == {"loss": 2.0, "loss_0": 4.0, "loss_1": 0.0}
+
+
+def test_inputs_and_targets_may_be_trees() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = scale()
+
+        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {"sum": self.body(inputs["a"] + inputs["b"])}
+
+    result = stepped(Sum(), lambda p, t: mse_loss(p["sum"], t["sum"]), ({"a": ONE, "b": ONE}, {"sum": ONE}))
+    assert result.prediction["sum"] == 2.0
+    assert result.metrics["loss"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (torch.ones(2, 1), "not Tensor"),
+        ({"input": ONE, "target": ONE}, "not dict"),
+        ((ONE,), "not tuple of 1"),
+        ((ONE, ONE, ONE), "not tuple of 3"),
+        ((ONE, 1.0), "not a pair with Tensor, float in it"),
+        (({}, None), "not a pair with nothing in it"),
+    ],
+)
+def test_a_batch_that_is_no_pair_of_tensors_is_refused(batch: Any, text: str) -> None:
+    model = scale()
+    with pytest.raises(TypeError, match=rf"a batch is a pair \(inputs, targets\) of tensors or trees of them, {text}"):
+        trainer(model, mse_loss, sgd(model)).run([batch])
+    with pytest.raises(TypeError, match=text):
+        evaluator(model, {"loss": mse_loss})([batch])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"model": mse_loss}, TypeError, "give a torch.nn.Module"),
+        ({"loss": "mse"}, TypeError, "loss='mse'.*give a function, as torch.nn.functional.mse_loss"),
+        ({"loss": []}, TypeError, "a list of"),
+        ({"loss": [mse_loss, l1_loss]}, TypeError, "a list of"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "give one of the model's parameters"),
+        ({"optimizer": "sgd"}, TypeError, "give one of the model's parameters"),
+        ({"optimizer": sgd(scale())}, ValueError, "none of the optimizer's parameters is the model's"),
+    ],
+)
+def test_parts_that_are_none_are_refused_where_they_are_given(change: dict[str, Any], kind: Any, text: str) -> None:
+    model = scale()
+    parts: dict[str, Any] = {"model": model, "loss": mse_loss, "optimizer": sgd(model), **change}
+    with pytest.raises(kind, match=text):
+        trainer(**parts)
+
+
+def test_a_loss_that_is_not_one_number_and_outputs_without_losses_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the loss is a tensor of shape \(1, 1\), not one number"):
+        stepped(scale(), lambda p, t: p - t, (ONE, ONE))
+    with pytest.raises(ValueError, match="1 losses, and 2 outputs of the model for 1 targets"):
+        stepped(TwoHeads(), [(mse_loss, 1.0)], (ONE, ONE))
+
+
+@pytest.mark.parametrize("kind", [float, Tensor.numpy])
+def test_a_loss_that_is_no_tensor_is_refused(kind: Any) -> None:
+    refused = pytest.raises(ValueError, match=r"the loss is .*4\..*, not a tensor of one number: .* without \.item\(\)")
+    for loss in (lambda p, t: kind(mse_loss(p, t).detach()), [(lambda p, t: kind(mse_loss(p, t).detach()), 1.0)]):
+        with refused:
+            stepped(scale(), loss, (ONE, ONE + 2.0))
+
+
+class InTuple(nn.Sequential):
+    """What it is made of gives, as the only entry of a tuple."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        return (super().forward(x),)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("output", [nn.Sequential, InTuple])
+@pytest.mark.parametrize("target", [lambda one: one, lambda one: (one,)])
+def test_a_list_of_one_loss_is_for_the_whole_of_one_output(rows: int, output: Any, target: Any) -> None:
+    def mean_of_rows(p: Tensor, t: Tensor) -> Tensor:
+        assert p.shape == t.shape == (rows, 1)
+        return mse_loss(p, t)
+
+    inputs, expected = torch.ones(rows, 1), torch.arange(1.0, rows + 1.0).unsqueeze(1)
+    metrics = stepped(output(scale()), [(mean_of_rows, 2.0)], (inputs, target(expected))).metrics
+    assert metrics["loss_0"] == mse_loss(inputs, expected)
+    assert metrics["loss"] == 2.0 * metrics["loss_0"]
+
+
+def test_two_losses_are_not_dealt_out_to_the_rows_of_one_output() -> None:
+    with pytest.raises(ValueError, match="2 losses, and 1 outputs of the model for 1 targets"):
+        stepped(scale(), [(mse_loss, 1.0), (mse_loss, 1.0)], (torch.ones(2, 1), torch.ones(2, 1)))
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    before = copy_state(model.state_dict())
+    trainer(model, mse_loss, torch.optim.Adam(model.parameters())).run([(torch.rand(4, 2), torch.rand(4, 1))])
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"1.weight", "1.bias"}
+
+
+def test_batch_norm_learns_its_statistics_from_training_and_not_from_evaluating() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    ones = torch.ones(4, 1)
+    loop = trainer(model, mse_loss, sgd(model))
+    validate(loop, model, [(ones * 100.0, ones)], {"loss": mse_loss})
+    loop.run([(ones, ones)])
+    assert model[0].running_mean.item() == pytest.approx(0.1)
+    assert model[0].running_var.item() == pytest.approx(0.9)
+
+
+def test_modes_are_left_as_they_were() -> None:
+    """Batch norm that somebody holds still is not woken by an evaluation."""
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.Linear(1, 1))
+    model[0].eval()
+    seen = evaluator(model, {"training": lambda p, t: torch.tensor(float(model.training))})([(ONE, ONE)])
+    assert seen == {"training": 0.0}
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+
+
+def test_an_evaluation_that_fails_gives_the_modes_back() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="the data is empty"):
+        evaluator(model, {"loss": mse_loss})([])
+    assert all(module.training for module in model.modules())
+
+
+def test_the_loss_is_the_mean_of_this_epoch_and_the_updates_are_counted() -> None:
+    model = scale()
+    loop = trainer(model, mse_loss, sgd(model, lr=0.0), epochs=2)
+    final = loop.run([(ONE, ONE), (ONE, ONE + 2.0)])
+    assert [record.metrics["loss"] for record in final.history] == [2.0, 2.0]
+    assert final.clocks.updates == 4
+
+
+def test_an_update_that_the_guard_refuses_is_not_taken_and_leaves_nothing_behind() -> None:
+    model = scale(3.0)
+    loop = trainer(model, mse_loss, sgd(model), guard=UpdateGuard("skip"))
+    loop.run([(ONE * float("nan"), ONE)])
+    assert model.weight.item() == 3.0
+    strict = trainer(model, mse_loss, sgd(model), guard=UpdateGuard("stop"), epochs=None)
+    with pytest.raises(NonFiniteError):
+        strict.run([(ONE * float("nan"), ONE)])
+    strict.epoch_ended(lambda state: state.halt_loop())
+    strict.run([(ONE, ONE), (ONE, ONE)])  # the first element of the open epoch is the one that failed
+    assert torch.isfinite(model.weight).all()
+
+
+def test_metrics_of_the_loop_read_the_prediction_and_the_target() -> None:
+    model = scale()
+    loop = trainer(model, mse_loss, sgd(model, lr=0.0))
+    loop.metric("accuracy", lambda state: accuracy(state.step_state.prediction, state.step_state.target))
+    loop.metric("hits", lambda state: true_positives(state.step_state.prediction, state.step_state.target), "sum")
+    batches = [(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [1.0]])), (ONE, ONE)]
+    metrics = loop.run(batches).metrics
+    assert (metrics["accuracy"], metrics["hits"]) == (0.75, 2.0)
+
+
+@pytest.mark.parametrize("cuts", [[7], [3, 4], [1, 6], [1] * 7])
+def test_what_is_evaluated_does_not_depend_on_how_the_rows_are_cut_into_batches(cuts: list[int]) -> None:
+    said = torch.tensor([0.8, 0.6, 0.4, 0.2, 0.8, 0.2, 0.2]).unsqueeze(1)
+    target = torch.tensor([[1.0], [0], [1], [1], [0], [1], [0]])
+    data = list(zip(said.split(cuts), target.split(cuts), strict=True))
+    found = evaluator(scale(), {"precision": precision, "error": l1_loss})(data)
+    assert found["precision"] == pytest.approx(1 / 3)
+    assert found["error"] == pytest.approx((said - target).abs().mean().item())
+
+
+def test_a_metric_by_name_and_a_bare_iterator_are_refused() -> None:
+    model = scale()
+    with pytest.raises(TypeError, match="give a function"):
+        evaluator(model, {"accuracy": "accuracy"})  # type: ignore[dict-item]  # the mistake
+    with pytest.raises(ValueError, match="used up once"):
+        validate(trainer(model, mse_loss, sgd(model)), model, iter([(ONE, ONE)]), {"loss": mse_loss})
+
+
+def test_the_latest_validation_is_what_evaluating_gives_afterwards() -> None:
+    model = nn.Linear(2, 1)
+    data = [(torch.rand(5, 2), torch.rand(5, 1))]
+    loop, seen = trainer(model, mse_loss, sgd(model), epochs=4), []
+    validate(loop, model, data, {"loss": mse_loss}, every=2)
+    loop.epoch_ended(every=2)(lambda state: seen.append(state.metrics["validation_loss"]))
+    loop.run(data)
+    assert len(seen) == 2
+    assert evaluator(model, {"loss": mse_loss})(data) == {"loss": seen[-1]}
+
+
+def test_validating_early_or_in_mid_epoch_changes_nothing_of_the_training() -> None:
+    def weights(validated: bool) -> Tensor:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        data = DataLoader(XOR, batch_size=2, shuffle=True)
+        loop = trainer(model, nn.functional.cross_entropy, sgd(model), epochs=3)
+        if validated:
+            validate(loop, model, data, {"accuracy": accuracy}, event="iteration_completed")
+        loop.run(data)
+        return model[0].weight
+
+    assert torch.equal(weights(True), weights(False))
+
+
+def test_it_learns_exclusive_or_and_stops_when_there_is_nothing_more_to_learn() -> None:
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    loop = trainer(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters(), lr=0.05), epochs=200)
+    data = DataLoader(XOR, batch_size=2, shuffle=True)
+    validate(loop, model, DataLoader(XOR, batch_size=3), {"accuracy": accuracy})
+    early_stop(loop, "validation_accuracy", mode="max", patience=20)
+    final = loop.run(data)
+    assert final.metrics["validation_accuracy"] == 1.0
+    assert final.status == "halted"
+
+
+def classifier(seed: int = 1) -> tuple[rein.Loop, Any]:
+    """Everything that has a state: batch norm, dropout, Adam's moments, a learning rate that decays, shuffled data."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    loop = trainer(model, nn.functional.cross_entropy, optimizer, epochs=3)
+    scheduler = loop.own("scheduler", torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    loop.epoch_ended(lambda state: scheduler.step())
+    return loop, DataLoader(TensorDataset(XOR[:][0].repeat(2, 1), XOR[:][1].repeat(2)), 2, shuffle=True)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # left between the one and the other
+@pytest.mark.parametrize("left_at", [1, 3, 4, 6, 8, 11])
+def test_a_run_that_is_left_and_resumed_equals_one_without_a_break(left_at: int, tmp_path: Path) -> None:
+    whole, data = classifier()
+    whole.run(data)
+    first, data = classifier()
+    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    store = rein.Checkpoints(tmp_path)
+    checkpoint(first, store)
+    first.run(data)
+    second, data = classifier(seed=2)
+    rein.resume(second, tmp_path)
+    second.run(data)
+    assert second.state.total_iterations == 12
+    for part in ("model", "optimizer", "scheduler", "torch_generators"):
+        one, other = (copy_state(loop.parts[part].state_dict()) for loop in (whole, second))
+        assert first_difference(one, other) is None, part
+    assert whole.state.metrics["loss"] == second.state.metrics["loss"]
+
+
+@pytest.mark.parametrize("left_at", [2, 4, 7])
+def test_a_dataloader_with_a_generator_of_its_own_resumes_exactly_when_the_loop_has_it(
+    left_at: int, tmp_path: Path
+) -> None:
+    def shuffled() -> tuple[rein.Loop, Any]:
+        torch.manual_seed(1)
+        model, order = nn.Linear(2, 2), torch.Generator().manual_seed(3)
+        loop = trainer(model, nn.functional.cross_entropy, sgd(model), epochs=3, generators=[order])
+        return loop, DataLoader(XOR, 1, shuffle=True, generator=order)
+
+    whole, data = shuffled()
+    whole.run(data)
+    first, data = shuffled()
+    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    checkpoint(first, rein.Checkpoints(tmp_path))
+    first.run(data)
+    second, data = shuffled()
+    rein.resume(second, tmp_path)
+    second.run(data)
+    assert torch.equal(second.parts["model"].weight, whole.parts["model"].weight)
+    assert second.state.metrics["loss"] == whole.state.metrics["loss"]
+
+
+def test_with_a_store_the_run_has_a_folder_with_its_metrics(tmp_path: Path) -> None:
+    model = scale()
+    store = rein.HDF5Store(tmp_path / "run")
+    loop = trainer(model, mse_loss, sgd(model), store, epochs=2)
+    validate(loop, model, [(ONE, ONE)], {"loss": mse_loss})
+    loop.run([(ONE, ONE)])
+    lines = (tmp_path / "run/metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert "validation_loss" in lines[0]
+    assert len(lines) == 3
+    assert (tmp_path / "run/run.json").is_file()
+
+
+def test_the_examples_of_the_page_are_one_program_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+    names: dict[str, Any] = {}
+    exec(compile(program, "docs/supervised.md", "exec"), names)
+    assert re.match(
+        r"epoch 5  iteration 10  loss \S+  validation_accuracy 0\.\d+$", capsys.readouterr().out.split("\n")[0]
+    )
+    assert names["second"].state.total_iterations == 40
+    assert names["game"].state.status == "completed"
