@@ -1,0 +1,130 @@
+"""Trains agents on a device that is none and on the host, and prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from stand_in_device import NAME, stand_in, waits
+
+import rein
+from rein.agents.a2c import A2C
+from rein.agents.awac import AWAC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.impala import IMPALA
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.envs.pendulum import Pendulum
+from rein.handlers.checkpoint import checkpoint
+from rein.networks.recurrent import GRU, LSTM
+from rein.stores.hdf5 import HDF5Store
+from rein.training import training_loop
+
+ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,)}
+REPLAY: dict[str, Any] = {"batch_size": 4, "learning_starts": 8, "capacity": 200, "hidden": (8,)}
+SEQUENCES: dict[str, Any] = {"sequence_length": 3, "burn_in": 1}
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "ppo": (PPO, CartPole, {"minibatches": 2, **ROLLOUT}),
+    "ppo, continuous": (PPO, Pendulum, {"normalize_observation": True, "normalize_reward": True, **ROLLOUT}),
+    "ppo, recurrent": (PPO, CartPole, {"core": functools.partial(LSTM, features=8), "minibatches": 2, **ROLLOUT}),
+    "ppo, torch's AdamW": (PPO, CartPole, {"optimizer": torch.optim.AdamW, **ROLLOUT}),
+    "a2c": (A2C, CartPole, ROLLOUT),
+    "impala": (IMPALA, CartPole, ROLLOUT),
+    "pqn": (PQN, CartPole, {"minibatches": 2, **ROLLOUT}),
+    "dqn": (DQN, CartPole, {"prioritized": True, "n_step": 3, "dueling": True, **REPLAY}),
+    "iqn": (IQN, Gridworld, REPLAY),
+    "recurrent dqn": (RecurrentDQN, CartPole, {"core": functools.partial(GRU, features=8), **SEQUENCES, **REPLAY}),
+    "sac": (SAC, Pendulum, {"prioritized": True, **REPLAY}),
+    "discrete sac": (DiscreteSAC, CartPole, REPLAY),
+    "td3": (TD3, Pendulum, REPLAY),
+    "ddpg": (DDPG, Pendulum, REPLAY),
+    "awac": (AWAC, Pendulum, REPLAY),
+    "iql": (IQL, Pendulum, REPLAY),
+}
+RESUMED = ("ppo, continuous", "dqn")
+
+
+def loop_of(case: str, device: str, epochs: int, store: Any = None) -> rein.Loop:
+    """Four environments, six steps an epoch."""
+    kind, environment, options = CASES[case]
+    stepped = environment(4, seed=0, device=device)
+    spaces = stepped.single_observation_space, stepped.single_action_space
+    return training_loop(
+        kind(*spaces, seed=0, device=device, **options), stepped, store, seed=0, epochs=epochs, iterations=6
+    )
+
+
+def learned(loop: rein.Loop) -> dict[str, torch.Tensor]:
+    """The parameters, on the host."""
+    return {name: value.detach().cpu() for name, value in loop.parts["agent"].networks.state_dict().items()}
+
+
+def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
+    """After four epochs; and for what the host waited within iterations, the first epoch's aside."""
+    loop, seen = loop_of(case, device, 4), 0
+
+    @loop.iteration_started
+    def begin(state: rein.State) -> None:
+        waits.clear()
+
+    @loop.iteration_completed
+    def count(state: rein.State) -> None:
+        nonlocal seen
+        seen += waits.total() if state.epoch > 1 else 0
+
+    loop.run()
+    acted = loop.parts["agent"].policy().select_action(loop.state.step_state.observation)[0]
+    assert all(leaf.device.type == device for leaf in (acted, *loop.parts["agent"].networks.parameters()))
+    return learned(loop), seen
+
+
+def resumed(case: str, folder: Path) -> dict[str, torch.Tensor]:
+    """After two epochs, and two more of a loop built anew."""
+    for epochs in (2, 4):
+        store = HDF5Store(folder / "run", exist="resume")
+        loop = loop_of(case, NAME, epochs, store)
+        checkpoint(loop, store)
+        if epochs == 4:
+            rein.resume(loop, folder / "run")
+        loop.run()
+    rein.save(loop.parts["agent"], folder / "agent.h5")
+    other = loop_of(case, NAME, 4)
+    rein.load(other.parts["agent"], folder / "agent.h5")
+    return learned(other)
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two numbers."""
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel())
+
+
+def main() -> None:
+    """Print the distance between host and device of each case, and of some between a resumed run and a whole one."""
+    report: dict[str, Any] = {}
+    for case in sys.argv[1:] or CASES:
+        host, _ = trained(case, "cpu")
+        with stand_in():
+            there, waited = trained(case, NAME)
+            report[case] = {"distance": distance(host, there), "waited": waited}
+            if case in RESUMED:
+                with tempfile.TemporaryDirectory() as folder:
+                    report[case]["resumed"] = distance(there, resumed(case, Path(folder)))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A device that is none, for machines without one: tensors that say they are on it and hold their numbers on the host.
+
+They meet no tensor of the host but a single number or an index, take no generator of it, and are read through a copy
+alone, as tensors on a GPU; `waits` counts what makes the host wait for an answer, and not what it sends. It belongs to
+the whole process, so whoever uses it is a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+
+class _Backend:
+    """What torch asks of the module of a kind of device."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend("standin", backend_module=_Backend())
+NAME = "standin"
+_DEVICE, _HOST = torch.device(NAME, 0), torch.device("cpu")
+_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_NUMBERS = {"aten::_local_scalar_dense", "aten::equal", "aten::allclose"}  # what these give is no tensor of the device
+_WAITS = {*_NUMBERS, "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave"}
+
+waits: Counter[str] = Counter()
+_generators: dict[int, torch.Generator] = {}  # the device's, by what torch calls them inside, which must stay alive
+
+
+class _OnDevice(torch.Tensor):
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> _OnDevice:
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "layout": inner.layout}
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=_DEVICE, **layout)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
+
+    def __repr__(self, **options: Any) -> str:
+        return f"{self.inner!r} on {NAME}"
+
+    def tolist(self) -> Any:
+        waits["tolist"] += 1
+        return self.inner.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.cpu().numpy()
+        raise TypeError(f"can't convert {NAME} device type tensor to numpy. Use Tensor.cpu()")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+
+class _Generator(torch.Generator):
+    """One of the host that only the device's tensors may be drawn from, where it was made for them."""
+
+    def __new__(cls, device: Any = _HOST) -> _Generator:
+        return super().__new__(cls, _HOST)
+
+    def __init__(self, device: Any = _HOST) -> None:
+        self._where = torch.device(device)
+        if self._where.type == NAME:
+            self._where = _DEVICE
+            _generators[self._cdata] = self
+
+    @property
+    def device(self) -> torch.device:
+        return self._where
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Do it on the host, for tensors that may meet; what comes of it is where torch would have put it."""
+    name, given = func._schema.name, tree_leaves((args, kwargs))
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    there = [x for x in tensors if isinstance(x, _OnDevice)]
+    target = kwargs.get("device")
+    result_there = bool(there) if target is None else torch.device(target).type == NAME
+    if name in ("aten::copy_", "aten::_foreach_copy_"):
+        into, source = (x[0] if isinstance(x, (list, tuple)) else x for x in args[:2])
+        result_there = isinstance(into, _OnDevice)
+        waits["to the host"] += isinstance(source, _OnDevice) and not result_there
+    elif name == "aten::_to_copy":
+        waits["to the host"] += bool(there) and not result_there
+    elif there:
+        _check_neighbours(name, args, tensors)
+        waits[name] += name in _WAITS or (name in _INDEXING and any(x.dtype == torch.bool for x in tensors[1:]))
+    for generator in (x for x in given if isinstance(x, torch._C.Generator)):  # torch.Generator is _Generator here
+        if (generator._cdata in _generators) != result_there:
+            raise RuntimeError(f"{name}: a generator of another device")
+    inner = tree_map_only(_OnDevice, lambda x: x.inner, (args, kwargs))
+    if target is not None:
+        inner[1]["device"] = _HOST
+    found = func(*inner[0], **inner[1])
+    if result_there and name not in _NUMBERS:
+        found = tree_map_only(torch.Tensor, _OnDevice, found)
+    return return_and_correct_aliasing(func, args, kwargs, found) if func._schema.is_mutable or result_there else found
+
+
+def _check_neighbours(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+    """A tensor of the device meets single numbers of the host, and is indexed by its tensors; nothing else."""
+    strangers = [x for x in tensors if not isinstance(x, _OnDevice) and x.ndim]
+    if name in _INDEXING and isinstance(args[0], _OnDevice):
+        strangers = [x for x in args[2:3] if any(x is stranger for stranger in strangers)]
+    if strangers or (name.endswith("_") and isinstance(args[0], torch.Tensor) and not isinstance(args[0], _OnDevice)):
+        shapes = [(tuple(x.shape), str(x.device)) for x in tensors]
+        raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes}")
+
+
+def _made(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch.tensor and torch.as_tensor, which fill memory by themselves: on the host first."""
+
+    def make(data: Any, *args: Any, device: Any = None, **options: Any) -> torch.Tensor:
+        if isinstance(data, _OnDevice):
+            return data.to(device=data.device if device is None else device, **options)
+        return function(data, *args, **options).to(device)
+
+    return make
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[None]:
+    """Within it there is such a device."""
+    with contextlib.ExitStack() as stack:
+        for name in ("tensor", "as_tensor"):
+            stack.enter_context(mock.patch.object(torch, name, _made(getattr(torch, name))))
+        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
+        stack.enter_context(_Mode())
+        yield
