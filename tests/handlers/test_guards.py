@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
+import multiprocessing
+import os
+import select
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +24,7 @@ from rein.envs.pendulum import Pendulum
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.guards import (
+    HUNG_EXIT_CODE,
     UpdateGuard,
     guard_data,
     guard_resources,
@@ -196,6 +202,51 @@ def test_a_living_loop_is_left_alone(tmp_path):
     assert set(threading.enumerate()) <= before
 
 
+def hang(folder: Path) -> None:
+    """In a process of its own: a run whose fourth iteration does not end, and which has a worker and a log."""
+    target = logging.FileHandler(folder / "log")
+    logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,)).start()
+    store = rein.Checkpoints(folder / "checkpoints")
+
+    def step(state: State) -> None:
+        if state.total_iterations == 3:
+            logging.getLogger().warning("the last words")
+            store.flush()
+            time.sleep(60.0)
+
+    loop = rein.Loop(step, iterations=10)
+    checkpoint(loop, store, event="iteration_completed", every=1)
+    with open(folder / "stacks", "w") as file:
+        watchdog(loop, seconds=0.2, kill_after=0.2, file=file)
+        loop.run()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_process_that_stays_hung_ends_itself_with_its_workers_and_its_log_written(tmp_path):
+    alive, held = os.pipe()  # that process and its worker hold it open
+    process = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path,))
+    process.start()
+    os.close(held)
+    process.join(20.0)
+    assert process.exitcode == HUNG_EXIT_CODE == 75
+    assert select.select([alive], [], [], 5.0)[0] and os.read(alive, 1) == b""
+    os.close(alive)
+    assert "none for 0.2 s more; the process ends with exit code 75" in (tmp_path / "stacks").read_text()
+    assert (tmp_path / "log").read_text() == "the last words\n"
+    newest = rein.Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None and newest.path.stem == "epoch-000001-iteration-000003"
+
+
+def test_a_loop_that_comes_back_in_time_is_not_killed(tmp_path):
+    loop = rein.Loop(lambda state: time.sleep(0.5 if state.total_iterations == 3 else 0.001), iterations=2000)
+    with open(tmp_path / "stacks", "w") as file:
+        watchdog(loop, seconds=0.1, kill_after=5.0, file=file)
+        final = loop.run()
+    assert (final.status, final.total_iterations) == ("halted", 4)
+
+
 def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
     for options, reason in (({"disk": 1e18}, "GB are free"), ({"disk": 1.0, "memory": 1e6}, "GB of memory")):
         loop = rein.Loop(lambda state: None, epochs=9, iterations=2)
@@ -216,6 +267,10 @@ def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
         lambda loop: UpdateGuard(limit=0),
         lambda loop: guard_updates(loop, UpdateGuard()),
         lambda loop: watchdog(loop, seconds=0),
+        lambda loop: watchdog(loop, kill_after=0),
+        lambda loop: watchdog(loop, seconds=float("inf")),
+        lambda loop: watchdog(loop, kill_after=float("inf")),
+        lambda loop: watchdog(loop, kill_after=float("nan")),
         lambda loop: guard_resources(loop, disk=0),
     ],
 )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
+
+from rein.integrations.gymnasium import GymnasiumEnvironment
 
 PAGE = (Path(__file__).parents[2] / "docs/gymnasium.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_the_examples_are_one_program_that_runs() -> None:
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
@@ -20,3 +24,17 @@ def test_the_examples_are_one_program_that_runs() -> None:
         assert isinstance(observation, torch.Tensor)
         assert observation.shape == shape
         environment.close()  # type: ignore[attr-defined]  # the page's
+    epochs = names["final"].history  # type: ignore[attr-defined]  # the page's
+    assert len(epochs) == 3
+    for epoch in epochs:  # the return of an episode on the lake is 1 where it succeeds
+        assert 0.0 < epoch.metrics["success_rate"] < 1.0
+        assert epoch.metrics["success_rate"] == pytest.approx(epoch.metrics["episode_return"])
+
+
+def test_one_with_a_window_draws_there_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    environment = GymnasiumEnvironment("CartPole-v1", num_envs=1, seed=0, render_mode="human")
+    environment.reset()
+    environment.apply_action(torch.ones(1, dtype=torch.int64))
+    assert environment._envs[0].unwrapped.screen is not None  # type: ignore[attr-defined]  # CartPole's window
+    environment.close()

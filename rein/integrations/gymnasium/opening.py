@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TransformObservation
 
 from rein.integrations.gymnasium.making import make
+from rein.integrations.gymnasium.workers import starting
 
 
 def opened(
@@ -53,7 +55,9 @@ def _make_vec(mode: AutoresetMode | None, source: str | EnvSpec, **kwargs: Any) 
             kwargs["autoreset_mode"] = mode
         else:
             kwargs["vector_kwargs"] = {**kwargs.get("vector_kwargs", {}), "autoreset_mode": mode}
-    return gymnasium.make_vec(source, **kwargs)
+    asynchronous = kwargs.get("vectorization_mode") in (VectorizeMode.ASYNC, VectorizeMode.ASYNC.value)
+    with starting() if asynchronous else contextlib.nullcontext():
+        return gymnasium.make_vec(source, **kwargs)
 
 
 def _mode_of(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:

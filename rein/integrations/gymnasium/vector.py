@@ -22,8 +22,9 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium.batches import BatchCodec, array, missing_values
-from rein.integrations.gymnasium.making import as_json, name_of
+from rein.integrations.gymnasium.making import Source, as_json, name_of
 from rein.integrations.gymnasium.opening import opened
+from rein.integrations.gymnasium.workers import Workers, in_processes
 from rein.ops.trees import map_tree
 from rein.rollout.contract import check_action, check_observation
 from rein.rollout.seeds import UNKNOWN, HostEpisodeSeeds
@@ -43,8 +44,13 @@ class GymnasiumVectorEnvironment:
     it is asked of `make_vec`. `info` names what is wanted of the steps' infos, each with the value for steps without
     it, which also says shape and dtype: `info={"success": False}`. `close` closes the source.
 
-    Raises ValueError for an id that Gymnasium does not know and where the autoreset mode is not known or another one,
-    TypeError for a space that is no tensor.
+    With an `AsyncVectorEnv`, whose environments live in processes of their own, a step or reset whose process died
+    raises WorkerDied, and one that takes longer than `timeout` seconds WorkerTimeout; all processes are ended then.
+    What is raised in a process passes through, with a note of environment and episode seed; what cannot pass between
+    processes comes as a RuntimeError with its traceback, or a WorkerDied where the processes are not of `in_processes`.
+
+    Raises ValueError for an id that Gymnasium does not know, where the autoreset mode is not known or another one and
+    for a timeout where there are no processes, TypeError for a space that is no tensor.
     """
 
     replayable = False
@@ -57,11 +63,13 @@ class GymnasiumVectorEnvironment:
         *,
         autoreset_mode: AutoresetMode | str | None = None,
         info: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
         **make_kwargs: Any,
     ) -> None:
         self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
         self._make_kwargs = make_kwargs
         self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
+        self._workers = Workers(self._environment, self._name, timeout)
         self.num_envs = self._environment.num_envs
         self.device = torch.device("cpu")
         self._seeds = HostEpisodeSeeds(self.num_envs, seed)
@@ -77,6 +85,31 @@ class GymnasiumVectorEnvironment:
         self._nobody_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
         self._checked, self._closed = False, False
+
+    @classmethod
+    def in_processes(
+        cls,
+        id_or_factory: Source,
+        num_envs: int,
+        seed: int | None = None,
+        *,
+        timeout: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        **make_kwargs: Any,
+    ) -> GymnasiumVectorEnvironment:
+        """What `GymnasiumEnvironment` has of the same arguments, to the bit, each environment in a process of its own.
+
+        For environments that are slow: a step waits for the slowest. It is not replayable. Ctrl-C reaches the main
+        process alone, as without processes; where no handler takes it, it breaks the call off and all processes are
+        ended.
+
+        Raises ValueError and TypeError as `GymnasiumEnvironment` does, and WorkerDied where a process ends at once.
+        """
+        source = in_processes(id_or_factory, num_envs, make_kwargs)
+        environment = cls(source, seed=seed, timeout=timeout, info=info)
+        environment._name = environment._workers.name = name_of(id_or_factory)
+        environment._make_kwargs = make_kwargs
+        return environment
 
     @property
     def seed(self) -> int | None:
@@ -111,7 +144,7 @@ class GymnasiumVectorEnvironment:
         """Begin new episodes everywhere; `seed` starts all streams anew. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
-        observation, _ = self._environment.reset(seed=self._next_seeds())
+        observation, _ = self._call("reset", seed=self._next_seeds())
         self._resets_N = self._nobody_N
         self._observation = self._observations.tensors(observation)
         return self._observation
@@ -123,7 +156,7 @@ class GymnasiumVectorEnvironment:
         fit its space.
         """
         self._check(action)
-        observation, reward, terminated, truncated, info = self._environment.step(self._actions.arrays(action))
+        observation, reward, terminated, truncated, info = self._call("step", self._actions.arrays(action))
         valid_N = ~self._resets_N
         terminated_N = self._column("terminated", terminated, _BOOL) & valid_N
         truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
@@ -144,7 +177,7 @@ class GymnasiumVectorEnvironment:
         """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
         mode, frames = self._environment.render_mode, None
         if mode == "rgb_array":
-            frames = self._environment.render()
+            frames = self._call("render")
         if frames is None:
             raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
         return frames[index]
@@ -158,7 +191,7 @@ class GymnasiumVectorEnvironment:
         self._observation = None
         if not self._closed:
             self._closed = True
-            self._environment.close()
+            self._workers.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Which episodes have begun; what is within them belongs to the source."""
@@ -170,6 +203,15 @@ class GymnasiumVectorEnvironment:
         self._observation = None
         if self._seeds.started:
             logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the source, whose processes may die of it."""
+        self._workers.check()
+        try:
+            return getattr(self._environment, method)(*args, **kwargs)
+        except BaseException as error:  # is explained, or raised again; KeyboardInterrupt leaves a call without answer
+            self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
+            raise
 
     def _check(self, action: Tree) -> None:
         if self._observation is None:
@@ -207,7 +249,7 @@ class GymnasiumVectorEnvironment:
         if self._takes_seeds:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         options = {"reset_mask": ended_N.copy()}  # new ones each time: the call takes the mask out, and may keep it
-        observation, _ = self._environment.reset(seed=seeds, options=options)
+        observation, _ = self._call("reset", seed=seeds, options=options)
         return self._observations.tensors(observation)
 
     def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:

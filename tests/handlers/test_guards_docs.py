@@ -1,0 +1,54 @@
+"""The Slurm script of `docs/reliability.md` does what the page says, with programs that stand for Slurm and rein."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs/reliability.md").read_text(encoding="utf-8")
+REIN = """#!/bin/bash
+trap 'echo saved >> log; exit 143' TERM
+echo "$@" >> log
+case $ENDS in "") while :; do sleep 0.05; done ;; *) exit "$ENDS" ;; esac
+"""
+
+
+def submit(folder: Path, ends: str = "") -> subprocess.Popen[bytes]:
+    """The job in `folder`, where `rein` ends with the exit code `ends`, or runs until SIGTERM."""
+    (folder / "rein").write_text(REIN)
+    (folder / "scontrol").write_text('#!/bin/bash\necho "scontrol $@" >> log\n')
+    for program in ("rein", "scontrol"):
+        (folder / program).chmod(0o755)
+    (found,) = re.findall(r"^```sh\n(#!/bin/bash\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "ENDS": ends}
+    return subprocess.Popen(["bash", "-c", found], cwd=folder, env=environment)
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_before_the_end_has_the_run_saved_and_the_job_queued_again(tmp_path: Path) -> None:
+    job = submit(tmp_path)
+    log = tmp_path / "log"
+    while not (log.exists() and log.read_text()):
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(10.0) == 143
+    assert log.read_text().splitlines() == [
+        "train cartpole --run runs/cartpole --resume --quiet",
+        "saved",
+        "scontrol requeue 7",
+    ]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("ends", "queued"), [("75", True), ("0", False), ("1", False)])
+def test_a_hung_run_is_queued_again_and_one_that_ended_or_failed_is_not(
+    tmp_path: Path, ends: str, queued: bool
+) -> None:
+    assert submit(tmp_path, ends).wait(10.0) == int(ends)
+    assert ("scontrol requeue 7" in (tmp_path / "log").read_text()) == queued

@@ -1,0 +1,332 @@
+"""Environments in processes: what they give, and what happens where one raises, dies or hangs."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, VectorWrapper
+
+import rein
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.ops.random import episode_seeds
+from rein.testing.stateful import first_difference
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception|waiting for a pending call)"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
+]
+
+N = 3
+ZEROS = torch.zeros(N, dtype=torch.int64)
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Observes how many steps it took; in the workers named by `who`, `fault()` is called where `where` says."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(
+        self, fault: Callable[[], None] | None = None, where: str = "step", who: tuple[int, ...] = (1,)
+    ) -> None:
+        name = multiprocessing.current_process().name
+        self.fault = fault if name in {f"Worker<AsyncVectorEnv>-{index}" for index in who} else None
+        self.where = where
+        self.meet("making")
+
+    def meet(self, place: str) -> None:
+        if self.fault is not None and self.where == place:
+            self.fault()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.meet("reset")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            self.meet("step")
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
+
+    def close(self) -> None:
+        self.meet("close")
+
+
+def exits() -> None:
+    os._exit(3)
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs() -> None:
+    time.sleep(1000.0)
+
+
+def is_killed_by_a_signal_without_name() -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
+
+
+def raises() -> None:
+    raise ZeroDivisionError("the simulator divides by zero")
+
+
+def raises_a_class_of_its_own() -> None:
+    class Boom(Exception):
+        pass
+
+    raise Boom("the simulator is out of fuel")
+
+
+def raises_with_a_function() -> None:
+    raise ValueError("the simulator is out of fuel", lambda: 1)
+
+
+def raises_what_takes_five_arguments() -> None:
+    raise UnicodeDecodeError("utf8", b"x", 0, 1, "the simulator is out of fuel")
+
+
+def in_processes(*fault: Any, timeout: float | None = None) -> GymnasiumVectorEnvironment:
+    return GymnasiumVectorEnvironment.in_processes(functools.partial(Counter, *fault), N, seed=7, timeout=timeout)
+
+
+def run(environment: GymnasiumVectorEnvironment) -> None:
+    environment.reset()
+    for _ in range(3):
+        environment.apply_action(ZEROS)
+
+
+def children() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children()}  # type: ignore[misc]  # they were started
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() <= before
+
+
+def seed_of(index: int) -> int:
+    return int(episode_seeds(7, torch.tensor(index), torch.tensor(0)))
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("fault", "ending"),
+    [
+        (exits, "exit code 3"),
+        (is_killed, "killed by SIGKILL"),
+        (is_killed_by_a_signal_without_name, f"killed by signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_a_worker_that_dies_is_named_with_its_seed_and_how_it_ended(where: str, fault: Any, ending: str) -> None:
+    environment = in_processes(fault, where)
+    pid = environment._environment.processes[1].pid
+    text = rf"Counter.*worker 1 of 3 \(pid {pid}, {ending}, episode seed {seed_of(1)}\) ended by itself"
+    with pytest.raises(rein.WorkerDied, match=text) as caught:
+        run(environment)
+    assert isinstance(caught.value.__cause__, EOFError | ConnectionError)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_workers_that_hang_are_named_when_their_time_is_over(where: str) -> None:
+    environment = in_processes(hangs, where, (0, 2), timeout=0.5)
+    start = time.monotonic()
+    with pytest.raises(rein.WorkerTimeout, match=r"worker 0 of 3 .* and worker 2 of 3 .*: no answer within 0.5 s") as e:
+        run(environment)
+    assert "worker 1" not in str(e.value)
+    assert time.monotonic() - start < 5.0
+
+
+def test_what_an_environment_raises_passes_through_with_a_note_of_its_worker() -> None:
+    environment = in_processes(raises)
+    with pytest.raises(ZeroDivisionError, match="the simulator divides by zero") as caught:
+        run(environment)
+    assert any("worker 1 of 3 (pid " in note and f"seed {seed_of(1)}" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("fault", [raises_a_class_of_its_own, raises_with_a_function, raises_what_takes_five_arguments])
+def test_an_error_that_cannot_pass_between_processes_comes_with_its_traceback(fault: Any, where: str) -> None:
+    environment = in_processes(fault, where)
+    with pytest.raises(RuntimeError, match=rf"(?s)in {fault.__name__}\n.*the simulator is out of fuel") as caught:
+        run(environment)
+    assert any("worker 1 of 3 (pid " in note and f"seed {seed_of(1)}" in note for note in caught.value.__notes__)
+
+
+def test_an_error_that_is_lost_in_the_worker_of_somebody_else_is_the_death_of_that_worker() -> None:
+    source = AsyncVectorEnv([functools.partial(Counter, raises_a_class_of_its_own)] * N)
+    environment = GymnasiumVectorEnvironment(source, timeout=0.5)
+    with pytest.raises(
+        rein.WorkerDied, match=r"worker 1 of 3 \(pid \d+, exit code 0\) raised what cannot be unpickled"
+    ):
+        run(environment)
+    environment.close()
+
+
+def test_a_call_that_ctrl_c_broke_off_ends_the_workers_which_the_next_call_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    environment = in_processes()
+    environment.reset()
+    monkeypatch.setattr(environment._environment, "step_wait", interrupted)  # the actions are sent by then
+    with pytest.raises(KeyboardInterrupt):
+        environment.apply_action(ZEROS)
+    with pytest.raises(RuntimeError, match=r"its workers were ended after a failure; build it anew \(KeyboardInterr"):
+        environment.reset()
+    environment.close()
+
+
+@pytest.mark.parametrize(("fault", "timeout"), [(exits, None), (exits, 5.0), (hangs, 0.5), (raises, None)])
+def test_after_a_failure_all_processes_are_gone_and_close_returns_twice(fault: Any, timeout: float | None) -> None:
+    environment = in_processes(fault, timeout=timeout)
+    pids = [process.pid for process in environment._environment.processes]
+    with pytest.raises((rein.ReinError, ZeroDivisionError)):
+        run(environment)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids) and not children() & set(pids)
+    for again in (environment.reset, lambda: environment.apply_action(ZEROS)):
+        with pytest.raises(RuntimeError, match="its workers were ended after a failure; build it anew"):
+            again()
+    start = time.monotonic()
+    environment.close()
+    environment.close()
+    assert time.monotonic() - start < 1.0
+
+
+def test_a_worker_that_dies_between_two_steps_is_named_at_the_next() -> None:
+    environment = in_processes()
+    environment.reset()
+    environment._environment.processes[2].kill()
+    with pytest.raises(rein.WorkerDied, match=r"worker 2 of 3 \(pid \d+, killed by SIGKILL"):
+        environment.apply_action(ZEROS)
+
+
+def test_one_whose_worker_is_dead_is_closed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    environment = in_processes()
+    environment.reset()
+    environment._environment.processes[1].kill()
+    environment._environment.processes[1].join()
+    environment.close()
+    assert "a worker was dead, or did not answer, when it was closed" in caplog.text
+
+
+def test_one_whose_worker_does_not_close_is_killed_when_its_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    environment = in_processes(hangs, "close", timeout=0.5)
+    environment.reset()
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        environment.close()
+    assert 0.4 < time.monotonic() - start < 5.0
+    assert "its workers did not close in time, and were killed" in caplog.text
+
+
+def test_a_call_that_was_interrupted_does_not_keep_close_from_returning() -> None:
+    """As after a second Ctrl-C: Gymnasium still waits for the answers."""
+    environment = in_processes(hangs, timeout=0.5)
+    environment.reset()
+    for _ in range(2):
+        environment.apply_action(ZEROS)
+    environment._environment.step_async(ZEROS.numpy())
+    environment.close()
+
+
+def test_one_that_was_made_by_others_and_wrapped_has_its_dead_and_its_silent_named_too() -> None:
+    for fault, error in ((exits, rein.WorkerDied), (hangs, rein.WorkerTimeout)):
+        source = AsyncVectorEnv([functools.partial(Counter, fault)] * N)
+        environment = GymnasiumVectorEnvironment(VectorWrapper(source), timeout=0.5)
+        with pytest.raises(error, match=r"worker 1 of 3 \(pid \d+(, exit code 3)?\)"):  # its seed is not known
+            run(environment)
+        environment.close()
+
+
+def test_a_process_that_ends_before_it_is_asked_anything_is_an_error_of_making() -> None:
+    with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
+        in_processes(exits, "making")
+    counter: Any = functools.partial(Counter, exits, "making")
+    gc.collect()  # what is half made has been ended: its end is no "Exception ignored", which would fail this test
+    spec = EnvSpec("Counter-v0", entry_point=counter)
+    with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
+        GymnasiumVectorEnvironment(spec, N, vectorization_mode="async")
+
+
+def test_what_has_no_processes_passes_its_errors_and_takes_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(actions: Any) -> Any:
+        raise EOFError("the source's own")
+
+    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0)
+    environment.reset()
+    monkeypatch.setattr(environment._environment, "step", breaks)
+    with pytest.raises(EOFError, match="the source's own"):
+        environment.apply_action(ZEROS[:2])
+    with pytest.raises(ValueError, match=r"timeout=5.0: CartPole-v1 has no processes to wait for"):
+        GymnasiumVectorEnvironment("CartPole-v1", 2, 0, timeout=5.0)
+    for timeout in (0.0, math.nan, math.inf, 1e7):  # the last two overflow where they are waited for
+        with pytest.raises(ValueError, match="give seconds above 0 and at most 2e\\+06, or None for no limit"):
+            GymnasiumVectorEnvironment("CartPole-v1", 2, 0, timeout=timeout)
+    with pytest.raises(ValueError, match="num_envs=0: give 1 or more"):
+        GymnasiumVectorEnvironment.in_processes("CartPole-v1", 0)
+    wrong: Any = 2.0
+    with pytest.raises(TypeError, match=r"num_envs=2.0: give an integer, 1 or more"):
+        GymnasiumVectorEnvironment.in_processes("CartPole-v1", wrong)
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", functools.partial(gymnasium.make, "Taxi-v4", max_episode_steps=9)])
+def test_in_processes_every_bit_is_that_of_the_adapter_that_steps_one_by_one(source: Any) -> None:
+    one = GymnasiumEnvironment(source, 2, 4)
+    other = GymnasiumVectorEnvironment.in_processes(source, 2, 4, timeout=20.0)
+    actions = torch.randint(0, 2, (40, 2), generator=torch.Generator().manual_seed(0))
+    assert first_difference(one.reset(), other.reset()) is None
+    for action in actions:
+        assert first_difference(one.apply_action(action), other.apply_action(action)) is None
+        assert torch.equal(one.episode_seeds, other.episode_seeds)
+    other.close()
+
+
+def test_the_configuration_is_what_was_given() -> None:
+    environment = GymnasiumVectorEnvironment.in_processes("Pendulum-v1", 2, 4, g=9.0, info={"success": False})
+    assert environment.config["id"] == "Pendulum-v1"
+    assert environment.config["make_kwargs"] == {"g": 9.0}
+    assert environment.config["info"] == {"success": False}
+    environment.close()
+
+
+def test_ctrl_c_is_left_to_the_main_process() -> None:
+    environment = in_processes()
+    environment.reset()
+    for process in environment._environment.processes:
+        os.kill(process.pid, signal.SIGINT)
+    try:
+        assert environment.apply_action(ZEROS).valid.all()
+    except KeyboardInterrupt:  # which would end the tests
+        pytest.fail("a worker has handed its KeyboardInterrupt over")
+    environment.close()
+
+
+def test_one_that_is_dropped_leaves_no_process() -> None:
+    environment = in_processes(timeout=1.0)
+    pids = {process.pid for process in environment._environment.processes}
+    del environment
+    assert not children() & pids
