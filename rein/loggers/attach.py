@@ -66,7 +66,7 @@ class _Attachment:
     def begin(self, state: State) -> None:
         """Describe the run, once, and have the logger closed when it is over; a handler."""
         if not self._described and hasattr(self._logger, "describe"):
-            self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]
+            self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]  # one of its own
         self._described = True
         self._loop.cleanups.append(lambda: self._guarded(self._close, state))
 
@@ -100,7 +100,7 @@ class _Attachment:
     def _close(self, state: State) -> None:
         if hasattr(self._logger, "finish"):
             interrupted = state.status == "halted" and INTERRUPT in state.halts
-            self._logger.finish("interrupted" if interrupted else state.status)  # type: ignore[attr-defined]
+            self._logger.finish("interrupted" if interrupted else state.status)  # type: ignore[attr-defined]  # one of its own
         self._logger.close()
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:

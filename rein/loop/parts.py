@@ -35,7 +35,7 @@ def load_state(part: Any, state: Mapping[str, Any]) -> None:
     if isinstance(part, torch.Generator):
         part.set_state(state["state"].cpu())
     elif isinstance(part, torch.optim.Optimizer):
-        load_plain_state(part, state)  # type: ignore[arg-type]
+        load_plain_state(part, state)  # type: ignore[arg-type]  # as above
     elif isinstance(part, LRScheduler):
         part.load_state_dict(_with_their_keys(state))
     else:

@@ -206,8 +206,9 @@ def _portable() -> Iterator[None]:
         yield
     except Exception as error:
         try:
-            type(error)(ForkingPickler.loads(ForkingPickler.dumps(error)))  # as the queue, then Gymnasium do
-        except Exception:
+            got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
+            type(error)(got)  # as the queue, then Gymnasium do
+        except Exception:  # whatever its class makes of that
             raise RuntimeError("".join(traceback.format_exception(error))) from None
         raise
 
@@ -218,7 +219,7 @@ def _readable(get: Callable[..., Any], limit: float) -> Callable[[], Any]:
     def limited() -> Any:
         try:
             return get(timeout=limit)
-        except Exception as error:
+        except Exception as error:  # of a class of somebody else's
             raise _LostError from error
 
     return limited
