@@ -96,7 +96,7 @@ def _try(stem: nn.Module, space: spaces.Space[Any], device: torch.device) -> Non
     try:
         with torch.no_grad():
             found = stem(zeros)
-    except Exception as error:
+    except Exception as error:  # of somebody else's module; gets a note, raised again
         error.add_note(f"stem: {kind} was given zeros {tuple(zeros.shape)} of {zeros.dtype}, two observations")
         raise
     if not isinstance(found, Tensor) or found.shape != (2, features) or found.dtype != torch.float32:

@@ -204,7 +204,7 @@ def _portable() -> Iterator[None]:
     """RuntimeError with the traceback's text for an error that does not pickle, or is not made of one argument."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of an environment, raised again
         try:
             got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
             type(error)(got)  # as the queue, then Gymnasium do
