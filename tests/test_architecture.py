@@ -31,7 +31,7 @@ FLOORS = """
     rollout
     loop
     events data
-    filters metrics
+    filters metrics improvement
     learning
     buffers schedules
     protocols

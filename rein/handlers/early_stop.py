@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
+from rein.improvement import Improvement, Mode
 from rein.loop import Loop
 from rein.types import State
 
@@ -17,7 +16,7 @@ def early_stop(
     metric: str,
     *,
     patience: int = 3,
-    mode: Literal["min", "max"] = "min",
+    mode: Mode = "min",
     min_delta: float = 0.0,
     event: str = "epoch_ended",
     name: str | None = None,
@@ -40,53 +39,18 @@ def early_stop(
 
 
 @attrs.define(eq=False)
-class EarlyStop:
-    """What `early_stop` remembers: the best value, None before the first, and the firings `since` it improved."""
+class EarlyStop(Improvement):
+    """What `early_stop` remembers."""
 
-    metric: str
-    patience: int
-    mode: Literal["min", "max"]
-    min_delta: float
-    best: float | None = None
-    since: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ValueError(f'early_stop(mode={self.mode!r}): give "min" or "max", the direction that is better')
-        if not isinstance(self.patience, int) or self.patience < 0:
-            raise ValueError(f"early_stop(patience={self.patience}): give a whole number, 0 or more")
-        if not self.min_delta >= 0:
-            raise ValueError(f"early_stop(min_delta={self.min_delta}): give 0 or more; mode= says the direction")
+    asked_by = "early_stop"
 
     def check(self, state: State) -> None:
-        """Compare this firing's value with the best so far; a handler."""
-        value = state.metrics[self.metric]
-        if self._improves(value):
-            self.best, self.since = value, 0
-        else:
-            self.since += 1
+        """Look at this firing's value, and halt where patience has run out; a handler."""
+        self.look(state)
         self.halt_if_exhausted(state)
 
     def halt_if_exhausted(self, state: State) -> None:
         """Halt where patience has run out, in this run or in the one that it resumes; a handler."""
-        if self.since > self.patience:
+        if self.exhausted:
             best = "it never was a number" if self.best is None else f"its best is {self.best:.5g}"
             state.halt_loop(f"{self.metric} has not improved {self.since} times in a row; {best}")
-
-    def _improves(self, value: float) -> bool:
-        if self.best is None:
-            return not math.isnan(value)
-        return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value and the firings since then."""
-        return {"best": self.best, "since": self.since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self.best, self.since = state["best"], state["since"]

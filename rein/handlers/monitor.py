@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
+from rein.improvement import Improvement, Mode
 from rein.loop import Loop
 from rein.schedules import Schedule
 from rein.types import State
 
 logger = logging.getLogger("rein")
-
-Mode = Literal["min", "max"]
 
 
 def monitor(
@@ -44,7 +43,7 @@ def monitor(
     if not callable(action):
         raise TypeError(f"monitor(action={action!r}): give a function of the state")
     attach = loop.event(event)(**filters)
-    attach(loop.own(name or f"monitor/{metric}", Monitor(metric, action, patience, mode, min_delta)).check)
+    attach(loop.own(name or f"monitor/{metric}", Monitor(metric, patience, mode, min_delta, action)).check)
 
 
 def reduce_learning_rate(
@@ -81,53 +80,19 @@ def reduce_learning_rate(
 
 
 @attrs.define(eq=False)
-class Monitor:
-    """What `monitor` remembers: the best value, None before the first, and the firings `since` it improved or acted."""
+class Monitor(Improvement):
+    """What `monitor` remembers: `since` counts from the last action too."""
 
-    metric: str
+    asked_by = "monitor"
+
     action: Callable[[State], None]
-    patience: int
-    mode: Mode
-    min_delta: float
-    best: float | None = None
-    since: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ValueError(f'monitor(mode={self.mode!r}): give "min" or "max", the direction that is better')
-        if not isinstance(self.patience, int) or self.patience < 0:
-            raise ValueError(f"monitor(patience={self.patience}): give a whole number, 0 or more")
-        if not self.min_delta >= 0:
-            raise ValueError(f"monitor(min_delta={self.min_delta}): give 0 or more; mode= says the direction")
 
     def check(self, state: State) -> None:
-        """Compare this firing's value with the best so far, and act where patience has run out; a handler."""
-        value = state.metrics[self.metric]
-        if self._improves(value):
-            self.best, self.since = value, 0
-            return
-        self.since += 1
-        if self.since > self.patience:
+        """Look at this firing's value, and act where patience has run out; a handler."""
+        self.look(state)
+        if self.exhausted:
             self.since = 0
             self.action(state)
-
-    def _improves(self, value: float) -> bool:
-        if self.best is None:
-            return not math.isnan(value)
-        return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value and the firings since."""
-        return {"best": self.best, "since": self.since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        self.best, self.since = state["best"], state["since"]
 
 
 @attrs.define(eq=False)
