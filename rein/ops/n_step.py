@@ -43,8 +43,7 @@ def n_step(
     counts_nB = counts_nB.cumprod(0).bool()  # a prefix of each window
     steps_B = counts_nB.sum(0)
     last_B = (steps_B - 1).clamp(min=0)
-    exponent_n1 = torch.arange(len(reward_nB), device=reward_nB.device).unsqueeze(-1)
-    power_n1 = torch.as_tensor(gamma, dtype=torch.float64, device=reward_nB.device) ** exponent_n1
+    power_n1 = gamma ** torch.arange(len(reward_nB), dtype=torch.float64, device=reward_nB.device).unsqueeze(-1)
     return_B = (torch.where(counts_nB, reward_nB, 0.0) * power_n1.to(reward_nB.dtype)).sum(0)
     terminated_B = terminated_nB.gather(0, last_B.unsqueeze(0)).squeeze(0) & (steps_B > 0)
     discount_B = (power_n1.view(-1)[last_B] * gamma).to(reward_nB.dtype)
