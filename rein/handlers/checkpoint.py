@@ -57,7 +57,6 @@ def checkpoint(
     rules = {"last": keep_last, "every": keep_every, "best": keep_best}
     attach = loop.event(event)(**filters)
     saver = Saver(loop, checkpoints, rules, name, on_failure)
-    saver.listen()  # already, for an evaluation may be begun anew before `saver.begin`
     loop.started.attach(saver.begin)
     attach(saver.save_at_next_edge)
     loop.epoch_ended.attach(saver.save_if_wanted)
@@ -88,10 +87,10 @@ class Saver:
         """Newer checkpoints of another run in the same folder are moved aside; a handler."""
         self._last, self._wanted = None, False
         self._wanted_within = self._judged = False
-        self.listen()
+        self._listen()
         self.checkpoints.begin(self._loop)
 
-    def listen(self) -> None:
+    def _listen(self) -> None:
         """Hear of evaluations, if there are any and the best is kept."""
         evaluated = self._loop.events.get("evaluated")
         if self._rules["best"] is not None and evaluated is not None and self.note_evaluation not in evaluated.handlers:
@@ -104,8 +103,6 @@ class Saver:
         # `hard_return` and `hard_2_return` both begin with `hard_`: it is of the longest name that fits
         if name == max((one for one in (name, *parts) if metric.startswith(f"{one}_")), key=len, default=None):
             self._reported_at = state.total_iterations
-            if state.status == "running" and not state.epoch_open:  # of an epoch that is over: one that was broken off
-                state.request(self.take)
 
     def save_at_next_edge(self, state: State) -> None:
         """Have one taken at the next edge, or at the epoch's, behind whatever closes it; a handler."""

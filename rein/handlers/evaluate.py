@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,7 +13,7 @@ from rein.loop.info import run_info
 from rein.protocols import Environment, Policy, Stateful, Store
 from rein.rollout import Evaluation, Recorder
 from rein.rollout import evaluate as play
-from rein.types import HALT_EPOCH, INTERRUPT, State
+from rein.types import INTERRUPT, State
 
 logger = logging.getLogger("rein")
 
@@ -49,7 +46,7 @@ def evaluate(
     that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
     `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
     raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
-    One that `loop.interrupt` or `loop.stop` breaks off has none but NaN, and is begun anew when the run goes on. See
+    One that was begun when `loop.interrupt` or `loop.stop` ask for an end is played to its end. See
     `rein.rollout.evaluate`.
 
     A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
@@ -78,17 +75,12 @@ def evaluate(
     evaluated = loop.events.get("evaluated") or loop.define("evaluated")
     options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
     evaluator = _Evaluator(policy, environment, options, name, evaluated, on_failure == "drop", same_episodes)
-    loop.started.attach(evaluator.begin_anew)
     if at_end:
         loop.on("completed", "halted")(evaluator.evaluate_end)
 
     @attach
     def evaluate_policy(state: State) -> None:
         evaluator.evaluate(state)
-
-
-class _BrokenOff(Exception):
-    """The run was asked to end while it was being evaluated."""
 
 
 class _Evaluator:
@@ -106,19 +98,13 @@ class _Evaluator:
     ) -> None:
         self._policy, self._environment, self._options, self._name = policy, environment, options, name
         self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
-        # in state.memory: that one was broken off, where the latest one took place, which episodes it played
-        self._owed, self._at, self._seeds = (f"{name}/{what}" for what in ("broken_off", "iterations", "seeds"))
+        # in state.memory: where the latest one took place, which episodes it played
+        self._at, self._seeds = (f"{name}/{what}" for what in ("iterations", "seeds"))
 
     def evaluate(self, state: State) -> None:
         """Play, set the metrics and fire `evaluated`."""
         try:
             result = self._play(state)
-        except _BrokenOff:
-            logger.info("%s in epoch %d is broken off, and begun anew when the run goes on", self._name, state.epoch)
-            for metric in self._metrics(None):  # those who read it find what they find where nothing was reported
-                state.metrics.setdefault(metric, math.nan)
-            state.memory[self._owed] = True
-            return
         except Exception as error:  # raised or logged, as the user chose
             recorder = self._options["recorder"]
             if not self._drops or (recorder is not None and recorder.failure is error):
@@ -132,13 +118,7 @@ class _Evaluator:
         found |= {"return_std": result.std_return, "return_min": result.min_return, "return_max": result.max_return}
         state.memory["evaluations"] = {"number": number, "name": self._name, **found}
         state.memory[self._at] = state.total_iterations
-        state.memory.pop(self._owed, None)
         self._evaluated.fire(state)
-
-    def begin_anew(self, state: State) -> None:
-        """Make up for an evaluation that the end of the run before broke off; a handler of `started`."""
-        if state.memory.pop(self._owed, False):
-            self.evaluate(state)
 
     def evaluate_end(self, state: State) -> None:
         """Evaluate a run that is over, unless that was done where it stands; a handler of its final events."""
@@ -147,42 +127,22 @@ class _Evaluator:
             self.evaluate(state)
 
     def _play(self, state: State) -> Evaluation:
-        """Raises _BrokenOff, with the parts as they were before, where an end of the run is asked for meanwhile."""
-        parts: list[Any] = [part for part in (self._environment, self._policy) if isinstance(part, Stateful)]
-        before = [] if self._options["recorder"] else [copy.deepcopy(part.state_dict()) for part in parts]
-        options = {**self._options, "before_step": _watch(state)}
-        seeds = state.memory.get(self._seeds, ()) if self._same_episodes else ()
+        options, seeds = self._options, state.memory.get(self._seeds, ()) if self._same_episodes else ()
         if len(seeds) == options["episodes"]:
-            options["episode_seeds"] = torch.tensor(seeds, device=self._environment.device)
+            options = {**options, "episode_seeds": torch.tensor(seeds, device=self._environment.device)}
         elif seeds:
             there = options["episodes"]
             logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, len(seeds), there)
-        try:
-            result = play(self._policy, self._environment, **options)
-        except _BrokenOff:
-            for part, held in zip(parts, before, strict=False):  # what a store has taken down is not taken back
-                part.load_state_dict(held)
-            raise
+        result = play(self._policy, self._environment, **options)
         if self._same_episodes:
             state.memory[self._seeds] = result.seed.tolist()
         return result
 
-    def _metrics(self, result: Evaluation | None) -> dict[str, float]:
-        """By name; NaN without a result."""
+    def _metrics(self, result: Evaluation) -> dict[str, float]:
+        """By name."""
         values = {"return": "mean_return", "length": "mean_length"}
         values |= {f"return_{which}": f"{which}_return" for which in ("std", "min", "max")}
-        return {f"{self._name}_{key}": getattr(result, value, math.nan) for key, value in values.items()}
-
-
-def _watch(state: State) -> Callable[[], None]:
-    """Raises _BrokenOff once an end of the run is asked for that was not asked for before."""
-    known = state.halts | {HALT_EPOCH}
-
-    def check() -> None:
-        if not state.halts <= known:
-            raise _BrokenOff
-
-    return check
+        return {f"{self._name}_{key}": getattr(result, value) for key, value in values.items()}
 
 
 def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:

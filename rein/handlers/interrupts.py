@@ -30,7 +30,8 @@ def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | N
         interrupts(loop, checkpoint(loop, store, every=10))
 
     The epoch stays open, so that a run that is saved there is resumed in its middle as if nothing had happened; attach
-    it after `checkpoint`, which saves at the end of every run. A second signal raises KeyboardInterrupt, or for SIGTERM
+    it after `checkpoint`, which saves at the end of every run. What its handlers are at, an evaluation for instance, is
+    finished first. A second signal raises KeyboardInterrupt, or for SIGTERM
     SystemExit(143), wherever the run is; with `force_after` the process is ended after so many seconds if that did not
     help. Nothing that is on the disk is damaged by it.
 

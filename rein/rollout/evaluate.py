@@ -61,14 +61,13 @@ def evaluate(
     max_episode_steps: int | None = 10_000,
     recorder: Recorder | None = None,
     episode_seeds: Tensor | None = None,
-    before_step: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
 
     All environments begin together, each plays exactly one episode, and then all begin again: counting the first
     episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
     cut and counts as truncated. A `recorder` takes all of them down. Each call plays new episodes, or those of
-    `episode_seeds` (E,) in environments that are `Replayable`. What `before_step()` raises breaks the evaluation off.
+    `episode_seeds` (E,) in environments that are `Replayable`.
 
     Raises ValueError for fewer than one episode and another number of seeds, TypeError for what is no policy and for
     environments that cannot begin the episodes of seeds.
@@ -96,7 +95,7 @@ def evaluate(
             begin = environment.reset
             if episode_seeds is not None:
                 begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
-            how = _Round(begin, index_N < episodes, before_step)
+            how = _Round(begin, index_N < episodes)
             result = _play(policy, environment, max_episode_steps, recorder, how)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
@@ -107,7 +106,6 @@ class _Round(NamedTuple):
 
     begin: Callable[[], Tree]  # gives (N, *O)
     counted_N: Tensor  # whose episode was asked for
-    before_step: Callable[[], None] | None
 
 
 def _replayable(environment: Environment) -> Replayable:
@@ -137,8 +135,6 @@ def _play(
     if recorder is not None:
         recorder.begin()
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
-        if round.before_step is not None:
-            round.before_step()
         action, extras = policy.select_action(to_device(observation, policy_device))
         action = to_device(action, device)
         time_step = environment.apply_action(action)

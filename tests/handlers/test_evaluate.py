@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate import evaluate
+from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.ops.random import episode_seeds, integers
 from rein.rollout import evaluate as play
 from rein.stores.checkpoint import read_checkpoint
 from rein.stores.checkpoints import Checkpoints
-from rein.stores.resume import resume
 from rein.types import State, TimeStep
 
 
@@ -279,61 +278,37 @@ class Asking(Countdown):
         return super().apply_action(action)
 
 
+@pytest.mark.parametrize("step", [3, 20, 40])
 @pytest.mark.parametrize("event", ["epoch_ended", "iteration_completed"])
-def test_an_interrupt_breaks_an_evaluation_off_and_it_is_begun_anew_when_the_run_goes_on(event: str) -> None:
+def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_that_goes_on(
+    event: str, step: int
+) -> None:
     def make_asking() -> tuple[Loop, Asking, list[Any]]:
-        loop, environment, seen = Loop(lambda state: None, epochs=6, iterations=3), Asking(), []
+        loop, environment, seen = Loop(lambda state: None, epochs=12, iterations=3), Asking(), []
         evaluate(loop, Always(2), environment, episodes=5, event=event, every=2)
-        early_stop(loop, "evaluation_return", mode="max", patience=99, event=event, every=2)
+        early_stop(loop, "evaluation_return", mode="max", patience=1, event=event, every=2)
+        solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
         loop.evaluated(lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"]))))
         return loop, environment, seen
 
     whole, _, expected = make_asking()
     whole.run()
+    assert whole.state.reason is not None and "solved" in whole.state.memory, "or there is nothing to be seen"
     loop, environment, seen = make_asking()
-    environment.left, environment.ask = 40, lambda: loop.interrupt("enough")
+    environment.left, environment.ask = step, lambda: loop.interrupt("enough")
     state = loop.run()
-    assert state.status == "halted" and environment.left == 0, "not a step after it was asked"
+    assert (state.status, state.reason) == ("halted", "enough") and environment.left < 0, "played to its end"
     assert 0 < len(seen) < len(expected)
     other, _, rest = make_asking()
     other.load_state_dict(json.loads(json.dumps(loop.state_dict())))
     other.run()
     assert seen + rest == expected
-
-
-@pytest.mark.parametrize("event", ["epoch_ended", "evaluated"])
-def test_the_best_of_a_run_whose_evaluation_was_broken_off_is_that_of_one_without_a_break(
-    event: str, tmp_path: Path
-) -> None:
-    returns = iter([3, 1, 2] * 2)  # of the three evaluations of each run
-
-    def make_saving(folder: Path) -> tuple[Loop, Asking]:
-        loop, environment = Loop(lambda state: None, epochs=6, iterations=3), Asking()
-        evaluate(loop, Always(1), environment, episodes=5, every=2)
-        loop.evaluated(lambda state: state.metrics.__setitem__("evaluation_return", float(next(returns))))
-        checkpoint(loop, Checkpoints(folder), event=event, keep_best=("evaluation_return", "max"))
-        return loop, environment
-
-    make_saving(tmp_path / "whole")[0].run()
-    loop, environment = make_saving(tmp_path / "broken")
-    environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
-    loop.run()
-    other, _ = make_saving(tmp_path / "broken")
-    resume(other, tmp_path / "broken")
-    other.run()
-    best = [[path.name for path in (tmp_path / run / "best").iterdir()] for run in ("whole", "broken")]
-    assert best == [["epoch-000002.h5"]] * 2
-
-
-def test_an_evaluation_that_the_end_of_the_run_made_up_for_is_not_begun_anew() -> None:
-    loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Asking()
-    evaluate(loop, Always(2), environment, episodes=5, at_end=True)
-    seen = evaluated_at(loop)
-    environment.left, environment.ask = 3, lambda: loop.stop("enough")
-    loop.run()
-    assert seen == [3]
-    loop.run()
-    assert seen == [3, 6, 9]
+    assert (other.state.epoch, other.state.reason) == (whole.state.epoch, whole.state.reason)
+    memory, expected_memory = dict(other.state.memory), dict(whole.state.memory)
+    for said in (memory, expected_memory):
+        said["solved"] = {**said["solved"], "seconds": 0.0}
+    assert memory == expected_memory
+    assert found(other) == found(whole)
 
 
 def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -352,16 +327,7 @@ def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.L
     assert len(other.state.memory["evaluation/seeds"]) == 5
 
 
-def test_what_reads_the_metrics_of_an_evaluation_that_was_broken_off_finds_nan() -> None:
-    loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Asking()
-    evaluate(loop, Always(2), environment, episodes=5)
-    environment.left, environment.ask = 3, lambda: loop.stop("enough")
-    state = loop.run()
-    assert (state.status, state.clocks.epochs) == ("halted", 1)
-    assert metrics_of("evaluation") == {name for name, value in found(loop)[0].items() if math.isnan(value)}
-
-
-def test_an_end_that_was_asked_for_before_breaks_nothing_off() -> None:
+def test_an_epoch_that_a_handler_ends_the_run_with_is_evaluated() -> None:
     loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Countdown()
     loop.epoch_ended(lambda state: state.halt_loop("enough"))
     evaluate(loop, Always(2), environment, episodes=5)

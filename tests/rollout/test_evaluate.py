@@ -69,19 +69,6 @@ def test_environments_that_cannot_begin_an_episode_again_are_refused_its_seed(sc
         rein.evaluate(listening(environment), environment, 1, episode_seeds=torch.tensor([0]))
 
 
-def test_an_evaluation_can_be_broken_off_before_any_step(scripted, listening):
-    environment, steps = scripted([10**9]), []
-
-    def before_step() -> None:
-        steps.append(None)
-        if len(steps) == 5:
-            raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        rein.evaluate(listening(environment), environment, 1, before_step=before_step)
-    assert len(environment.actions) == 4
-
-
 def test_the_policy_is_told_when_episodes_begin(scripted, listening):
     environment = scripted([2, 3])
     policy, told = listening(environment), []
