@@ -109,6 +109,7 @@ class Event:
         """`owner` is the sender that observers see; `count` replaces the event's own count where the loop keeps one."""
         self.name = name
         self.calls: tuple[Handler, ...] = ()
+        self.listened_to = False  # whether anything is attached, though it be muted
         self._owner = owner
         self._state = state
         self._count = count
@@ -273,6 +274,7 @@ class Event:
             self.calls = (self._dispatch,)
         else:
             self.calls = tuple(h.function for h in heard)
+        self.listened_to = observed or bool(self._handles)
 
     def __repr__(self) -> str:
         return f"Event({self.name!r}, handlers=[{', '.join(name_of(f) for f in self.handlers)}])"

@@ -151,19 +151,22 @@ def _crossing(filter: Filter, read: Callable[[State], float] | None, key: str, s
     if read is None:
         return lambda state, count: (every is None or count % every == 0) and (once is None or count == once)
 
+    # kept here too: a handler that is detached or muted while the event fires is called in this firing still
+    last = state.counts[key]
+
     def crosses(state: State, count: int) -> bool:
-        if key not in state.counts:
-            return False  # detached while the event fires
-        value, seen = read(state), state.counts[key]
-        state.counts[key] = value
-        return (every is None or value // every > seen // every) and (once is None or seen < once <= value)
+        nonlocal last
+        seen, last = last, read(state)
+        if key in state.counts:
+            state.counts[key] = last
+        return (every is None or last // every > seen // every) and (once is None or seen < once <= last)
 
     def crosses_in_epoch(state: State, count: int) -> bool:
-        if key not in state.counts:
-            return False
-        value, (epoch, seen) = read(state), state.counts[key]
-        state.counts[key] = [state.epoch, value]
-        seen = seen if epoch == state.epoch else 0
+        nonlocal last
+        (epoch, seen), last = last, [state.epoch, read(state)]
+        if key in state.counts:
+            state.counts[key] = last
+        value, seen = last[1], seen if epoch == state.epoch else 0
         return (every is None or value // every > seen // every) and (once is None or seen < once <= value)
 
     if filter.unit == "iteration":
@@ -182,9 +185,10 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
         value = held(state)
         if held is not read and type(value) is not int:
             value = read(state)  # a tensor is fetched
-        if value < due or key not in state.counts:  # it is not there once it was detached while the event fires
+        if value < due:
             return False
-        state.counts[key] = value
+        if key in state.counts:  # it is not there once it was detached while the event fires
+            state.counts[key] = value
         due = (value // every + 1) * every
         return True
 

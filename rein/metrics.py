@@ -62,6 +62,7 @@ class Accumulator:
         self._source = source
         self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else reduce
         self._averages = reduce == "mean"
+        self._makes_new = reduce in ("mean", "sum", "min", "max")  # a tensor of its own, but for the first value
         self.zero()
 
     def zero(self) -> None:
@@ -78,6 +79,8 @@ class Accumulator:
             value = value.detach()
             if value.ndim:
                 value = self._scalar(value)
+            if self.count == 0 or not self._makes_new:
+                value = value.clone()  # what it was, whatever is written there later: a parameter, say
         elif not isinstance(value, int | float):
             value = self._number(value)
         self.accumulated = self._reduce(self.accumulated, value, self.count)
@@ -182,7 +185,7 @@ class Metrics(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"metrics[{name!r}]: a metric is one number, not a tensor of shape {tuple(value.shape)}")
-        self._assigned[name] = value.detach() if isinstance(value, Tensor) else float(value)
+        self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
 
     def __delitem__(self, name: str) -> None:
         del self._assigned[name]

@@ -288,7 +288,7 @@ def _acted_on(known: StepState) -> bool:
 def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:
     def emit(name: str) -> None:
         event = events[name]
-        if event.calls:
+        if event.listened_to:
             event.fire(state)
 
     return emit

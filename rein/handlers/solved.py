@@ -16,19 +16,26 @@ def solved(
         solved(loop, "evaluation_return", at_least=7.0)
 
     Attach it after what provides the metric; an epoch without it says nothing. What is solved stays solved: such a run,
-    resumed with `stop`, halts in `started`.
+    resumed with `stop`, halts in `started`. Of several rules, milestones on the way say, the first that is met is taken
+    down as "solved", and each later one as "solved/<metric> <at_least>".
     """
+    rule, own_key = {"metric": metric, "at_least": at_least}, f"solved/{metric} {at_least:g}"
+
+    def is_met(state: State) -> bool:
+        records = (state.memory.get(key) for key in ("solved", own_key))
+        return any(record is not None and rule.items() <= record.items() for record in records)
 
     @loop.event(event)(**filters)
     def take_down(state: State) -> None:
-        if "solved" in state.memory or metric not in state.metrics or not state.metrics[metric] >= at_least:
+        if is_met(state) or metric not in state.metrics or not state.metrics[metric] >= at_least:
             return
         clocks = {name: getattr(state.clocks, name) for name in ("env_steps", "episodes", "seconds")}
-        state.memory["solved"] = {"metric": metric, "value": state.metrics[metric], "at_least": at_least, **clocks}
+        key = own_key if "solved" in state.memory else "solved"
+        state.memory[key] = {**rule, "value": state.metrics[metric], **clocks}
         if stop:
             state.halt_loop("solved")
 
     @loop.started
     def halt_if_solved(state: State) -> None:
-        if stop and "solved" in state.memory:
+        if stop and is_met(state):
             state.halt_loop("solved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ def torch_generators(
     `generators` are kept in the same way, from which data alone is to draw: those of `DataLoader(..., generator=)`,
     which is resumed otherwise with another order, and silently. In mid-epoch the data is iterated anew past what the
     epoch has had, with all of them as they were when the epoch began, so that a DataLoader shuffles as it did then.
-    Attach it before what else draws as an epoch begins. Out of its reach are a dataset that itself draws in the main
-    process, in between the steps, which draws otherwise in the rest of such an epoch, and the workers of
-    `DataLoader(..., persistent_workers=True)`, which begin anew in a resumed run what they draw.
+    Out of its reach are a dataset that itself draws in the main process, in between the steps, which draws otherwise in
+    the rest of such an epoch, and the workers of `DataLoader(..., persistent_workers=True)`, which begin anew in a
+    resumed run what they draw.
 
     Raises TypeError for generators that are none, ValueError where the loop owns a part `torch_generators` already;
     ValueError when a saved state is loaded that is of more or fewer `generators`.
@@ -36,10 +36,20 @@ def torch_generators(
 
     def begin(state: State) -> None:
         part.begin(state, loop.iterates_anew)
+        for inner in _within(loop):  # begins later, when others have drawn from torch's own
+            inner.leave_global()
 
     loop.started.attach(begin)
     loop.on("iteration_started", "epoch_completed", "epoch_halted")(part.settle)  # the open epoch goes on, or ends
-    loop.epoch_started.attach(part.remember)
+    loop.epoch_started.observe(lambda loop, state: part.remember(state))  # when all handlers have drawn
+
+
+def _within(loop: Loop) -> Iterator[TorchGenerators]:
+    """Those of the loops that this one owns, and of theirs."""
+    for part in loop.parts.values():
+        if isinstance(part, Loop):
+            yield from (own for own in part.parts.values() if isinstance(own, TorchGenerators))
+            yield from _within(part)
 
 
 class TorchGenerators:
@@ -53,8 +63,8 @@ class TorchGenerators:
 
     def begin(self, state: State, anew: bool) -> None:
         """Go back to the open epoch's beginning, if there is one whose data is iterated `anew`."""
-        if anew and state.epoch_open and self._epoch_began is not None:
-            self._waiting = self._waiting or self._read()
+        if anew and state.epoch_open and state.iteration and self._epoch_began is not None:
+            self._waiting = {**self._read(), **(self._waiting or {})}
             self._write(self._epoch_began)
         elif self._waiting is not None:
             self._write(self._waiting)
@@ -74,8 +84,13 @@ class TorchGenerators:
             self._waiting = None
 
     def remember(self, state: State) -> None:
-        """How they stand as an epoch begins; a handler."""
+        """How they stand as the data of an epoch begins; an observer."""
         self._epoch_began = self._read()
+
+    def leave_global(self) -> None:
+        """Torch's own stand where they stood already: what was loaded of them is to be written no more."""
+        if self._waiting is not None:
+            self._waiting = {name: state for name, state in self._waiting.items() if name in self._given}
 
     def _read(self) -> dict[str, Tensor]:
         stand = {"host": torch.get_rng_state()}
@@ -84,7 +99,8 @@ class TorchGenerators:
         return {**stand, **{name: generator.get_state() for name, generator in self._given.items()}}
 
     def _write(self, generators: Mapping[str, Tensor]) -> None:
-        torch.set_rng_state(generators["host"].cpu())
+        if "host" in generators:
+            torch.set_rng_state(generators["host"].cpu())
         if self._cuda is not None and "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"].cpu(), self._cuda)
         for name, generator in self._given.items():
@@ -92,7 +108,7 @@ class TorchGenerators:
 
     def state_dict(self) -> dict[str, Any]:
         """As they are now, and as they were when the epoch began."""
-        return {"now": self._waiting or self._read(), "epoch_began": self._epoch_began}
+        return {"now": {**self._read(), **(self._waiting or {})}, "epoch_began": self._epoch_began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, when the run begins. Raises ValueError for other `generators`."""

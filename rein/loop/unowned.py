@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rein.ops.trees import leaves
@@ -37,6 +38,8 @@ def unowned(loop: Loop) -> list[str]:
 
 
 def _has_state(value: Any) -> bool:
+    if isinstance(value, torch.Generator):
+        return True
     if isinstance(value, type | ModuleType) or not callable(getattr(value, "state_dict", None)):
         return False
     if not callable(getattr(value, "load_state_dict", None)):

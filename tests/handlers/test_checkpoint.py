@@ -327,6 +327,20 @@ def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path
         assert loop.state.epoch == 2
 
 
+def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path) -> None:
+    drawing = torch.Generator().manual_seed(0)
+
+    def step(state: rein.State) -> None:
+        torch.rand((), generator=drawing)
+
+    loop = rein.Loop(step, epochs=2, iterations=2)
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    with pytest.raises(CheckpointError, match="would forget Generator 'drawing' in the step: have the loop own each"):
+        loop.run()
+    loop.own("drawing", drawing)
+    assert loop.run(epochs=3).status == "completed"
+
+
 def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):
     environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)

@@ -45,6 +45,28 @@ def test_what_is_solved_stays_solved_at_a_resume():
     assert (state.epoch, state.reason, state.total_iterations) == (3, "solved", 3)
 
 
+def with_a_milestone() -> Loop:
+    loop = Loop(lambda state: None, epochs=10, iterations=1)
+    loop.metric("score", lambda state: float(state.epoch), reduce="last")
+    solved(loop, "score", at_least=2.0, stop=False)
+    solved(loop, "score", at_least=7.0)
+    return loop
+
+
+def test_a_milestone_neither_keeps_a_later_rule_from_halting_nor_halts_a_resumed_run():
+    whole = with_a_milestone().run()
+    assert (whole.epoch, whole.reason) == (7, "solved")
+    assert (whole.memory["solved"]["at_least"], whole.memory["solved/score 7"]["value"]) == (2.0, 7.0)
+    first, again = with_a_milestone(), with_a_milestone()
+    first.run(epochs=4)
+    again.load_state_dict(first.state_dict())
+    state = again.run()
+    assert (state.epoch, state.reason) == (7, "solved")
+    last = with_a_milestone()
+    last.load_state_dict(again.state_dict())
+    assert (last.run().epoch, last.state.reason) == (7, "solved"), "and stays solved"
+
+
 def test_an_epoch_without_the_metric_says_nothing():
     assert "solved" not in scored(stop=True, report=False).run().memory
 

@@ -120,3 +120,60 @@ def test_a_loop_that_is_only_loaded_and_saved_holds_what_it_was_given() -> None:
     torch.rand(1)
     again = second.state_dict()["parts"]["torch_generators"]
     assert all(torch.equal(saved[when]["host"], again[when]["host"]) for when in ("now", "epoch_began"))
+
+
+@pytest.mark.parametrize("attached", ["before", "after"])
+@pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed"])
+@pytest.mark.parametrize("left_at", [1, 4, 5, 7])
+def test_what_a_handler_draws_as_an_epoch_begins_is_drawn_once(left_at: int, event: str, attached: str) -> None:
+    def make_drawing() -> tuple[Loop, list[float], Any]:
+        seen: list[float] = []
+        loop = Loop(lambda state: seen.append(float(state.batch[0])), epochs=EPOCHS)
+        if attached == "before":
+            loop.epoch_started(lambda state: seen.append(float(torch.rand(()))))
+        torch_generators(loop)
+        if attached == "after":
+            loop.epoch_started(lambda state: seen.append(float(torch.rand(()))))
+        return loop, seen, DataLoader(TensorDataset(torch.arange(float(BATCHES))), shuffle=True)
+
+    whole, expected, data = make_drawing()
+    whole.run(data)
+    torch.manual_seed(3)
+    first, before, data = make_drawing()
+    handles = []
+
+    def leave(state: Any) -> None:
+        if state.total_iterations + (event != "iteration_completed") >= left_at:
+            first.interrupt()
+            handles.pop().detach()
+
+    handles.append(first.event(event).attach(leave))
+    first.run(data)
+    assert not handles and len(before) < len(expected)
+    second, after, data = make_drawing()
+    second.load_state_dict(copy_state(first.state_dict()))
+    second.run(data)
+    assert before + after == expected
+
+
+def test_a_loop_within_another_begins_with_the_generator_where_the_other_has_it() -> None:
+    def make_nested() -> tuple[Loop, list[float]]:
+        torch.manual_seed(3)
+        drawn: list[float] = []
+        outer = Loop(lambda state: drawn.append(float(torch.rand(()))), epochs=2, iterations=4)
+        torch_generators(outer)
+        inner = outer.own("inner", Loop(lambda state: drawn.append(float(torch.rand(()))), iterations=1))
+        torch_generators(inner)
+        outer.epoch_ended(lambda state: inner.run(epochs=inner.state.epoch + 1) and None)
+        return outer, drawn
+
+    whole, expected = make_nested()
+    whole.run()
+    first, before = make_nested()
+    first.iteration_completed(once=2)(lambda state: first.interrupt())
+    first.run()
+    saved = copy_state(first.state_dict())
+    second, after = make_nested()
+    second.load_state_dict(saved)
+    second.run()
+    assert before + after == expected

@@ -274,3 +274,35 @@ def test_what_is_no_handler_is_refused_where_it_is_attached(handler: Any, text: 
     with pytest.raises(TypeError, match=text):
         loop.on("epoch_ended", every=2)(handler)
     assert loop.epoch_ended.handlers == ()
+
+
+@pytest.mark.parametrize("filters", [{}, {"every": 1, "unit": "iterations"}, {"every": 1, "unit": "iteration"}])
+def test_a_handler_that_is_detached_while_the_event_fires_is_called_in_this_firing_still(filters: dict) -> None:
+    loop, seen = rein.Loop(nothing, epochs=1, iterations=4), []
+
+    def detach(state: rein.State) -> None:
+        if state.iteration == 2:
+            loop.iteration_completed.detach(note)
+
+    def note(state: rein.State) -> None:
+        seen.append(state.iteration)
+
+    loop.iteration_completed(detach)
+    loop.iteration_completed.attach(note, **filters)
+    loop.run()
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("unit", ["iterations", "iteration"])
+def test_muting_and_unmuting_while_the_event_fires_hides_nothing_of_this_firing(unit: str) -> None:
+    loop, seen = rein.Loop(nothing, epochs=1, iterations=6), []
+
+    @loop.iteration_completed
+    def mute(state: rein.State) -> None:
+        with loop.muted("iteration_completed"):
+            pass
+
+    loop.iteration_completed(every=2, unit=unit)(lambda state: seen.append(("every", state.iteration)))
+    loop.iteration_completed(once=3, unit=unit)(lambda state: seen.append(("once", state.iteration)))
+    loop.run()
+    assert seen == [("every", 2), ("once", 3), ("every", 4), ("every", 6)]

@@ -209,3 +209,24 @@ def test_metrics_read_like_a_dictionary() -> None:
     assert repr(final.metrics) == "Metrics({'x': 2.0, 'assigned': 3.0})"
     assert ("x" in final.metrics, "assigned" in final.metrics, "z" in final.metrics) == (True, True, False)
     assert repr(final.history[-1].metrics) == "{'x': 2.0}"
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [("mean", 2.5), ("sum", 5.0), ("min", 2.0), ("max", 3.0), ("last", 3.0), (ema(0.5), 2.5), (lambda a, x, n: x, 3.0)],
+)
+def test_a_tensor_that_is_written_to_later_counts_as_what_it_was(
+    reduce: Any, expected: float, kind: torch.dtype
+) -> None:
+    learned = torch.nn.Parameter(torch.tensor(1.0, dtype=kind))
+
+    @rein.Loop
+    def loop(state: rein.State) -> None:
+        with torch.no_grad():
+            learned.add_(1.0)
+
+    loop.metric("x", lambda state: learned, reduce)
+    loop.epoch_ended(lambda state: state.metrics.__setitem__("at_end", learned))
+    final = loop.run(epochs=2, iterations=2)
+    assert [final.history[0].metrics[name] for name in ("x", "at_end")] == [expected, 3.0]

@@ -7,6 +7,7 @@ import math
 import gymnasium
 import pytest
 import torch
+from gymnasium import spaces
 
 import rein
 
@@ -25,6 +26,17 @@ def test_the_five_phases_have_their_events_in_order(scripted, listening):
     loop.run(iterations=1)
     phases = ["action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted"]
     assert seen[2:-4] == ["iteration_started", *phases]
+
+
+def test_a_phase_that_is_muted_is_counted_all_the_same(scripted, listening):
+    environment = scripted([9])
+    loop, seen = rein.training_loop(listening(environment), environment), []
+    loop.model_optimized(every=4)(lambda state: seen.append(state.total_iterations))
+    loop.run(epochs=1, iterations=3)
+    with loop.muted("model_optimized"):
+        loop.run(epochs=2, iterations=3)
+    loop.run(epochs=3, iterations=3)
+    assert seen == [7], "the eighth step, which is not finished yet"
 
 
 def test_episodes_completed_fires_in_the_steps_in_which_one_ends(scripted, listening):
@@ -435,3 +447,20 @@ def test_a_state_can_be_loaded_into_a_loop_that_has_run(scripted, listening, cap
     loop.run(epochs=2, iterations=6)
     assert [t.reward.item() for t in agent.transitions] == first
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["a/b", "", ".x", 0])
+def test_names_that_a_store_cannot_hold_are_refused_before_anything_runs(scripted, listening, tmp_path, name):
+    environment = scripted([2])
+    environment.single_observation_space = spaces.Dict({"inner": spaces.Dict({name: spaces.Discrete(2)})})
+    agent = listening(environment)
+    agent.observation_space = environment.single_observation_space
+    for store in (rein.MemoryStore(), rein.HDF5Store(tmp_path / "run")):
+        said = (
+            f"the field name {name!r} in observation.inner: .*; rename it in a wrapper of the environment, or flatten"
+        )
+        with pytest.raises(ValueError, match=said):
+            rein.training_loop(agent, environment, store)
+    for number, options in enumerate(({"every": 0}, {"fields": ["action", "reward"]})):  # which keep none of it
+        rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / str(number), **options))
+    rein.training_loop(agent, environment, type("Any", (), dict.fromkeys(("config", "append", "flush", "close")))())
