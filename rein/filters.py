@@ -152,7 +152,7 @@ def _crossing(filter: Filter, read: Callable[[State], float] | None, key: str, s
         return lambda state, count: (every is None or count % every == 0) and (once is None or count == once)
 
     # kept here too: a handler that is detached or muted while the event fires is called in this firing still
-    last = state.counts[key]
+    last: Any = state.counts[key]
 
     def crosses(state: State, count: int) -> bool:
         nonlocal last

@@ -22,17 +22,20 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
         attach(loop, CSVLogger("mine.csv"), every=10)
 
     At an epoch's end it is told the metrics of that epoch; with `every=`, their means over the epochs since it was last
-    told (NaN and what an epoch did not have left out; of the `..._100` the last; of at most the last 1,000). In the
-    middle of an epoch it is told the metrics of the epoch so far.
+    told (NaN and what an epoch did not have left out; of the `..._100` the last; of at most the last 1,000). Anywhere
+    else it is told `state.metrics` as they are then: in the middle of an epoch, of the epoch so far; outside of one, as
+    in `completed`, of the last epoch and with what was set since.
 
     It is written to at the next edge, when all handlers have run, so their order does not matter; an epoch that a
     failure leaves open is not taken down. Logging changes no run: a logger that raises is reported once and no longer
     called. `filters` are those of every event. One loop may be run several times, and so a logger may be written to
     after it was closed. Raises TypeError for what is no logger.
 
-    Where it has them, two more are called: `logger.describe(settings)` when the first run starts, with what the run is
-    by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...), and before each close
-    `logger.finish(status)` with how the run ended: "completed", "halted", "interrupted" or "failed".
+    Where it has them, three more are called: `logger.describe(settings)` when the first run starts, with what the run
+    is by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...); `logger.go_on(clocks)` when a
+    run starts that goes on from a loaded state, for what the logger has of the time after these clocks is told again;
+    and before each close `logger.finish(status)` with how the run ended: "completed", "halted", "interrupted" or
+    "failed".
     """
     if not isinstance(logger, Logger):
         raise TypeError(f"attach(loop, {type(logger).__name__}): a logger has write(clocks, metrics) and close()")
@@ -64,10 +67,14 @@ class _Attachment:
         self._due: list[int] = []  # epochs that the next write is of, besides the one that it is in
 
     def begin(self, state: State) -> None:
-        """Describe the run, once, and have the logger closed when it is over; a handler."""
+        """Describe the run, once, say where it goes on, and have the logger closed when it is over; a handler."""
         if not self._described and hasattr(self._logger, "describe"):
             self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]  # one of its own
         self._described = True
+        # a run that goes on in this process has told nothing that is newer, whatever else the logger holds
+        loaded = self._loop.resumed and state.clocks.iterations > 0
+        if loaded and not self._failed and hasattr(self._logger, "go_on"):
+            self._guarded(lambda: self._logger.go_on(state.clocks.as_dict()))  # type: ignore[attr-defined]  # one of its own
         self._loop.cleanups.append(lambda: self._guarded(self._close, state))
 
     def gather(self, state: State) -> None:
@@ -78,24 +85,25 @@ class _Attachment:
             del epochs[: -(state.history.maxlen or 1)]
 
     def ask(self, state: State) -> None:
-        """Have it written at the next edge."""
-        if state.epoch_open and state.epoch_status is not None:
+        """Have it written at the next edge: the epochs that are due where one ends, else what there is."""
+        ends = state.epoch_open and state.epoch_status is not None
+        if ends:
             self._due += state.memory.pop(self._key, [])  # now: a checkpoint of this edge must not have them
         if not self._failed:
-            state.request(self.write)
+            state.request(self.write_epochs if ends else self.write_metrics)
 
-    def write(self, state: State) -> None:
-        """Tell the logger; at an edge."""
-        self._guarded(self._write, state)
+    def write_epochs(self, state: State) -> None:
+        """Tell the logger of the epoch that has just ended, and of those that it was not told of; at an edge."""
+        self._guarded(lambda: self._logger.write(state.clocks.as_dict(), self._take_epochs(state)))
 
-    def _write(self, state: State) -> None:
-        if state.epoch_open or not state.history:
-            metrics = dict(state.metrics)
-        else:
-            due, self._due = {*self._due, state.history[-1].epoch}, []
-            told = [state.history[-1]] if len(due) == 1 else [one for one in state.history if one.epoch in due]
-            metrics = means([record.metrics for record in told])
-        self._logger.write(state.clocks.as_dict(), metrics)
+    def write_metrics(self, state: State) -> None:
+        """Tell the logger the metrics as they are; at an edge."""
+        self._guarded(lambda: self._logger.write(state.clocks.as_dict(), dict(state.metrics)))
+
+    def _take_epochs(self, state: State) -> dict[str, float]:
+        due, self._due = {*self._due, state.history[-1].epoch}, []
+        told = [state.history[-1]] if len(due) == 1 else [one for one in state.history if one.epoch in due]
+        return means([record.metrics for record in told])
 
     def _close(self, state: State) -> None:
         if hasattr(self._logger, "finish"):

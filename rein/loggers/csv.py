@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import logging
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 Cell = float | int | str | None
+
+report = logging.getLogger("rein")
 
 
 class CSVLogger:
@@ -18,7 +22,8 @@ class CSVLogger:
     Each row is one write of a whole line, so a kill tears the last line at most, and that is cut off when the file is
     opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
     What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
-    what `flush` or `close` returned from. Raises OSError where the file cannot be written.
+    what `flush` or `close` returned from. A resumed run goes on behind the rows up to its checkpoint, see `go_on`; a
+    new one appends to what is there. Raises OSError where the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -29,6 +34,26 @@ class CSVLogger:
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A row of all clocks and metrics; a metric that has the name of a clock is called `<name>_metric`."""
         self.append(merge(clocks, metrics))
+
+    def go_on(self, clocks: Mapping[str, float]) -> None:
+        """Cut the rows at the file's end that are newer than `clocks`, for a resumed run writes them again.
+
+        Newer are more `iterations`, and as many with more `epochs`. Only the last rows go, back to the first that is
+        not newer or belongs to an earlier run, whose clocks are ahead of the row behind it. A file without the column
+        `iterations` is left alone. One call truncates it, so a kill leaves all of these rows or none.
+        """
+        try:
+            if not self.path.exists():
+                return
+            file = self._open() if self._file is None else self._file
+            position, count = _newer_rows(file, list(self._columns), clocks)
+            if count:
+                file.truncate(position)
+                where = f"newer than iteration {clocks['iterations']:,}, where the run goes on"
+                report.warning("%s: %d row(s) %s, were cut", self.path, count, where)
+        except BaseException:  # let go of the file; raised again
+            self._release()
+            raise
 
     def append(self, row: Mapping[str, Cell]) -> None:
         """One line; after a failure the file is opened, and mended, anew."""
@@ -95,6 +120,26 @@ def _line(cells: Iterable[Cell]) -> bytes:
 
 def _on_one_line(text: str) -> str:
     return " ".join(text.splitlines())
+
+
+def _newer_rows(file: io.FileIO, columns: list[str], clocks: Mapping[str, float]) -> tuple[int, int]:
+    """Where the rows at the end begin that are newer than `clocks` and of one run, and how many they are."""
+    names = [name for name in ("iterations", "epochs") if name in columns]
+    cells, now, behind = [columns.index(name) for name in names], [clocks[name] for name in names], [math.inf]
+    file.seek(0)
+    content, count = file.readall(), 0
+    start, header = len(content), content.find(b"\n") + 1
+    while start > header and "iterations" in names:
+        before = content.rfind(b"\n", 0, start - 1) + 1
+        try:
+            row = next(csv.reader([content[before:start].decode()]))
+            numbers = [float(row[cell]) for cell in cells]
+        except (ValueError, IndexError, csv.Error):  # no row of a run
+            break
+        if not now < numbers <= behind:  # clocks that go back, read forwards, are those of another run
+            break
+        start, behind, count = before, numbers, count + 1
+    return start, count
 
 
 def _cut_torn_line(file: io.FileIO) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rein.types import CLOCKS
+from rein.loop.axis import Axis
 
 _STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # all others have finished
 _PARAMETERS = 100  # that MLflow takes at once
@@ -22,6 +22,7 @@ class MlflowLogger:
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
 
+    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its parameters.
     `run_id` says which run it is once it has begun; give it to go on with that run, whose parameters stay as they are.
     A run that failed is marked as FAILED, one that was interrupted as KILLED, any other as FINISHED. Raises ImportError
@@ -34,10 +35,9 @@ class MlflowLogger:
         *,
         tracking_uri: str | None = None,
         run_id: str | None = None,
-        clock: str = "env_steps",
+        clock: str | None = None,
     ) -> None:
-        if clock not in CLOCKS:
-            raise ValueError(f"MlflowLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+        self._axis = Axis("MlflowLogger", clock)
         try:
             mlflow: Any = importlib.import_module("mlflow")
             entities: Any = importlib.import_module("mlflow.entities")
@@ -45,7 +45,7 @@ class MlflowLogger:
             raise ImportError(f"MlflowLogger needs MLflow: pip install mlflow ({error})") from error
         self.run_id = run_id
         self._client, self._entities = mlflow.MlflowClient(tracking_uri), entities
-        self._experiment, self._clock = experiment, clock
+        self._experiment = experiment
         self._running = False
         self._parameters: dict[str, str] = {}
         self._status: str | None = None
@@ -62,7 +62,7 @@ class MlflowLogger:
         """A point for each metric."""
         if not self._running:
             self._begin()
-        now, step = int(time.time() * 1000), int(clocks[self._clock])
+        now, step = int(time.time() * 1000), self._axis.step(clocks)
         known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
         points = [self._entities.Metric(name, value, now, step) for name, value in known.items()]
         self._client.log_batch(self.run_id, metrics=points)

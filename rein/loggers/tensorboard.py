@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rein.types import CLOCKS
+from rein.loop.axis import Axis
 
 
 class TensorBoardLogger:
-    """Writes each metric as a scalar over a clock to event files in `folder`.
+    """Writes each metric as a scalar over `clock` to event files in `folder`.
 
+    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The run's configuration is the text `run`. A
     run that goes on in the same folder hides the points at and after the place where it goes on. Raises ImportError
     without TensorBoard, ValueError for no clock.
     """
 
-    def __init__(self, folder: str | Path, *, clock: str = "env_steps") -> None:
-        if clock not in CLOCKS:
-            raise ValueError(f"TensorBoardLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+    def __init__(self, folder: str | Path, *, clock: str | None = None) -> None:
+        self._axis = Axis("TensorBoardLogger", clock)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(f"TensorBoardLogger needs TensorBoard: pip install tensorboard ({error})") from error
         self._open = SummaryWriter
-        self._folder, self._clock = str(folder), clock
+        self._folder = str(folder)
         self._writer: Any = None
         self._text: str | None = None
 
@@ -36,7 +36,7 @@ class TensorBoardLogger:
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A point for each metric."""
-        step = int(clocks[self._clock])
+        step = self._axis.step(clocks)
         if self._writer is None:
             self._writer = self._open(self._folder, purge_step=step)
             if self._text is not None:

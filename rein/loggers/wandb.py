@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rein.types import CLOCKS
+from rein.loop.axis import Axis
 
 _EXIT_CODES = {"failed": 1, "interrupted": 130}  # all others have finished
 
@@ -17,21 +17,21 @@ class WandbLogger:
 
         WandbLogger(project="cartpole", dir="runs/cartpole")
 
+    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its config,
     beside what `options` give. A run that failed or was interrupted ends with an exit code that says so. After `close`
     the same run is gone on with; for that in another process give its `id` and `resume="allow"`. Raises ImportError
     without wandb, ValueError for no clock.
     """
 
-    def __init__(self, *, clock: str = "env_steps", **options: Any) -> None:
-        if clock not in CLOCKS:
-            raise ValueError(f"WandbLogger(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+    def __init__(self, *, clock: str | None = None, **options: Any) -> None:
+        self._axis = Axis("WandbLogger", clock)
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
             raise ImportError(f"WandbLogger needs wandb: pip install wandb ({error})") from error
         self._begin = wandb.init
-        self._options, self._clock = options, clock
+        self._options = options
         self._run: Any = None
         self._config: dict[str, Any] = {}
         self._exit_code = 0
@@ -52,7 +52,7 @@ class WandbLogger:
             self._run.config.update(self._config, allow_val_change=True)  # a run that goes on may have longer limits
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
-        self._run.log({**times, **known}, step=int(clocks[self._clock]))
+        self._run.log({**times, **known}, step=self._axis.step(clocks))
 
     def close(self) -> None:
         """Send what is left and finish the run."""

@@ -6,12 +6,14 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rein
 from rein.loggers.attach import attach
+from rein.loggers.csv import CSVLogger
 
 
 class Notes:
@@ -182,6 +184,52 @@ def test_an_epoch_that_a_handler_broke_is_written_when_it_has_ended() -> None:
     assert [clocks["epochs"] for clocks, _ in notes.rows] == [1, 2, 3, 4, 5, 6]
 
 
+def scored(loop: rein.Loop, *events: str) -> Any:
+    """Have `loop.scored` fire on these events, each time with a metric that counts how often it has."""
+    event = loop.define("scored")
+
+    @loop.on(*events)
+    def score(state: rein.State) -> None:
+        state.memory["scores"] = state.memory.get("scores", 0) + 1
+        state.metrics["score"] = float(state.memory["scores"])
+        event.fire(state)
+
+
+@pytest.mark.parametrize(("event", "epochs"), [("completed", 6), ("started", 7)])
+def test_outside_an_epoch_a_logger_is_told_what_was_set_there(event: str, epochs: int) -> None:
+    loop, notes = make(), Notes()
+    if event == "started":
+        loop.run()
+    scored(loop, event)
+    attach(loop, notes, event="scored")
+    loop.run(epochs=epochs)
+    assert [(clocks["epochs"], metrics) for clocks, metrics in notes.rows] == [(6, {"loss": 10.5, "score": 1.0})]
+
+
+@pytest.mark.parametrize("ends", ["completed", "halted"])
+def test_a_logger_of_a_runs_end_is_told_what_its_handlers_set(ends: str) -> None:
+    loop, notes = make(), Notes()
+    attach(loop, notes, event=ends)
+    loop.on(ends)(lambda state: state.metrics.update(score=7.0))
+    if ends == "halted":
+        loop.epoch_ended(once=6)(lambda state: loop.stop("enough"))
+    loop.run()
+    assert [(clocks["epochs"], metrics) for clocks, metrics in notes.rows] == [(6, {"loss": 10.5, "score": 7.0})]
+
+
+def test_epochs_that_wait_for_their_mean_are_left_to_the_next_write_at_an_epochs_end() -> None:
+    loop, notes = make(), Notes()
+    scored(loop, "epoch_ended", "completed")
+    attach(loop, notes, event="scored", every=2)
+    loop.run(epochs=3)
+    loop.run(epochs=5)
+    assert [(clocks["epochs"], metrics["loss"], metrics["score"]) for clocks, metrics in notes.rows] == [
+        (2, 1.5, 1.5),  # of epochs 1 and 2
+        (3, 4.5, 4.0),  # as things were when the first run was over, with epoch 3 gathered
+        (5, (4.5 + 6.5 + 8.5) / 3, (3.0 + 5.0 + 6.0) / 3),
+    ]
+
+
 class Told(Notes):
     """Is told what the run is and how it ended, too."""
 
@@ -231,6 +279,67 @@ def test_a_logger_may_be_told_how_a_run_ended(status: str) -> None:
     else:
         loop.run()
     assert told.told[1:] == [(status, 0)] and told.closed == 1
+
+
+class GoingOn(Notes):
+    """Is told where a run goes on, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.went_on: list[tuple[float, int]] = []
+
+    def go_on(self, clocks: Mapping[str, float]) -> None:
+        self.went_on.append((clocks["iterations"], self.written))
+
+
+def test_a_logger_may_be_told_where_a_loaded_run_goes_on_before_it_is_written_to() -> None:
+    first, loop, told = make(), make(), GoingOn()
+    scored(loop, "started")
+    attach(loop, told)
+    attach(loop, told, event="scored")
+    begun = first.state_dict()
+    loop.load_state_dict(begun)
+    loop.run(epochs=1)
+    assert told.went_on == [], "a run that begins has told nothing before"
+    first.run(epochs=4)
+    loop.load_state_dict(first.state_dict())
+    loop.run(epochs=5)
+    loop.run(epochs=6)
+    assert told.went_on == [(8, 2), (8, 2)] and [clocks["epochs"] for clocks, _ in told.rows[2:]] == [4, 5, 5, 6]
+
+
+def test_the_csv_rows_of_a_run_that_was_resumed_are_those_of_one_without_a_break(tmp_path: Path) -> None:
+    def take_down(path: Path) -> rein.Loop:
+        loop = make()
+        attach(loop, CSVLogger(path))
+        attach(loop, CSVLogger(path), event="iteration_completed", every=3)
+        return loop
+
+    def rows(path: Path) -> list[list[str]]:
+        return [line.split(",")[4:6] for line in path.read_text().splitlines()]
+
+    whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
+    take_down(whole).run()
+    loop = take_down(broken)
+    saved = {}
+    loop.epoch_ended(once=3)(lambda state: state.request(lambda state: saved.update(loop.state_dict())))
+    loop.run(epochs=5)
+    loop.run(epochs=5)  # in the same process nothing is cut
+    assert rows(broken) == rows(whole)[: len(rows(broken))] and rows(broken)[-1] == ["10", "5"]
+    resumed = take_down(broken)
+    resumed.load_state_dict(saved)
+    resumed.run()
+    assert rows(broken) == rows(whole)
+
+
+def test_a_loop_that_is_run_again_leaves_the_rows_of_another_in_its_file_alone(tmp_path: Path) -> None:
+    loops = make(), make()
+    for loop, epochs in zip((*loops, *loops), (5, 2, 6, 3), strict=True):
+        if not loop.state.epoch:
+            attach(loop, CSVLogger(tmp_path / "both.csv"))
+        loop.run(epochs=epochs)
+    told = [line.split(",")[5] for line in (tmp_path / "both.csv").read_text().splitlines()]
+    assert told == ["epochs", *"12345", *"12", *"6", *"3"]
 
 
 def test_what_is_no_logger_is_refused_where_it_is_attached() -> None:

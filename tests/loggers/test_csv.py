@@ -115,6 +115,52 @@ def test_it_goes_on_after_close(path: Path) -> None:
     assert path.read_text() == "epoch\n1\n2\n3\n"
 
 
+ROWS = "iterations,epochs,loss\n10,1,0.5\n20,2,0.5\n30,3,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("there", "clocks", "stays"),
+    [
+        (ROWS, (20, 2), 3),
+        (ROWS, (25, 2), 3),
+        (ROWS, (5, 0), 1),  # the header alone
+        (ROWS, (30, 3), 4),
+        (ROWS + "40,", (20, 2), 3),  # a torn line
+        (ROWS, (30, 2), 3),  # the epoch was open at its last iteration: its end comes again
+        (ROWS + "5,1,0.5\n15,2,0.5\n", (10, 1), 5),  # an earlier run was further
+        (ROWS + "15,2,0.5\n", (10, 1), 4),
+        (ROWS + "by hand\n40,4,0.5\n", (10, 1), 5),
+        (ROWS + ',,"\n40,4,0.5\n', (10, 1), 5),
+        (ROWS.replace("iterations", "steps"), (10, 1), 4),
+        (ROWS.replace("epochs", "other"), (10, 9), 2),
+        ("", (10, 1), 0),
+    ],
+)
+def test_a_run_that_goes_on_cuts_the_newer_rows_at_the_end_alone(
+    path: Path, there: str, clocks: tuple[int, int], stays: int
+) -> None:
+    path.parent.mkdir()
+    path.write_text(there)
+    logger = CSVLogger(path)
+    logger.go_on({"env_steps": 0, "iterations": clocks[0], "epochs": clocks[1]})
+    logger.close()
+    assert path.read_text() == "".join(there.splitlines(keepends=True)[:stays])
+
+
+def test_a_run_that_goes_on_makes_no_file_and_says_what_it_cuts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = CSVLogger(path)
+    logger.go_on({"iterations": 20, "epochs": 2})
+    assert not path.parent.exists()
+    for epoch in (1, 2, 3, 4):
+        logger.append({"iterations": 10 * epoch, "epochs": epoch})
+    assert not caplog.records
+    logger.go_on({"iterations": 20, "epochs": 2})
+    logger.append({"iterations": 25, "epochs": 3})
+    logger.close()
+    assert path.read_text() == "iterations,epochs\n10,1\n20,2\n25,3\n"
+    assert caplog.messages == [f"{path}: 2 row(s) newer than iteration 20, where the run goes on, were cut"]
+
+
 def with_files(monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
     """Have the module's files write as `write(file, data)` does."""
     kind = type("Odd", (io.FileIO,), {"write": write})

@@ -15,6 +15,7 @@ from rein.loggers.attach import attach
 from rein.loggers.mlflow import MlflowLogger
 from rein.loggers.tensorboard import TensorBoardLogger
 from rein.loggers.wandb import WandbLogger
+from rein.loop.axis import Axis
 
 POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean of an epoch's
 
@@ -58,6 +59,49 @@ def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_fir
     assert told == [("open", "there", 4), ("run", 4), *(("loss, total", *point) for point in POINTS), "close"]
     loop.run(epochs=4)
     assert told[6:] == [("open", "there", 16), ("loss, total", 16, 13.5), "close"]
+
+
+@pytest.mark.parametrize(
+    ("clocks", "steps"),
+    [
+        ((), [4, 8, 12, 16]),  # iterations
+        (("updates",), [8, 16, 24, 32]),
+        (("updates", "env_steps"), [40, 80, 120, 160]),
+        (("env_steps", "late updates"), [40, 80, 120, 160]),
+        (("late env_steps", "late updates"), [4, 8, 12, 16]),
+    ],
+)
+def test_curves_are_over_the_first_clock_that_has_advanced_and_stay_there(
+    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, clocks: tuple[str, ...], steps: list[int]
+) -> None:
+    drawn: list[int] = []
+    writer = SimpleNamespace(
+        add_text=lambda *told: None, add_scalar=lambda name, value, step: drawn.append(step), close=lambda: None
+    )
+    stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=lambda folder, purge_step: writer)
+    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine")
+    client: Any = mlflow._client
+    for logger in (TensorBoardLogger("there"), WandbLogger(), mlflow):
+        attach(loop, logger)
+
+    @loop.iteration_completed
+    def advance(state: rein.State) -> None:
+        for clock, amount in (("updates", 2), ("env_steps", 10)):
+            if clock in clocks or (f"late {clock}" in clocks and state.epoch > 1):
+                state.clocks.advance(**{clock: amount})
+
+    loop.run()
+    loop.run(epochs=4)  # all of them are opened once more
+    assert drawn == steps
+    assert [entry[0] for entry in told if isinstance(entry, tuple) and isinstance(entry[1], dict)] == steps
+    assert [entry[2] for entry in client.told if len(entry) == 4] == steps
+
+
+def test_a_row_before_any_clock_has_advanced_decides_nothing() -> None:
+    axis = Axis("logger", None)
+    assert axis.step({"env_steps": 0, "updates": 0, "iterations": 0}) == 0
+    assert axis.step({"env_steps": 7, "updates": 2, "iterations": 1}) == 7
+    assert Axis("logger", "seconds").step({"env_steps": 7, "seconds": 2.5}) == 2
 
 
 def wandb_told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
