@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.networks.bounds import has_width
 from rein.networks.encoder import Encoder
 from rein.networks.mlp import orthogonal_linear
 from rein.networks.own_stem import StemFactory, features_of, stem_for, through
@@ -32,12 +33,12 @@ class Scale(nn.Module):
     high: Tensor
 
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
-        """Raises ValueError for a space without finite bounds."""
+        """Raises ValueError for a space without finite bounds, low < high and high - low finite in float32."""
         super().__init__()
-        bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
-        if not isinstance(space, spaces.Box) or not bounded or (space.low >= space.high).any():
+        if not isinstance(space, spaces.Box) or not has_width(space):
             raise ValueError(
-                f"the action space is {space}; continuous actions need a Box with finite bounds, low < high"
+                f"the action space is {space}; continuous actions need a Box with finite bounds, low < high and"
+                " high - low finite in float32"
             )
         if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
             raise ValueError(f"the action space is {space}; continuous actions are one or more floating-point numbers")

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.networks.bounds import has_width
 from rein.networks.mlp import orthogonal_linear
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 
@@ -135,7 +136,12 @@ def action_head(
 def _check_squash(squash: bool | str, space: spaces.Box) -> None:
     if isinstance(squash, str) and squash != "ball":
         raise ValueError(f'squash={squash!r}: use True, False or "ball"')
-    if squash and not np.isfinite([space.low, space.high]).all():
-        raise ValueError(f"squash={squash!r} needs an action space with finite bounds, not {space}")
+    if squash and not has_width(space):
+        raise ValueError(
+            f"squash={squash!r} needs an action space with finite bounds, low < high and high - low finite in float32,"
+            f" not {space}"
+        )
+    if squash == "ball" and not space.shape[0]:
+        raise ValueError(f'squash="ball" needs an action space of one or more numbers, not {space}')
     if squash == "ball" and not (np.equal(space.high, space.high[0]) & np.equal(space.low, -space.high[0])).all():
         raise ValueError(f'squash="ball" needs an action space with bounds -r and r on all sides, not {space}')

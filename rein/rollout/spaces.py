@@ -4,7 +4,7 @@ Discrete and MultiDiscrete become int64, MultiBinary int8, a Box keeps its dtype
 unsigned integers that torch does not calculate with the next wider signed ones); Dict and Tuple become dictionaries, a
 Tuple's keys being "0", "1", ...
 
-Shapes: N values.
+Shapes: N values, A one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.networks.flatten import children
@@ -46,6 +47,26 @@ def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, layout(space)[1])).dtype
 
 
+def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """The bounds (*A) of a space that is one tensor which its tensors do not hold: as they do, and as they are."""
+    dtype = layout(space)[1]
+    if not isinstance(space, spaces.Box) or dtype == space.dtype:
+        return []
+    with np.errstate(over="ignore"):  # a bound beyond float32 is infinite there
+        pairs = [(bound.astype(dtype), bound) for bound in (space.low, space.high)]
+    return [(rounded, bound) for rounded, bound in pairs if (rounded != bound).any()]
+
+
+def widened(
+    tensor: Tensor, dtype: Any, rounded: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+) -> np.ndarray[Any, Any]:
+    """A fresh array (N, *A) of `dtype`, where what equals a rounded bound is that bound: else it may lie beyond it."""
+    array = np.array(tensor.numpy(force=True), dtype)
+    for near, bound in rounded:
+        np.copyto(array, bound, where=array == near)
+    return array
+
+
 class Codec:
     """Turns values of a space into tensors and back; `field` is what its errors call them."""
 
@@ -57,6 +78,7 @@ class Codec:
         if inner is None:
             self._shape, self._dtype = layout(space)
             self._tensor_dtype = tensor_dtype(space)
+            self._rounded = rounded_bounds(space)
         else:
             places = range(len(inner)) if isinstance(space, spaces.Tuple) else inner  # where a value has its parts
             self._inner = {key: Codec(f"{field}.{key}", child) for key, child in inner.items()}
@@ -75,10 +97,7 @@ class Codec:
     def split(self, tree: Tree, rows: int) -> list[Any]:
         """The values of `rows` rows, which share no memory with the tensors; EnvironmentContractError by shape."""
         if self._inner is not None:
-            columns = [inner.split(tree[key], rows) for key, inner in self._inner.items()]
-            if isinstance(self._space, spaces.Tuple):
-                return list(zip(*columns, strict=True))
-            return [dict(zip(self._inner, values, strict=True)) for values in zip(*columns, strict=True)]
+            return self._joined([inner.split(tree[key], rows) for key, inner in self._inner.items()])
         if tree.shape != (rows, *self._shape):
             expected, got = (rows, *self._shape), tuple(tree.shape)
             raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
@@ -86,8 +105,21 @@ class Codec:
             tree = tree.to(self._tensor_dtype)
         if isinstance(self._space, spaces.Discrete):
             return tree.tolist()
-        array = np.array(tree.numpy(force=True), self._space.dtype)
+        array = widened(tree, self._space.dtype, self._rounded)
         return [array[row, ...] for row in range(rows)]  # an array each, even of one number
+
+    def copies(self, values: list[Any]) -> list[Any]:
+        """What `split` gave once more, sharing nothing that could be written to."""
+        if self._inner is not None:
+            parts = zip(self._inner.values(), self._places.values(), strict=True)
+            return self._joined([inner.copies([value[place] for value in values]) for inner, place in parts])
+        return values if isinstance(self._space, spaces.Discrete) else [value.copy() for value in values]
+
+    def _joined(self, columns: list[list[Any]]) -> list[Any]:
+        """The values of a Dict or Tuple, of the values of each part."""
+        if isinstance(self._space, spaces.Tuple):
+            return list(zip(*columns, strict=True))
+        return [dict(zip(self._inner or (), values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def column(

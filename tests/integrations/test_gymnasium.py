@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.integrations.gymnasium.batches import BatchCodec
 from rein.ops.random import episode_seeds, integers
 from rein.ops.trees import leaves, map_tree
 from rein.rollout.spaces import Codec
 from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing.stateful import first_difference
 
 N = 3
 
@@ -246,6 +249,27 @@ def test_a_space_that_is_no_tensor_is_refused_at_once() -> None:
         scripted(spaces.Text(4))
 
 
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.1), (0.1, 0.3), (-0.1, 1.0)])
+def test_a_bound_that_float32_cannot_hold_is_the_bound_again_in_float64(low: float, high: float) -> None:
+    space = spaces.Box(low, high, (4,), np.float64)
+    near_low, near_high = torch.tensor([low, high], dtype=torch.float32)
+    within = [near_low.nextafter(near_high), near_high.nextafter(near_low)]
+    action = torch.stack([near_low, *within, near_high]).expand(2, 4)
+    values = Codec("action", space).split(action, 2)
+    assert all(space.contains(value) for value in values)
+    assert values[1].tolist() == [low, *(x.item() for x in within), high]  # nothing else moves
+    assert np.array_equal(BatchCodec("action", space, batch_space(space, 2), 2).arrays(action), np.stack(values))
+    assert torch.equal(Codec("action", space).stack(values), action)  # what is kept is the agent's own
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "action"), [(0.1, 0.1 + 1e-12, 0.1), (-1e300, 1e300, 3e38), (-1e-60, 1.0, 0.0)]
+)
+def test_bounds_that_round_to_one_number_or_beyond_all_hold_the_action(low: float, high: float, action: float) -> None:
+    space = spaces.Box(low, high, (1,), np.float64)
+    assert space.contains(Codec("action", space).split(torch.tensor([[action]]), 1)[0])
+
+
 def test_a_box_action_arrives_in_the_dtype_of_its_space_and_is_no_view() -> None:
     environment = scripted(spaces.Discrete(2), action_space=spaces.Box(-1, 1, (2,), np.float64))
     environment.reset()
@@ -425,6 +449,52 @@ def test_an_environment_whose_state_cannot_be_saved_comes_back_by_seed_and_actio
     for step in range(47, 97):
         one, other = (e.apply_action(random_actions(environment, step)) for e in (environment, loaded))
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True))
+
+
+class Motor(gymnasium.Env[Any, Any]):
+    """Writes into the arrays of its action, and takes it apart; the place that it moves to is observed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,))
+    action_space = spaces.Dict(
+        {
+            "force": spaces.Box(-1.0, 1.0, (2,), np.float64),
+            "more": spaces.Tuple([spaces.Box(-1, 1, ()), spaces.MultiDiscrete([3, 4])]),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(size=2)
+        return self.place, {}
+
+    def step(self, action: Any) -> Any:
+        force, (lift, gear) = action.pop("force"), action.pop("more")
+        force *= 0.5
+        lift *= 0.5
+        gear[...] = 0
+        self.place = self.place + force + lift
+        return self.place, 0.0, False, False, {}
+
+
+def test_an_environment_may_write_into_its_action_and_comes_back_all_the_same() -> None:
+    environment, loaded, again = (GymnasiumEnvironment(Motor, N, 2) for _ in range(3))
+    codec, space = Codec("action", Motor.action_space), copy.deepcopy(Motor.action_space)
+    space.seed(0)
+    given = [codec.stack([space.sample() for _ in range(N)]) for _ in range(4)]
+    before = copy.deepcopy(given)
+    environment.reset()
+    for action in given:
+        environment.apply_action(action)
+    state = environment.state_dict()
+    assert first_difference(given, before) is None
+    for index, taken in enumerate(state["actions"]):
+        of_this = [map_tree(lambda x, index=index: x[index], action) for action in given]
+        assert first_difference(taken, map_tree(lambda *x: torch.stack(x), *of_this)) is None
+    loaded.load_state_dict(state)
+    again.load_state_dict(loaded.state_dict())  # what a replay keeps is as good
+    assert first_difference(again.state_dict(), state) is None
+    steps = [each.apply_action(given[0]) for each in (environment, loaded, again)]
+    assert all(first_difference(steps[0], step) is None for step in steps[1:])
 
 
 def test_one_that_is_not_replayable_says_so_and_waits_for_a_reset(caplog: pytest.LogCaptureFixture) -> None:

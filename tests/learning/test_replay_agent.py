@@ -449,7 +449,13 @@ def test_an_unknown_option_is_refused_by_name(kind, name):
 @pytest.mark.parametrize("kind", CONTINUOUS)
 @pytest.mark.parametrize(
     "space",
-    [spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(np.float32([0, 0]), np.float32([0, 1]))],
+    [
+        spaces.Discrete(2),
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(np.float32([0, 0]), np.float32([0, 1])),
+        spaces.Box(-3e38, 3e38, (2,)),
+        spaces.Box(0.1, 0.1 + 1e-12, (2,), np.float64),
+    ],
     ids=str,
 )
 def test_continuous_actions_need_bounds(kind, space):

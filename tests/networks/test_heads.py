@@ -87,9 +87,27 @@ def test_actions_that_no_head_puts_out_are_refused_before_the_first_step(kind, s
         ("ball", [-1.0, -1.0], [1.0, np.inf], "squash='ball' needs an action space with finite bounds"),
         ("ball", [-1.0, -1.0], [1.0, 2.0], 'squash="ball" needs an action space with bounds -r and r on all sides'),
         ("ball", [0.0, 0.0], [1.0, 1.0], 'squash="ball" needs an action space with bounds -r and r on all sides'),
+        ("ball", [-1.0, 0.0], [1.0, 0.0], "squash='ball' needs .* low < high"),
+        ("ball", [], [], 'squash="ball" needs an action space of one or more numbers'),
         (True, [-np.inf, -1.0], [1.0, 1.0], "squash=True needs an action space with finite bounds"),
+        (True, [-1.0, 0.0], [1.0, 0.0], "squash=True needs .* low < high"),
+        (True, [-3e38, -1.0], [3e38, 1.0], "squash=True needs .* high - low finite in float32, not .*3.*e[+]38"),
     ],
 )
 def test_bounds_that_do_not_fit_are_refused(squash: bool | str, low: list[float], high: list[float], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         head(spaces.Box(np.array(low, np.float32), np.array(high, np.float32)), squash=squash)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.1 + 1e-12), (-1e300, 1e300)])
+@pytest.mark.parametrize("squash", [True, "ball"])
+def test_bounds_that_float32_cannot_tell_apart_or_hold_are_refused(squash: bool | str, low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="low < high and high - low finite in float32"):
+        head(spaces.Box(low, high, (1,), np.float64), squash=squash)
+
+
+def test_an_action_that_is_always_the_same_or_of_any_size_can_be_clipped() -> None:
+    low, high = np.float32([0.5, -3e38]), np.float32([0.5, 3e38])
+    mine = head(spaces.Box(low, high))
+    action = mine.to_action(mine(features()), torch.tensor([[2.0, 1e30]]))
+    assert torch.equal(action, torch.tensor([[0.5, 1e30]]))

@@ -64,6 +64,11 @@ def test_every_value_is_as_likely_as_any() -> None:
     assert [column.unique().tolist() for column in both.unbind(1)] == [[0, 1], [7, 8, 9, 10, 11]]
 
 
+def test_a_box_of_one_value_gives_it() -> None:
+    policy = RandomPolicy(spaces.Box(0.5, 0.5, (2,)), seed=0)
+    assert torch.equal(policy.select_action(torch.zeros(3, 1))[0], torch.full((3, 2), 0.5))
+
+
 def test_its_state_goes_on_where_it_was() -> None:
     observation, policy, loaded = torch.zeros(N, 1), *(RandomPolicy(SPACES["Box"], seed) for seed in (0, 1))
     policy.select_action(observation)
@@ -75,6 +80,8 @@ def test_its_state_goes_on_where_it_was() -> None:
     ("space", "error", "text"),
     [
         (spaces.Box(-np.inf, np.inf, (1,)), ValueError, "a Box with finite bounds"),
+        (spaces.Box(-3e38, 3e38, (1,)), ValueError, "high - low finite in float32"),
+        (spaces.Box(-1e300, 1e300, (1,), np.float64), ValueError, "high - low finite in float32"),
         (spaces.Dict({"word": spaces.Text(5)}), TypeError, "not a tensor"),
     ],
 )

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from rein.errors import EnvironmentContractError
 from rein.networks.flatten import children
-from rein.rollout.spaces import layout
+from rein.rollout.spaces import layout, rounded_bounds, widened
 from rein.types import Tree
 
 
@@ -32,6 +32,7 @@ class BatchCodec:
             shape, self._dtype = layout(space)
             self._shape = (num_envs, *shape)
             self._batched_dtype = batched.dtype
+            self._rounded = rounded_bounds(space)
         else:
             places = list(range(len(inner))) if isinstance(space, spaces.Tuple) else list(inner)
             self._inner = {
@@ -58,7 +59,7 @@ class BatchCodec:
         if tree.shape != self._shape:
             expected, got = self._shape, tuple(tree.shape)
             raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
-        return np.array(tree.numpy(force=True), self._batched_dtype)
+        return widened(tree, self._batched_dtype, self._rounded)
 
 
 def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -211,6 +211,7 @@ class GymnasiumEnvironment:
 
     def _step(self, actions: list[Any]) -> list[Any]:
         results = []
+        kept = self._actions.copies(actions) if self.replayable else []  # an environment may write into its own
         try:
             for environment, action in zip(self._envs, actions, strict=True):
                 results.append(environment.step(action))
@@ -220,7 +221,7 @@ class GymnasiumEnvironment:
             error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{step}")
             raise
         if self.replayable:
-            for taken, action in zip(self._taken, actions, strict=True):
+            for taken, action in zip(self._taken, kept, strict=True):
                 taken.append(action)
         return results
 
@@ -243,9 +244,10 @@ class GymnasiumEnvironment:
             if len(leaf) != steps:
                 raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps} steps were taken")
         observation = self._begin_one(index, self._seeds.of(index))
-        for action in self._actions.split(taken, steps):
+        actions = self._actions.split(taken, steps)
+        self._taken[index] = self._actions.copies(actions)
+        for action in actions:
             observation, *_ = self._envs[index].step(action)
-            self._taken[index].append(action)
         return observation
 
     def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
