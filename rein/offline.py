@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 import torch
@@ -17,10 +17,12 @@ from rein.handlers.describe import describe
 from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
+from rein.networks.flatten import children
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
+from rein.rollout.spaces import tensor_dtype
 from rein.training import record_metrics, seed_parts
-from rein.types import State, StepState, Transition
+from rein.types import State, StepState, Transition, Tree
 
 if TYPE_CHECKING:
     from rein.stores.datasets import Transitions
@@ -146,9 +148,24 @@ def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Transitio
         raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
     chunk = to_device(chunk._replace(extras={}), agent.device)
     chunk = map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
-    chunk = chunk._replace(action=as_own(chunk.action, agent.action_space))  # as those that it goes on with
+    # as those that it goes on with: files hold half precision as float32
+    names = ("observation", "next_observation")
+    observed = {name: _as_observed(getattr(chunk, name), agent.observation_space) for name in names}
+    chunk = chunk._replace(action=as_own(chunk.action, agent.action_space), **observed)
     _check(agent, chunk, rows)
     return chunk
+
+
+def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
+    """In the types of the agent's observations, unless whole numbers would be cut; what is of no such space stays."""
+    inner = children(space)
+    if inner is not None and isinstance(observation, Mapping):
+        return {key: _as_observed(part, inner[key]) if key in inner else part for key, part in observation.items()}
+    if inner is not None or not isinstance(observation, Tensor):
+        return observation
+    given, wanted = observation.dtype, tensor_dtype(space)
+    fits = given.is_floating_point if wanted.is_floating_point else torch.promote_types(given, wanted) == wanted
+    return observation.to(wanted) if fits else observation
 
 
 def _chunks(data: Source) -> Iterable[Transition]:

@@ -88,11 +88,10 @@ def _followed(rows: Mapping[str, Tree], following: Tree = None) -> Tensor:
     found = torch.zeros_like(rows["truncated"])
     found[:-1] = True
     if following is not None:
-        last = dict(leaves(map_tree(lambda column: column[-1, 0], rows["next_observation"])))
-        found[-1] = all(torch.equal(last[path], observation[0]) for path, observation in leaves(following))
-    after = dict(leaves(rows["next_observation"]))
-    for path, observation in leaves(rows["observation"]):
-        same = observation[1:] == after[path][:-1]
+        is_last = map_tree(lambda b, a: torch.equal(a[-1, 0], b[0]), following, rows["next_observation"])
+        found[-1] = all(same for _, same in leaves(is_last))
+    equal = map_tree(lambda b, a: b[1:] == a[:-1], rows["observation"], rows["next_observation"])
+    for _, same in leaves(equal):
         found[:-1] &= same.flatten(2).all(2) if same.ndim > 2 else same
     return found
 

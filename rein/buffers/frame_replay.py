@@ -110,6 +110,11 @@ def stack_axis(shape: Sequence[int], frame_stack: int) -> int:
         return 1
     if shape and shape[-1] == frame_stack:
         return len(shape)
+    if not shape:
+        raise ValueError(
+            f"frame_stack={frame_stack}: observations that are a Dict, a Tuple or one number have no axis of a stack; "
+            "give those of one Box, or leave it out"
+        )
     raise ValueError(
         f"frame_stack={frame_stack}: neither the first nor the last axis of an observation of {tuple(shape)} has as "
         "many entries; give the length of the stack, or leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,13 +15,13 @@ from rein.cli.curves import choose_metric, grouped, read_columns
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
-from rein.ops.trees import leaves
 from rein.stores.checkpoint import Checkpoint
 from rein.stores.files import write_whole
 from rein.stores.finding import find as find_checkpoint
 from rein.stores.parts import load
 from rein.stores.pieces import Episode
 from rein.stores.reader import Run, open_run
+from rein.types import Tree
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]
 
@@ -107,11 +107,18 @@ def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tup
 
 def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
     """The arrays of a field by their paths; several where it is nested."""
-    every = {path.replace(".", "/"): array for path, array in leaves(episode.fields)}
+    every = dict(_by_path(episode.fields))
     found = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
     if not found:
         raise ValueError(f"{run.path}: no field {name!r}; there are {', '.join(every)}")
     return found
+
+
+def _by_path(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array with its path as `run.fields` has it: "/" is in no name, and "." may be."""
+    for name, value in tree.items():
+        where = f"{path}/{name}" if path else name
+        yield from _by_path(value, where) if isinstance(value, Mapping) else [(where, value)]
 
 
 def _title(episode: Episode, path: str) -> str:

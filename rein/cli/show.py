@@ -13,6 +13,7 @@ from rich.tree import Tree
 
 from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.reader import Run, open_run
+from rein.stores.selection import kept_by, parts_of
 
 _LAST = 100
 _VIEWERS = (
@@ -40,7 +41,9 @@ def show(path: str | Path) -> None:
     console = Console()
     if keeps_none(path := Path(path)):
         console.print(_tree(path))
-        console.print("\nno trajectories are kept; `rein plot` draws the metrics", soft_wrap=True)
+        comes = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # rows are what a store is given
+        what = "no file of trajectories is finished yet" if comes else "no trajectories are kept"
+        console.print(f"\n{what}; `rein plot` draws the metrics", soft_wrap=True)
         return
     run = open_run(path)
     parts = [
@@ -59,7 +62,7 @@ def show(path: str | Path) -> None:
 
 
 def keeps_none(path: Path) -> bool:
-    """Whether that is the folder of a run without trajectories."""
+    """Whether that is the folder of a run in which there are no trajectories, or none yet."""
     return (path / "run.json").is_file() and not list_files(path / TRAJECTORIES)
 
 

@@ -27,6 +27,7 @@ from rein.stores.hdf5 import HDF5Store
 from rein.stores.resume import resume as go_on
 from rein.types import State
 
+_LIMITS = ("--epochs", "--env-steps")  # options that end a run
 _SECONDS = 30.0  # between two checkpoints where nobody says: a run that is killed loses no more
 
 
@@ -54,12 +55,18 @@ def resume(words: Sequence[str]) -> None:
 
 
 def run(name: str, words: list[str], before: Recipe | None = None) -> None:
-    """Run the recipe `name`; what was given to it `before` stands where `words` do not say otherwise."""
+    """Run the recipe `name`; what was given to it `before` stands where `words` do not say otherwise.
+
+    A limit in `words`, of epochs or env steps, is the only one: those from `before` end the run no more.
+    """
     sys.path.insert(0, os.getcwd())  # my_module may lie where the user stands, as it may for `python -m`
     recipe = find(name)
     own = inspect.signature(recipe).parameters
+    given = _flags(words)
+    if before is not None:
+        before = _without_replaced(before, given, own)
+        given = [*_flags(before.given), *given]
     options = parse(recipe, f"rein {'resume' if before else 'train'} {name}", words, before.options if before else {})
-    given = [*(before.given if before else []), *(word for word in words if word.startswith("--"))]
     _check(name, options, own)
     torch.set_num_threads(options["threads"])
     store = _open_store(name, options) if "store" in own else None
@@ -81,6 +88,22 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
         raise SystemExit(128 + received)
 
 
+def _flags(words: Sequence[str]) -> list[str]:
+    """The names of the options in `words`, each as `--env-steps`, however it was written."""
+    return [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+
+
+def _without_replaced(before: Recipe, given: Sequence[str], own: Mapping[str, Any]) -> Recipe:
+    """What was given before without the limits that others which are `given` now replace.
+
+    The recipe's own parameters keep their values, for a replay's capacity or a schedule may be made of them.
+    """
+    old = [limit for limit in _LIMITS if limit not in given] if set(_LIMITS) & set(given) else []
+    names = [flag.removeprefix("--").replace("-", "_") for flag in old]
+    options = {key: value for key, value in before.options.items() if key in own or key not in names}
+    return Recipe(before.name, options, [flag for flag in _flags(before.given) if flag not in old])
+
+
 def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if options["threads"] < 1:
         raise ValueError(f"--threads {options['threads']}: give 1 or more")
@@ -100,17 +123,19 @@ def _run(
     if store is not None and all(part is not store for part in loop.parts.values()):
         loop.own("store", store)
         describe(loop, store)
-    if options["env_steps"] is not None:
-        stop_at(loop, env_steps=options["env_steps"])
+    # here and below: the recipe's own number is for whoever gives no other end
+    env_steps = options["env_steps"] if "--env-steps" in given or "--epochs" not in given else None
+    if env_steps is not None:
+        stop_at(loop, env_steps=env_steps)
     if not options["quiet"]:
-        progress(loop, description=name, total=options["env_steps"])
+        progress(loop, description=name, total=env_steps)
     saver = None if store is None else _save(loop, store, options["checkpoint_every"])
     caught = interrupts(loop, saver, force_after=0.7)
     if options["resume"] and store is not None:
         _resume(loop, store)
     limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
-    if options["env_steps"] is not None and "--epochs" not in given:
-        limits["epochs"] = None  # the recipe's own number is for whoever gives no other end
+    if env_steps is not None and "--epochs" not in given:
+        limits["epochs"] = None
     return loop.run(**limits), caught.signal
 
 

@@ -8,7 +8,10 @@ from rein.protocols import Agent, Environment, Store
 
 
 def check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
-    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces differ."""
+    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces differ.
+
+    A store that has `check_spaces` is asked whether it can hold what is in them: it would say so after a whole epoch.
+    """
     parts: list[tuple[Any, type]] = [(agent, Agent), (environment, Environment)]
     for part, protocol in [*parts, (store, Store)] if store is not None else parts:
         names = [name for name in vars(protocol) if not name.startswith("_")]
@@ -31,3 +34,5 @@ def check_fit(agent: Agent, environment: Environment, store: Store | None) -> No
                 f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
                 "build it from environment.single_observation_space and environment.single_action_space"
             )
+    if check := getattr(store, "check_spaces", None):
+        check({"observation": environment.single_observation_space, "action": environment.single_action_space})

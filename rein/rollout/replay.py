@@ -5,15 +5,16 @@ Shapes: L transitions of an episode, N environments, O an observation, A an acti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from rein.ops.trees import leaves, map_tree, to_device
+from rein.ops.trees import map_tree, to_device
 from rein.types import TimeStep, Tree
 
+_Path = tuple[str, ...]  # ("observation", "camera")
 _HALF = (torch.float16, torch.bfloat16)  # which stores widen
 
 
@@ -106,7 +107,7 @@ class _Comparison:
         self.actions: Tree = map_tree(np.asarray, episode.fields["action"])
         raw = "raw_reward" if "raw_reward" in episode.fields else "reward"  # what was learned is not the environment's
         self._fields = [name for name in ("observation", raw, "terminated", "truncated") if name in episode.fields]
-        self._stored = {name: dict(leaves(episode.fields[name], name)) for name in self._fields}
+        self._stored = {name: dict(_by_path(episode.fields[name], (name,))) for name in self._fields}
         self._difference: Difference | None = None
 
     @property
@@ -130,28 +131,26 @@ class _Comparison:
                 self._compare(step, name, played["reward" if name == "raw_reward" else name])
         stored = self.episode.final_observation
         if is_last and stored is not None:
-            self._compare_leaves(step, dict(leaves(stored, "final_observation")), final_observation, None)
+            self._compare_leaves(step, dict(_by_path(stored, ("final_observation",))), final_observation, None)
 
     def _compare(self, step: int, name: str, played: Tree) -> None:
         if name in self._stored:
             self._compare_leaves(step, self._stored[name], played, step)
 
-    def _compare_leaves(self, step: int, stored: Mapping[str, Any], played: Tree, index: int | None) -> None:
+    def _compare_leaves(self, step: int, stored: Mapping[_Path, Any], played: Tree, index: int | None) -> None:
         if self._difference is not None:
             return
-        name = next(iter(stored), "").partition(".")[0]
-        found = dict(leaves(played, name))
+        found = dict(_by_path(played, next(iter(stored), ())[:1]))
         if found.keys() != stored.keys():
-            raise ValueError(
-                f"episode {self.episode.id}: has {', '.join(stored)}; this environment gives {', '.join(found)}"
-            )
+            has, gives = (", ".join(map(".".join, paths)) for paths in (stored, found))
+            raise ValueError(f"episode {self.episode.id}: has {has}; this environment gives {gives}")
         for path, whole in stored.items():
             expected, got = np.asarray(whole if index is None else whole[index]), np.asarray(found[path])
             if expected.shape != got.shape:
                 shapes = f"of shape {expected.shape}; this environment gives {got.shape}"
-                raise ValueError(f"episode {self.episode.id}: {path} is {shapes}")
+                raise ValueError(f"episode {self.episode.id}: {'.'.join(path)} is {shapes}")
             if expected.tobytes() != got.astype(expected.dtype, copy=False).tobytes():
-                self._difference = Difference(step, path, _distance(expected, got))
+                self._difference = Difference(step, ".".join(path), _distance(expected, got))
                 return
 
 
@@ -186,6 +185,15 @@ def _compare_rows(step: int, still: Mapping[int, _Comparison], time_step: TimeSt
     for row, comparison in still.items():
         played = {name: column[row] for name, column in ends.items()}
         comparison.take(step, played, map_tree(lambda x, i=row: x[i], final))
+
+
+def _by_path(tree: Tree, path: _Path) -> Iterator[tuple[_Path, Any]]:
+    """Every array with its path: one of names, for a name may contain any character."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _by_path(value, (*path, name))
+    else:
+        yield path, tree
 
 
 def _action(comparison: _Comparison, step: int) -> Tree:

@@ -21,6 +21,7 @@ from rein.errors import StoreError
 from rein.stores.files import remove_leftovers, sync_folder, verify, write_whole
 from rein.stores.layout import Part
 from rein.stores.replaced import find_replaced
+from rein.stores.selection import kept_by
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"
 
@@ -101,6 +102,13 @@ def claim(path: Path, exist: str) -> Path:
     if removed:
         logger.warning("%s: removed %d unfinished file(s) of processes that are gone", folder, len(removed))
     return folder
+
+
+def first_epoch(run: Path) -> int:
+    """The first epoch that ended in that folder: 1, or, as trajectories show, a later one of a run begun elsewhere."""
+    every, best = kept_by(run)
+    first = min((_order(path)[0] for path in _all_files(run / TRAJECTORIES)), default=1)
+    return first if best is None and first > every else 1
 
 
 def newer_files(run: Path, after: int) -> list[Path]:

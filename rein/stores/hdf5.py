@@ -14,13 +14,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from gymnasium.spaces import Space
+
 from rein.errors import StoreError
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import Checkpoints
 from rein.stores.files import write_whole
 from rein.stores.folder import ASIDE, TRAJECTORIES, claim, is_whole, move_aside, newer_files
 from rein.stores.gathering import Files
-from rein.stores.host import to_host
+from rein.stores.host import check_names, to_host
 from rein.stores.selection import Best, Selection
 from rein.types import Trajectory
 
@@ -98,6 +100,16 @@ class HDF5Store:
     def checkpoints(self) -> Checkpoints:
         """The checkpoints in the run's folder, for `rein.handlers.checkpoint`."""
         return Checkpoints(self.path / CHECKPOINTS)
+
+    def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
+        """Raises ValueError where a name in the spaces of these fields, by name, is none that it can hold.
+
+        HDF5 takes "/" and "." for parts of a path. Fields that are not kept may be named as they like.
+        """
+        kept = self._config["fields"]
+        for field, space in spaces.items() if self._config["every"] else ():
+            if kept is None or field in kept:
+                check_names(space, field)
 
     def begin(self, epochs: int) -> None:
         """A run begins, or goes on, that has had so many epochs; asked before anything in the folder is changed.

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 from torch import Tensor
 
+from rein.networks.flatten import children
 from rein.ops.trees import leaves
 from rein.types import Episodes, Trajectory, Tree
 
@@ -53,6 +55,17 @@ def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Tra
         metrics=dict(trajectory.metrics),
         clocks=dict(trajectory.clocks),
     )
+
+
+def check_names(space: Space[Any], path: str) -> None:
+    """Raises ValueError where `space` has a part with a name that cannot be stored; `path` is what its values are."""
+    for name, inner in (children(space) or {}).items():
+        try:
+            _checked(name, path)
+        except ValueError as error:
+            advice = "rename it in a wrapper of the environment, or flatten observations, with FlattenObservation"
+            raise ValueError(f"{error}; {advice}") from None
+        check_names(inner, f"{path}.{name}")
 
 
 def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mapping[str, Tree]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from gymnasium.spaces import Space
 
 from rein.errors import StoreError
 from rein.ops.trees import map_tree, pack, unpack
-from rein.stores.host import to_host
+from rein.stores.host import check_names, to_host
 from rein.types import NAMED_TUPLES, Trajectory
 
 
@@ -32,6 +33,11 @@ class MemoryStore:
                 f"MemoryStore: it holds {last} epochs of another loop, and this one has had {epochs}: go on with that "
                 "one, loop.run(epochs=...), or give this one a store of its own"
             )
+
+    def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
+        """Raises ValueError where a name in the spaces of these fields, by name, is none that it can hold."""
+        for field, space in spaces.items():
+            check_names(space, field)
 
     def append(self, trajectory: Trajectory) -> None:
         """Take in one epoch; the caller may reuse its memory at once."""

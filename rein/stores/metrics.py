@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from rein.errors import StoreError
 from rein.loop import Loop
+from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, Table, evaluations_of, newer_rows
 from rein.stores.curves import write_learning_curves
 from rein.stores.files import write_whole
-from rein.stores.folder import move_aside
+from rein.stores.folder import TRAJECTORIES, first_epoch, move_aside
 from rein.stores.image import compose
 from rein.types import State
 
@@ -60,6 +63,7 @@ class RunMetrics:
         self._changed = False  # since metrics.h5 was written
         self._written_at, self._cost = time.monotonic(), 0.0
         self._observes = False
+        self._warned = False  # of rows that are missing
         self._failed: set[str] = set()  # files that could not be written, and are left alone since
 
     @property
@@ -106,8 +110,22 @@ class RunMetrics:
         files, cuts = newer_rows(self._run, state.clocks.epochs, evaluations_of(state.memory))
         move_aside(self._run, files, f"epoch-{state.clocks.epochs:06d}", cuts)
         self._tables = Table(self._run / EPOCHS), Table(self._run / EVALUATIONS)
-        self._changed = bool(self._tables[0].refresh()) and not (self._run / PLOT).exists()
+        rows = self._tables[0].refresh()
+        self._warn_of_gaps(rows.get("epoch", np.empty(0)), state.clocks.epochs)
+        self._changed = bool(rows) and not (self._run / PLOT).exists()
         self._written_at = time.monotonic()
+
+    def _warn_of_gaps(self, epoch_K: np.ndarray, epochs: int) -> None:
+        """Tell once which rows are missing before the place where the run goes on, after so many epochs."""
+        folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
+        is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
+        absent = np.setdiff1d(np.arange(first_epoch(self._run), epochs + 1), epoch_K)
+        if len(absent) and not is_fresh and not self._warned:
+            self._warned = True
+            spans = np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1)
+            told = ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]} to {s[-1]}" for s in spans)
+            path, what = self._run / EPOCHS, "epoch" if len(absent) == 1 else "epochs"
+            logger.warning("%s: has no row of %s %s; the run goes on without, after epoch %d", path, what, told, epochs)
 
     def _add_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         self._guarded(EPOCHS, self._append_epoch, epoch, status, clocks, metrics)

@@ -82,12 +82,21 @@ class Selection:
 
 def kept_by(run: Path) -> tuple[int, Any]:
     """`every` and `keep_best` of the store of the run in that folder, as its `run.json` says; 1 and None if not."""
-    try:
-        config = json.loads((run / "run.json").read_bytes())["parts"]["store"]["config"]
-        every = config.get("every", 1)
-        return every if type(every) is int and every >= 0 else 1, config.get("keep_best")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    store = parts_of(run).get("store")
+    config = store.get("config") if isinstance(store, dict) else None
+    if not isinstance(config, dict):
         return 1, None
+    every = config.get("every", 1)
+    return every if type(every) is int and every >= 0 else 1, config.get("keep_best")
+
+
+def parts_of(run: Path) -> dict[str, Any]:
+    """The parts of the run in that folder, as its `run.json` says; none where it does not."""
+    try:
+        parts = json.loads((run / "run.json").read_bytes())["parts"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return parts if isinstance(parts, dict) else {}
 
 
 def _makes_sense(best: Any) -> bool:

@@ -18,7 +18,7 @@ from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checks import check_file, check_sequence
 from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT
 from rein.stores.contents import MISREAD, content_of
-from rein.stores.folder import TRAJECTORIES, list_files
+from rein.stores.folder import TRAJECTORIES, first_epoch, list_files
 from rein.stores.mapping import Stamp, stamp_of
 from rein.stores.scan import layouts
 from rein.stores.selection import kept_by
@@ -72,9 +72,11 @@ def verify_run(path: str | Path) -> Report:
     for file in checkpoints:
         _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last, stride)))
     for file in others:
-        _guard(file, problems, lambda f=file: list(_check_other(f, last)))
+        _guard(file, problems, lambda f=file: list(_check_other(f, last, first_epoch(path) if path.is_dir() else None)))
     if path.is_dir():
         problems += _check_latest(path / CHECKPOINTS)
+        if path / PLOT in others and path / EPOCHS not in others:
+            problems.append(Problem(path / EPOCHS, f"is not there, and {PLOT} was made of it"))
     epochs = {number for content in known for number in content.epochs["number"].tolist()}
     size = sum(file.stat().st_size for file in looked_at if file.exists())
     return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
@@ -175,19 +177,22 @@ def _check_latest(folder: Path) -> Iterator[Problem]:
             yield Problem(latest, f"names {name!r}, which is not there")
 
 
-def _check_other(path: Path, last: int) -> Iterator[Problem]:
-    """`last` is the epoch that the trajectories end with, 0 where they are not looked at."""
+def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
+    """`last` is the epoch that the trajectories end with, 0 where they are not looked at; `first` that of the run."""
     if path.name == PLOT:
         files.verify(path)
     elif path.name in _KEYS:
-        least = last if path.name == EPOCHS else 0
-        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], least))
+        first, last = (first, last) if path.name == EPOCHS else (None, 0)
+        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], first, last))
     elif not isinstance(json.loads(path.read_bytes()), dict):
         yield Problem(path, "is JSON of something else than a run")
 
 
-def _check_rows_of(path: Path, key: str, text: str, least: int) -> Iterator[str]:
-    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end, one too early."""
+def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int) -> Iterator[str]:
+    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end, one too early.
+
+    Its rows have to begin with `first`, or before, where that is known, and to end with `last`, or after.
+    """
     with open(path, "rb") as file:
         names = _cells(file.readline())
         if key not in names:
@@ -203,9 +208,12 @@ def _check_rows_of(path: Path, key: str, text: str, least: int) -> Iterator[str]
             if len(cells) != len(names) or wrong:
                 yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"
                 return
-            before = int(cells[names.index(key)])
-        if (before or 0) < least:
-            yield f"ends with {key} {before or 0}, and the trajectories with epoch {least}"
+            now = int(cells[names.index(key)])
+            if before is None and first is not None and now > first:
+                yield f"begins with {key} {now}, and the run with epoch {first}"
+            before = now
+        if (before or 0) < last:
+            yield f"ends with {key} {before or 0}, and the trajectories with epoch {last}"
 
 
 def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> str | None:

@@ -102,7 +102,9 @@ class Windows:
                 for content in self._contents:
                     stored = content.file.node(table, name, *inner)
                     if stored is not None:
-                        parts.append(content.file.read(stored).reshape(-1, *stored.shape[1 + (table == "epochs") :]))
+                        lead = 1 if table == "episodes" else 2  # (E, ...), or (K, N, ...)
+                        count = math.prod(stored.shape[:lead])  # which -1 would not find where there are no numbers
+                        parts.append(content.file.read(stored).reshape(count, *stored.shape[lead:]))
                         continue
                     dtype, shape = content.fields[path].dtype, content.fields[path].shape  # nobody refers to these
                     columns = content.episodes["id"] if table == "episodes" else content.epochs["number"]

@@ -286,6 +286,8 @@ def test_the_axis_of_a_stack_is_the_first_one_or_else_the_last():
     for shape, frame_stack in (((84, 84, 3), 4), ((), 1), ((4, 84, 84), 0)):
         with pytest.raises(ValueError, match=f"frame_stack={frame_stack}"):
             FrameReplay(8, frame_stack, shape)
+    with pytest.raises(ValueError, match=r"observations that are a Dict, a Tuple or one number have no axis"):
+        FrameReplay(8, 3, ())
 
 
 def test_rows_of_another_shape_or_type_are_refused_and_change_nothing():

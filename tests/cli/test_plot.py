@@ -432,6 +432,16 @@ class TestCommand:
         assert text in error and error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
+    def test_fields_are_found_by_names_with_dots_in_them(self, tmp_path: Path) -> None:
+        environment = CartPole(num_envs=2, seed=0)
+        agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
+        store = rein.HDF5Store(tmp_path / "run")
+        more = {"state_to_trajectory": lambda s: {"a.b": s.step_state.transition.reward, "a": {"b": torch.zeros(2)}}}
+        rein.train(agent, environment, store, epochs=1, iterations=40, **more)
+        store.close()
+        plot(store.path, "--episode", "0", "--field", "a.b", "--output", tmp_path / "dot.png")
+        assert (tmp_path / "dot.png").exists()
+
     def test_other_boards_have_no_paths(self, tmp_path: Path, capsys: Any) -> None:
         environment = CartPole(num_envs=2, seed=0)
         agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)

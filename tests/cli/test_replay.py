@@ -260,6 +260,34 @@ def test_negative_zero_is_another_number() -> None:
     assert difference is not None and difference.amount == 0.0
 
 
+def test_names_with_dots_in_them_are_told_apart() -> None:
+    environment, seed = Gridworld(1, [(0, 1)], seed=0, observation="vector", start_columns=1), torch.tensor([5])
+
+    class Split(Forwarding):
+        """The same board twice, under names that are one where they are joined by a dot."""
+
+        inner = environment
+
+        def reset_to(self, seeds: torch.Tensor) -> Any:
+            return self.split(environment.reset_to(seeds))
+
+        def apply_action(self, action: Any) -> Any:
+            step = environment.apply_action(action)
+            return step._replace(
+                **{name: self.split(getattr(step, name)) for name in ("observation", "final_observation")}
+            )
+
+        @staticmethod
+        def split(seen: Any) -> Any:
+            return {"a.b": seen, "a": {"b": seen}}
+
+    seen = environment.reset_to(seed).numpy()
+    for dotted, nested, differs in ((seen, seen, False), (seen + 1, seen, True), (seen, seen + 1, True)):
+        stored = {"observation": {"a.b": dotted, "a": {"b": nested}}, "action": np.array([0])}
+        episode = type("Stored", (), dict(id=0, environment=0, seed=5, length=1, fields=stored, final_observation=None))
+        assert (replay(Split(), [episode])[0].difference is not None) == differs
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -132,3 +132,30 @@ def test_a_signal_ends_with_its_exit_code_and_the_command_that_goes_on(here, num
     main(["resume", "mine", "--quiet", "--epochs", str(at + 2)])
     main([*TRAIN, "--run", "whole", "--epochs", str(at + 2)])
     assert same_agent("whole", "mine")
+
+
+def recipe(run):
+    return json.loads(Path(run, "run.json").read_text())["parts"]["recipe"]["config"]
+
+
+def test_a_new_limit_replaces_those_that_were_given_before(here, capsys):
+    """The value of a parameter of the recipe itself stays, and ends nothing."""
+    main([*TRAIN, "--run", "mine", "--epochs", "3", "--num-envs", "8"])
+    steps = newest("mine").about["clocks"]["env_steps"]
+    main(["resume", "mine", "--quiet", f"--env_steps={3 * steps}"])
+    assert f"halted (env_steps has reached {3 * steps}" in capsys.readouterr().out.replace(",", "")
+    assert recipe("mine")["options"]["epochs"] == 3 and recipe("mine")["options"]["env_steps"] == 3 * steps
+    assert "--epochs" not in recipe("mine")["given"]
+    reached = newest("mine").about["epoch"]
+    main(["resume", "mine", "--quiet"])  # the limit that stands is the new one
+    assert "env_steps has reached" in capsys.readouterr().out
+    main(["resume", "mine", "--quiet", "--epochs", str(reached + 2)])
+    assert capsys.readouterr().out.splitlines()[1].startswith("completed: ")
+    assert newest("mine").about["epoch"] == reached + 2 and recipe("mine")["options"]["env_steps"] is None
+
+
+def test_limits_that_are_given_together_both_count(here, capsys):
+    for first, second, end in (("3", "100000", "completed: "), ("100000", "300", "halted (env_steps has reached 300)")):
+        main([*TRAIN, "--run", end, "--epochs", first, "--env-steps", second, "--num-envs", "4"])
+        main(["resume", end, "--quiet"])
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(end)]

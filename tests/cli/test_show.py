@@ -101,3 +101,20 @@ def test_a_run_that_keeps_no_trajectories_is_shown_without(tmp_path, capsys):
     main([str(tmp_path / "run")])
     shown = capsys.readouterr().out
     assert "run.json" in shown and "no trajectories are kept" in shown
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"store": {"config": {"every": 1}}, "rows": {}}, "no file of trajectories is finished yet; `rein plot`"),
+        ({"store": {"config": {"keep_best": [3, "return", "max"]}}, "rows": {}}, "no file of trajectories is finished"),
+        ({"store": {"config": {"every": 0}}, "rows": {}}, "no trajectories are kept; `rein plot`"),
+        ({"store": {"config": {"every": 1}}}, "no trajectories are kept"),  # as a loop without environments has it
+    ],
+)
+def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said):
+    store = HDF5Store(tmp_path / "run")
+    store.write_run({"parts": parts})
+    main([str(tmp_path / "run")])
+    assert said in capsys.readouterr().out
+    store.close()

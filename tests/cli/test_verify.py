@@ -30,13 +30,15 @@ from rein.testing.store import make_trajectory
 MUTANTS = 8
 
 
-def train(path, episodic=False, **options):
+def train(path, episodic=False, epochs=5, resumed=None, **options):
     environment = Gridworld(num_envs=3, seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(path, **{"max_epochs": 1, **options})
     loop = rein.training_loop(agent, environment, store, seed=0, episodic=episodic)
     checkpoint(loop, store, every=2)
-    loop.run(epochs=5, iterations=60)
+    if resumed is not None:
+        rein.resume(loop, resumed)
+    loop.run(epochs=epochs, iterations=60)
     store.close()
 
 
@@ -221,6 +223,11 @@ def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
         ("metrics.csv", lambda text: text.replace("epoch", "era"), "has no column 'epoch'"),
         ("metrics.csv", lambda text: text[: text.index("\n4,") + 1], "epoch 3, and the trajectories with epoch 5"),
         ("metrics.csv", lambda text: text[: text.index("\n") + 1], "epoch 0, and the trajectories with epoch 5"),
+        (
+            "metrics.csv",
+            lambda text: text.replace(text[text.index("\n1,") : text.index("\n3,")], ""),
+            "begins with epoch 3",
+        ),
         ("run.json", lambda text: text[:50], "makes no sense"),
         ("run.json", lambda text: "[" * 100_000, "makes no sense"),
         ("run.json", lambda text: "[]", "is JSON of something else than a run"),
@@ -297,3 +304,19 @@ def test_integers_and_rewards_of_other_kinds_are_no_reason_to_stop(tmp_path):
     store.append(trajectory._replace(fields=fields, episodes=none))
     store.close()
     assert verify_run(tmp_path / "run").problems == []
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 0}])
+def test_rows_of_metrics_that_are_gone_altogether_are_found(tmp_path, options):
+    run = tmp_path / "run"
+    train(run, **options)
+    assert wrong(run) == []
+    (run / "metrics.csv").unlink()
+    assert wrong(run) == [("metrics.csv", "is not there, and metrics.h5 was made of it")]
+
+
+def test_a_run_that_went_on_in_a_folder_of_its_own_begins_with_a_later_epoch(run, tmp_path):
+    train(tmp_path / "other", epochs=7, resumed=run)
+    lines = (tmp_path / "other/metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["epoch", "6", "7"]
+    assert wrong(tmp_path / "other") == []

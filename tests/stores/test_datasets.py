@@ -403,3 +403,29 @@ def test_without_tensordict_the_error_names_it(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ImportError, match="pip install tensordict"):
         to_tensordict(open_run(path).transitions()[:3])
+
+
+def test_observations_without_any_numbers_are_read_with_those_after_them(path, given, tmp_path):
+    def with_nothing(tree, lead):
+        return {**tree, "nothing": np.zeros((*lead, 0), np.float32)}
+
+    changed = []
+    for one in given[0]:
+        episodes, lead = one.episodes, one.fields["reward"].shape
+        final = with_nothing(episodes.final_observation, episodes.id.shape)
+        observation = with_nothing(one.fields["observation"], lead)
+        changed.append(
+            one._replace(
+                fields={**one.fields, "observation": observation},
+                next_observation=with_nothing(one.next_observation, lead[1:]),
+                episodes=episodes._replace(final_observation=final),
+            )
+        )
+    run, without = open_run(write(tmp_path / "other", changed, max_epochs=2)), open_run(path)
+    for found, expected in (
+        (run.transitions()[:], without.transitions()[:]),
+        (run.sequences(2)[:], without.sequences(2)[:]),
+    ):
+        assert pairs(found) == pairs(expected)
+        for observation in (found.observation, found.next_observation):
+            assert observation["nothing"].shape == (*found.reward.shape, 0)

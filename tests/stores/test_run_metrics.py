@@ -259,6 +259,45 @@ def test_a_file_that_somebody_edited_is_moved_whole_and_stops_nothing(
     assert [row["epoch"] for row in read(run / "metrics.csv")] == ["6", "7", "8", "9", "10"]
 
 
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ({1, 2, 5}, "metrics.csv: has no row of epochs 1 to 2, 5; the run goes on without, after epoch 6"),
+        ({6}, "metrics.csv: has no row of epoch 6; the run goes on without, after epoch 6"),
+        (set(range(1, 7)), "metrics.csv: has no row of epochs 1 to 6; the run goes on without, after epoch 6"),
+        (set(), None),
+    ],
+)
+def test_rows_that_are_missing_before_the_place_where_a_run_goes_on_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: set[int], said: str | None
+) -> None:
+    run = tmp_path / "run"
+    finish(make(run, epochs=6))
+    header, *rows = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    left = [row for number, row in enumerate(rows, start=1) if number not in lost]
+    (run / "metrics.csv").write_text("".join([header, *left]))
+    if not left:
+        (run / "metrics.csv").unlink()
+    loop = make(run, epochs=7)
+    rein.resume(loop, run)
+    loop.run()
+    loop.run(epochs=8)
+    loop.parts["store"].close()
+    assert [text for text in caplog.messages if "no row of" in text] == ([f"{run}/{said}"] if said else [])
+
+
+def test_a_run_that_goes_on_in_a_folder_of_its_own_lacks_no_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(make(tmp_path / "run", epochs=6))
+    for epochs, source in ((7, "run"), (8, "other")):
+        loop = make(tmp_path / "other", epochs=epochs)
+        rein.resume(loop, tmp_path / source)
+        finish(loop)
+    assert [row["epoch"] for row in read(tmp_path / "other/metrics.csv")] == ["7", "8"]
+    assert "no row of" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv", "metrics.h5"])
 def test_what_cannot_be_written_is_reported_once_and_changes_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str

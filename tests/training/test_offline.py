@@ -366,3 +366,37 @@ def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
     assert len(names["novice"].replay) == names["steps"] == 4_000
     assert len(names["agent"].replay) == 1_500 + 200
     rein.resume(names["loop"], "runs/iql")
+
+
+def test_names_with_dots_in_them_are_told_apart():
+    replay, one, other = Replay(64), rows(6), rows(6, first=50.0)
+
+    def both(name: str) -> dict[str, Any]:
+        return {"a.b": getattr(one, name), "a": {"b": getattr(other, name).repeat(1, 2)}}
+
+    data = one._replace(observation=both("observation"), next_observation=both("next_observation"))
+    for rows_of, following in ((slice(0, 3), slice(3, 4)), (slice(3, 6), None)):
+        after = None if following is None else map_tree(lambda x, i=following: x[i], data)
+        extend(replay, map_tree(lambda x, i=rows_of: x[i], data), following=after)
+    assert replay.columns["truncated"][:, 0].tolist() == [False] * 5 + [True]  # each is followed by the next one
+
+
+def test_observations_without_any_numbers_fill_a_replay():
+    space = spaces.Dict({"x": BOX, "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32)})
+    mine, nothing = BC(space, BOX, **SMALL, seed=0), torch.zeros(64, 0)
+    names = ("observation", "next_observation")
+    found = rows()._replace(**{name: {"x": getattr(rows(), name), "nothing": nothing} for name in names})
+    assert fill(mine, [found]) == 64
+    assert mine.replay.columns["truncated"].sum() == 1  # the last row
+
+
+def test_observations_are_kept_in_the_types_that_the_agent_goes_on_with():
+    """Files hold half precision as float32."""
+    inner = spaces.Dict({"half": spaces.Box(-9.0, 99.0, (1,), np.float16), "count": spaces.Discrete(99)})
+    mine, given = BC(inner, BOX, **SMALL, seed=0), rows()
+    seen = {"half": given.observation, "count": given.observation[:, 0].to(torch.uint8)}
+    fill(mine, [given._replace(observation=seen, next_observation=map_tree(lambda x: x + 1, seen))])
+    for name in ("observation", "next_observation"):
+        kept = mine.replay.columns[name]
+        assert (kept["half"].dtype, kept["count"].dtype) == (torch.float16, torch.int64)
+        assert kept["half"][:, 0, 0].tolist() == kept["count"][:, 0].tolist()

@@ -20,8 +20,8 @@ class RescaleAction(Forwarding):
     """Takes actions in [-1, 1] and hands on low + (action + 1) / 2 * (high - low), exactly low and high at the ends.
 
     Beyond the ends it goes on as a straight line: put `ClipAction` around it for an agent that goes there.
-    Raises TypeError unless actions are a Box of floating-point numbers, ValueError unless it is bounded and high - low is
-    finite in float32.
+    Raises TypeError unless actions are a Box of floating-point numbers, ValueError unless it is bounded and high - low
+    is finite in float32.
     """
 
     def __init__(self, inner: Environment) -> None:
