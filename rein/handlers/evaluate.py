@@ -13,6 +13,7 @@ from rein.loop.info import run_info
 from rein.protocols import Environment, Policy, Stateful, Store
 from rein.rollout import Evaluation, Recorder
 from rein.rollout import evaluate as play
+from rein.rollout.fit import check_held
 from rein.types import INTERRUPT, State
 
 logger = logging.getLogger("rein")
@@ -57,13 +58,15 @@ def evaluate(
     `return_min` and `return_max`.
 
     Raises ValueError where the environment is part of the loop already, for a name that is taken, for fewer than
-    one episode, and for `same_episodes` in environments that cannot begin an episode again.
+    one episode, for `same_episodes` in environments that cannot begin an episode again, and for a store that cannot
+    hold their spaces.
     """
     if on_failure not in ("raise", "drop"):
         raise ValueError(f'evaluate(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     _check_free(loop, environment, store)
+    check_held(environment, store)
     if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
         kind = type(environment).__name__
         raise ValueError(f"evaluate(same_episodes=True): {kind} cannot begin an episode again: it is not replayable")

@@ -8,10 +8,7 @@ from rein.protocols import Agent, Environment, Store
 
 
 def check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
-    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces differ.
-
-    A store that has `check_spaces` is asked whether it can hold what is in them: it would say so after a whole epoch.
-    """
+    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces do not go together."""
     parts: list[tuple[Any, type]] = [(agent, Agent), (environment, Environment)]
     for part, protocol in [*parts, (store, Store)] if store is not None else parts:
         names = [name for name in vars(protocol) if not name.startswith("_")]
@@ -34,5 +31,13 @@ def check_fit(agent: Agent, environment: Environment, store: Store | None) -> No
                 f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
                 "build it from environment.single_observation_space and environment.single_action_space"
             )
+    check_held(environment, store)
+
+
+def check_held(environment: Environment, store: Store | None) -> None:
+    """Raises ValueError where the store cannot hold what the environment gives.
+
+    One that has `check_spaces` is asked: it would say so after a whole epoch.
+    """
     if check := getattr(store, "check_spaces", None):
         check({"observation": environment.single_observation_space, "action": environment.single_action_space})

@@ -298,10 +298,10 @@ runs (Agarwal et al. 2021): of so few runs, it says little more than their sprea
 left out) are medians, to the end of the run: where a recipe stops when it is solved, that is when.
 
 The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind. They are not all
-of one commit. PPO's tasks were trained again on a later one, all but HalfCheetah under rl-zoo's parameters, and every
-score came out as it was before, to the last digit. Pong is one run of a fifth of the recipe's env steps: its training
-episodes rose from -20.4 to -0.4, nearly evenly from 0.35 M steps on and to the end, and its CPU seconds count the
-evaluation, in which the greedy policy may keep a ball in play for ever, until 10,000 steps.
+of one commit. All of rein's rows were trained again on a later one, but for Pong and seeds 1 to 5 of HalfCheetah by
+SAC, and every score came out as it was before, to the last digit that is shown. Pong is one run of a fifth of the
+recipe's env steps: its training episodes rose from -20.4 to -0.4, nearly evenly from 0.35 M steps on and to the end,
+and its CPU seconds count the evaluation, in which the greedy policy may keep a ball in play until 10,000 steps.
 
 SAC has only begun to learn HalfCheetah after 30,000 steps, and six seeds of either library do not tell the two apart.
 Seeds 3 to 5 came later, on a slower machine (499 and 751 CPU s); CPU seconds in the table are of the first three.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 
 import rein
 from rein.agents.ppo import PPO
@@ -47,6 +48,15 @@ def test_each_round_is_an_epoch_of_whole_episodes_with_the_returns_that_were_fou
     assert verify_run(run.path).problems == []
     assert run.info["parts"]["environment"]["config"]["seed"] == 1  # those that were played in
     assert list((tmp_path / "run" / "trajectories").iterdir()) == []
+
+
+def test_names_that_the_store_cannot_hold_are_refused_at_once(scripted: Any, listening: Any) -> None:
+    environment = scripted([2])
+    environment.single_observation_space = spaces.Dict({"a/b": spaces.Discrete(2)})
+    loop = rein.Loop(lambda state: None)
+    with pytest.raises(ValueError, match=r"'a/b' in observation: .* rename it in a wrapper"):
+        evaluate(loop, listening(environment), environment, episodes=1, store=MemoryStore())
+    assert "evaluation_environment" not in loop.parts
 
 
 def test_training_is_the_same_whether_evaluations_are_kept_or_not() -> None:
