@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +71,22 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
     torch.set_num_threads(options["threads"])
     store = _open_store(name, options) if "store" in own else None
     made = Recipe(name, {k: v for k, v in options.items() if k not in ("run", "resume", "quiet", "debug")}, given)
-    try:
-        with _terminable():
+    with _terminable() as settle:
+        try:
             loop = recipe(**{k: v for k, v in options.items() if k in own}, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
             loop.own("recipe", made)
             final, received = _run(loop, name, options, own, given, store)
-    finally:
-        if store is not None:
-            store.close()
-            _remove_if_empty(store.path)
-    print(summary(final, store))
-    if received is not None:
-        print(f"go on with: rein resume {store.path}" if store else "nothing was stored, so it cannot be resumed")
-        raise SystemExit(128 + received)
+            settle()
+        finally:
+            if store is not None:
+                store.close()
+                _remove_if_empty(store.path)
+        print(summary(final, store))
+        if received is not None:
+            print(f"go on with: rein resume {store.path}" if store else "nothing was stored, so it cannot be resumed")
+            raise SystemExit(128 + received)
 
 
 def _flags(words: Sequence[str]) -> list[str]:
@@ -154,20 +155,29 @@ def _resume(loop: Loop, store: HDF5Store) -> None:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Have SIGTERM, outside a run too, end the program as an exit does: what is open is closed."""
+def _terminable() -> Iterator[Callable[[], None]]:
+    """Have SIGTERM, outside a run too, end the program as an exit does: what is open is closed.
+
+    What it gives is called when a run is over: what is left, to close it and to say how it went, takes no time and is
+    done whatever signal comes.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    def settle() -> None:
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
+
+    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, leave), signal.SIGINT: signal.getsignal(signal.SIGINT)}
     try:
-        yield
+        yield settle
     finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+        for number, handler in previous.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:

@@ -50,16 +50,17 @@ class Interrupts:
         self.signal: int | None = None
         self._loop, self._saver, self._force_after = loop, saver, force_after
         self._previous: dict[int, Any] = {}
+        self._closing = False  # whether a signal came when the run had ended, and is not to be waited for any more
 
     def install(self, state: State) -> None:
         """Take over the signals, on the main thread; a handler."""
-        self.signal = None
+        self.signal, self._closing = None, False
         if threading.current_thread() is not threading.main_thread():
             return
         saving = () if self._saver is None or _SAVING is None else (_SAVING,)
         for number in (*_ENDING, *saving):
             self._previous[number] = signal.signal(number, self._receive)
-        self._loop.cleanups.append(self.restore)
+        self._loop.cleanups.insert(0, self.restore)  # the last of all: what is being closed then is closed whole
 
     def restore(self) -> None:
         """Give the signals back."""
@@ -72,8 +73,10 @@ class Interrupts:
         if number == _SAVING:
             assert self._saver is not None
             self._saver.ask()
-        elif self.signal is not None:
+        elif self.signal is not None or self._closing:
             self._end(number)
+        elif self._loop.state.status != "running":
+            self._closing = True
         else:
             self.signal = number
             name = signal.Signals(number).name

@@ -81,6 +81,29 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, number, raised):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_run_that_has_ended_is_being_closed_changes_nothing(tmp_path, number):
+    before, closed = handlers(), []
+    loop, caught = make(tmp_path)
+
+    def close() -> None:
+        send(number)
+        closed.append(True)
+
+    loop.started(lambda state: loop.cleanups.append(close))
+    assert loop.run().status == "completed"
+    assert (closed, caught.signal, handlers() == before) == ([True], None, True)
+
+
+def test_a_second_signal_ends_the_closing_too(tmp_path):
+    before = handlers()
+    loop, _ = make(tmp_path)
+    loop.started(lambda state: loop.cleanups.append(lambda: (send(signal.SIGINT), send(signal.SIGINT)) and None))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert handlers() == before
+
+
 def test_sigusr1_saves_and_goes_on(tmp_path):
     loop, caught = make(tmp_path)
     loop.iteration_started(once=13)(lambda state: send(signal.SIGUSR1))
