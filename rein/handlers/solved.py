@@ -19,7 +19,7 @@ def solved(
     resumed with `stop`, halts in `started`. Of several rules, milestones on the way say, the first that is met is taken
     down as "solved", and each later one as "solved/<metric> <at_least>".
     """
-    rule, own_key = {"metric": metric, "at_least": at_least}, f"solved/{metric} {at_least:g}"
+    rule, own_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
 
     def is_met(state: State) -> bool:
         records = (state.memory.get(key) for key in ("solved", own_key))

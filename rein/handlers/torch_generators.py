@@ -63,8 +63,9 @@ class TorchGenerators:
 
     def begin(self, state: State, anew: bool) -> None:
         """Go back to the open epoch's beginning, if there is one whose data is iterated `anew`."""
-        if anew and state.epoch_open and state.iteration and self._epoch_began is not None:
-            self._waiting = {**self._read(), **(self._waiting or {})}
+        if anew and state.epoch_open and self._epoch_began is not None:
+            # of an epoch that has had nothing yet, whose data may have drawn its order all the same, nothing waits
+            self._waiting = {**self._read(), **(self._waiting or {})} if state.iteration else None
             self._write(self._epoch_began)
         elif self._waiting is not None:
             self._write(self._waiting)

@@ -22,7 +22,7 @@ class MlflowLogger:
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
 
-    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
+    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its parameters.
     `run_id` says which run it is once it has begun; give it to go on with that run, whose parameters stay as they are.
     A run that failed is marked as FAILED, one that was interrupted as KILLED, any other as FINISHED. Raises ImportError

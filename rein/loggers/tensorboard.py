@@ -13,7 +13,7 @@ from rein.loop.axis import Axis
 class TensorBoardLogger:
     """Writes each metric as a scalar over `clock` to event files in `folder`.
 
-    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
+    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The run's configuration is the text `run`. A
     run that goes on in the same folder hides the points at and after the place where it goes on. Raises ImportError
     without TensorBoard, ValueError for no clock.

@@ -17,7 +17,7 @@ class WandbLogger:
 
         WandbLogger(project="cartpole", dir="runs/cartpole")
 
-    Without a `clock` it is the first of `env_steps`, `updates` and `iterations` that has advanced at the first row.
+    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
     A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its config,
     beside what `options` give. A run that failed or was interrupted ends with an exit code that says so. After `close`
     the same run is gone on with; for that in another process give its `id` and `resume="allow"`. Raises ImportError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rein.types import CLOCKS
 
-_USUAL = ("env_steps", "updates", "iterations")  # the first that advances says most of what a run has done
+_USUAL = ("env_steps", "iterations")  # the one advances in the first iteration or never, so a resumed run has the same
 
 
 class Axis:

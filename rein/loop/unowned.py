@@ -30,6 +30,9 @@ def unowned(loop: Loop) -> list[str]:
     found: dict[int, str] = {}
     functions = [("the step", loop.step)]
     functions += [(f"a handler of {e.name}", f) for e in loop.events.values() for f in e.handlers]
+    for _, function in functions:  # what is seeded anew before it is drawn from has nothing to be remembered
+        if _seeds(function):
+            owned |= {id(value) for _, value in _held(function, set()) if isinstance(value, torch.Generator)}
     for where, function in functions:
         for name, value in _held(function, set()):
             if id(value) not in owned and id(value) not in found and _has_state(value):
@@ -37,9 +40,14 @@ def unowned(loop: Loop) -> list[str]:
     return list(found.values())
 
 
+def _seeds(function: Any) -> bool:
+    code = getattr(getattr(function, "func", function), "__code__", None)
+    return code is not None and "manual_seed" in code.co_names
+
+
 def _has_state(value: Any) -> bool:
-    if isinstance(value, torch.Generator):
-        return True
+    if isinstance(value, torch.Generator):  # torch's own are for `torch_generators`
+        return value is not torch.default_generator and value not in torch.cuda.default_generators
     if isinstance(value, type | ModuleType) or not callable(getattr(value, "state_dict", None)):
         return False
     if not callable(getattr(value, "load_state_dict", None)):

@@ -104,11 +104,13 @@ def claim(path: Path, exist: str) -> Path:
     return folder
 
 
-def first_epoch(run: Path) -> int:
-    """The first epoch that ended in that folder: 1, or, as trajectories show, a later one of a run begun elsewhere."""
+def first_epoch(run: Path) -> int | None:
+    """The first epoch that ended in that folder, a later one of a run begun elsewhere; None where nobody can tell."""
     every, best = kept_by(run)
-    first = min((_order(path)[0] for path in _all_files(run / TRAJECTORIES)), default=1)
-    return first if best is None and first > every else 1
+    files = [_order(path)[0] for path in _all_files(run / TRAJECTORIES)]
+    if best is not None or not files:
+        return None
+    return min(files) if min(files) > every else 1
 
 
 def newer_files(run: Path, after: int) -> list[Path]:

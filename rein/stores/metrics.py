@@ -119,7 +119,8 @@ class RunMetrics:
         """Tell once which rows are missing before the place where the run goes on, after so many epochs."""
         folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
         is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
-        absent = np.setdiff1d(np.arange(first_epoch(self._run), epochs + 1), epoch_K)
+        first = first_epoch(self._run) or min(epoch_K, default=epochs + 1)
+        absent = np.setdiff1d(np.arange(first, epochs + 1), epoch_K)
         if len(absent) and not is_fresh and not self._warned:
             self._warned = True
             spans = np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1)

@@ -327,6 +327,19 @@ def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path
         assert loop.state.epoch == 2
 
 
+def test_a_generator_that_is_seeded_anew_or_is_torchs_own_has_nothing_to_be_forgotten(tmp_path: Path) -> None:
+    order, own = torch.Generator(), torch.default_generator
+
+    def step(state: rein.State) -> None:
+        torch.rand((), generator=order)
+        torch.rand((), generator=own)
+
+    loop = rein.Loop(step, epochs=2, iterations=2)
+    loop.on("started", "epoch_started")(lambda state: order.manual_seed(state.epoch) and None)
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    assert loop.run().status == "completed"
+
+
 def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path) -> None:
     drawing = torch.Generator().manual_seed(0)
 

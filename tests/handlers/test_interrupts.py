@@ -98,7 +98,12 @@ def test_a_signal_while_a_run_that_has_ended_is_being_closed_changes_nothing(tmp
 def test_a_second_signal_ends_the_closing_too(tmp_path):
     before = handlers()
     loop, _ = make(tmp_path)
-    loop.started(lambda state: loop.cleanups.append(lambda: (send(signal.SIGINT), send(signal.SIGINT)) and None))
+
+    def close() -> None:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+    loop.started(lambda state: loop.cleanups.append(close))
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert handlers() == before

@@ -56,7 +56,7 @@ def with_a_milestone() -> Loop:
 def test_a_milestone_neither_keeps_a_later_rule_from_halting_nor_halts_a_resumed_run():
     whole = with_a_milestone().run()
     assert (whole.epoch, whole.reason) == (7, "solved")
-    assert (whole.memory["solved"]["at_least"], whole.memory["solved/score 7"]["value"]) == (2.0, 7.0)
+    assert (whole.memory["solved"]["at_least"], whole.memory["solved/score 7.0"]["value"]) == (2.0, 7.0)
     first, again = with_a_milestone(), with_a_milestone()
     first.run(epochs=4)
     again.load_state_dict(first.state_dict())
@@ -65,6 +65,18 @@ def test_a_milestone_neither_keeps_a_later_rule_from_halting_nor_halts_a_resumed
     last = with_a_milestone()
     last.load_state_dict(again.state_dict())
     assert (last.run().epoch, last.state.reason) == (7, "solved"), "and stays solved"
+
+
+def test_milestones_that_lie_close_and_rules_that_look_at_other_times_are_told_apart():
+    loop = Loop(lambda state: None, epochs=8, iterations=1)
+    loop.metric("score", lambda state: 1000000.0 + state.epoch, reduce="last")
+    for level in (1000001.0, 1000002.0, 1000003.0):
+        solved(loop, "score", at_least=level, stop=False)
+    solved(loop, "score", at_least=1000001.0, after=5)
+    found = loop.run()
+    assert (found.epoch, found.reason) == (6, "solved")
+    levels = [record["at_least"] for name, record in found.memory.items() if name.startswith("solved")]
+    assert levels == [1000001.0, 1000002.0, 1000003.0, 1000001.0]
 
 
 def test_an_epoch_without_the_metric_says_nothing():

@@ -177,3 +177,34 @@ def test_a_loop_within_another_begins_with_the_generator_where_the_other_has_it(
     second.load_state_dict(saved)
     second.run()
     assert before + after == expected
+
+
+@pytest.mark.parametrize("same_loop", [True, False])
+@pytest.mark.parametrize("fails_at", [0, 1, 4, 8])
+def test_after_a_failed_step_the_epoch_goes_on_in_the_order_in_which_it_began(fails_at: int, same_loop: bool) -> None:
+    def make_failing() -> tuple[Loop, list[float], Any]:
+        seen: list[float] = []
+
+        def step(state: Any) -> None:
+            if failing and state.total_iterations == fails_at:
+                failing.clear()
+                raise RuntimeError("out of memory")
+            seen.append(float(state.batch[0]))
+
+        loop = Loop(step, epochs=EPOCHS)
+        torch_generators(loop)
+        return loop, seen, DataLoader(TensorDataset(torch.arange(float(BATCHES))), shuffle=True)
+
+    failing: list[bool] = []
+    whole, expected, data = make_failing()
+    whole.run(data)
+    torch.manual_seed(3)
+    failing = [True]
+    first, before, data = make_failing()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first.run(data)
+    second, after, _ = (first, [], data) if same_loop else make_failing()
+    if not same_loop:
+        second.load_state_dict(copy_state(first.state_dict()))
+    second.run(data)
+    assert before + after == expected
