@@ -64,7 +64,8 @@ def export_minari(
     for integers with a sign, 0 and False: `rein.integrations.minari.check_links` says it, which `MinariData` calls.
 
     Raises ImportError without minari 0.5.4 or newer, and ValueError where the dataset exists or its id is none, where
-    the spaces do not fit, where a field is missing and where there is no whole episode. Then no dataset is left behind.
+    the spaces do not fit, where a field is missing, where there is no whole episode, and for reference scores without
+    an environment. Then no dataset is left behind.
     """
     try:
         import minari  # pyright: ignore[reportMissingImports]  # an extra
@@ -82,6 +83,9 @@ def export_minari(
         raise ValueError(
             "virtual=True: give the run itself, rein.open_run(path), to whose files the dataset is to lead"
         )
+    scores = [name for name in ("ref_min_score", "ref_max_score") if about.get(name) is not None]
+    if scores and environment is None and about.get("eval_env") is None:  # where Minari drops them without a word
+        raise ValueError(f"{scores[0]}=...: a dataset has reference scores of an environment; name it by environment=")
     path = get_dataset_path(dataset_id)
     if path.exists():
         raise ValueError(f"{dataset_id}: there is such a dataset, in {path}; give another name or version")

@@ -45,10 +45,16 @@ class EpisodeStatistics:
         self._ended, self._caught_up, self._first_row_step = [], 0, vector_steps
 
     def observe_reset(self) -> None:
-        """All environments were reset outside a step: what was open is no episode."""
+        """All environments were reset outside a step: what was open is no episode, and its last row no transition.
+
+        What came next in that row is stored nowhere, and whoever reads it must not take the row behind it for that.
+        """
         self.catch_up()
         self._return_N[:] = 0.0
         self._length_N[:] = 0
+        if self._rows.length:
+            valid_N, terminated_N, truncated_N = (self._rows[name][-1] for name in ("valid", "terminated", "truncated"))
+            valid_N &= terminated_N | truncated_N
 
     @property
     def first_row_step(self) -> int:

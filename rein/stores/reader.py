@@ -64,12 +64,21 @@ class Run:
         """Every epoch in order; of a run that is followed, those too that are finished until the last one was given."""
         last = 0
         while True:
+            if self._follow:
+                self.refresh()
             numbers = self.epochs["number"]
-            for number in numbers[numbers > last].tolist():
-                yield self.trajectory(number)
-                last = number
-            if not self._follow or not self.refresh():
+            numbers = numbers[numbers > last].tolist()
+            if not numbers:
                 return
+            for number in numbers:
+                try:
+                    found = self.trajectory(number)
+                except StoreError:
+                    if not self._follow or not self.refresh():
+                        raise
+                    break  # its writer has taken a file away, as with `keep_best`: what is left goes on
+                yield found
+                last = number
 
     def refresh(self) -> bool:
         """Look for files that were finished, or taken away, since; whether there were any.

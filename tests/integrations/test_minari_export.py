@@ -108,6 +108,11 @@ def test_a_minari_that_keeps_no_images_as_they_are_is_named_with_the_version_to_
         export_minari(make_run(), "rein/test-v0", OBSERVATION, ACTION)
 
 
+def test_reference_scores_are_those_of_an_environment_that_is_named(run):
+    with pytest.raises(ValueError, match=r"ref_max_score=\.\.\.: .* name it by environment="):
+        export_minari(run, "all/kinds-v0", OBSERVATION, ACTION, ref_max_score=1.0)
+
+
 def test_every_array_of_every_episode_is_equal_to_the_bit(run):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     dataset = minari.load_dataset("all/kinds-v0")

@@ -88,6 +88,26 @@ def test_files_that_a_resumed_run_moved_aside_are_gone(tmp_path):
     assert_equal(list(run), [make_trajectory(1), make_trajectory(2, seed=1)])
 
 
+def test_iterating_goes_on_with_what_is_left_when_the_writer_takes_files_away(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=1)
+    for epoch in (1, 2, 3):
+        store.append(make_trajectory(epoch))
+    store.flush()
+    run = open_run(tmp_path / "run", follow=True)
+    assert run.epochs["number"].tolist() == [1, 2, 3]
+    first, second, _ = run.files
+    first.unlink()
+    seen = []
+    for trajectory in run:
+        seen.append(trajectory.epoch)
+        second.unlink(missing_ok=True)
+    assert seen == [2, 3]
+    second.write_bytes(b"no file of trajectories")
+    with pytest.raises(StoreError):
+        list(run)
+    store.close()
+
+
 def test_another_process_writes_while_this_one_reads(tmp_path):
     code = f"""
 import sys

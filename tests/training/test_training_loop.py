@@ -10,6 +10,9 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.sac import SAC
+from rein.envs.pendulum import Pendulum
+from rein.stores.verify import verify_run
 
 
 def trace(loop):
@@ -464,3 +467,32 @@ def test_names_that_a_store_cannot_hold_are_refused_before_anything_runs(scripte
     for number, options in enumerate(({"every": 0}, {"fields": ["action", "reward"]})):  # which keep none of it
         rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / str(number), **options))
     rein.training_loop(agent, environment, type("Any", (), dict.fromkeys(("config", "append", "flush", "close")))())
+
+
+@pytest.mark.parametrize("event", ["action_selected", "action_applied", "observation_recorded", "trajectory_persisted"])
+def test_no_stored_transition_or_window_reaches_over_the_reset_after_a_failed_step(tmp_path, event):
+    environment = Pendulum(num_envs=2)
+    shape = environment.single_observation_space, environment.single_action_space
+    agent = SAC(*shape, hidden=(8,), learning_starts=10**6)
+    store, seen, record = rein.HDF5Store(tmp_path / "run"), [], agent.record_observation
+    agent.record_observation = lambda transition: seen.append(transition) or record(transition)  # type: ignore[method-assign]
+    loop = rein.training_loop(agent, environment, store, seed=1, epochs=2, iterations=9)
+
+    @loop.event(event)(once=5)
+    def fail(state):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        loop.run()
+    loop.run()
+    store.close()
+    run = rein.open_run(tmp_path / "run")
+    found = run.transitions()[: len(run.transitions())]
+
+    def pairs(one):
+        return {tuple(row) for row in torch.cat((one.observation, one.next_observation), 1).tolist()}
+
+    assert len(found.reward) >= 30 and pairs(found) <= set().union(*map(pairs, seen))
+    windows = run.sequences(3)[: len(run.sequences(3))]
+    assert torch.equal(windows.next_observation[:, :-1], windows.observation[:, 1:])
+    assert verify_run(run.path).problems == []
