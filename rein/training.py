@@ -74,8 +74,8 @@ def training_loop(
     episodes_completed = loop.define("episodes_completed")
     for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
+    report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
     reset_environments(loop, agent, environment, statistics, episodic=episodic)
-    report_episodes(loop, rows, statistics)
     for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
         loop.metric(name, name)
     if episodic:
