@@ -62,6 +62,23 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     assert asked <= set(re.findall(r"^([a-z-]+):(?!=)", makefile, re.MULTILINE))
 
 
+def table_rows(text: str, columns: int) -> list[list[str]]:
+    """The cells of every row of tables of so many columns, without their heads."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return [row for row in rows if len(row) == columns and not set(row[0]) <= {"-"}][1:]
+
+
+def test_the_results_of_the_readme_are_those_of_the_whole_table() -> None:
+    whole = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    known = {
+        (what, target, runs, score.split(" ")[0], env_steps, seconds)
+        for what, target, runs, score, _, env_steps, seconds in table_rows(whole, 7)
+    }
+    told = {tuple(row) for row in table_rows(README, 6)}
+    assert len(told) > 5
+    assert told - known == set()
+
+
 @pytest.mark.parametrize("line", sorted({shlex.join(words) for words in commands() if words[0] == "rein"}))
 def test_the_rein_command_of_the_readme_exists(line: str) -> None:
     words = shlex.split(line)[1:]
