@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.random import integers
-from rein.rollout.contract import check_action, check_rows_of, restored
+from rein.rollout.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.rollout.frames import GREEN, WHITE, Frame, board
 from rein.rollout.seeds import EpisodeSeeds
 from rein.types import TimeStep
@@ -56,8 +56,7 @@ class Gridworld:
         max_episode_steps: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"Gridworld(num_envs={num_envs}): give 1 or more")
+        self.num_envs = num_envs = checked_num_envs(num_envs, "Gridworld")
         if observation not in ("cell", "vector"):
             raise ValueError(f"Gridworld(observation={observation!r}): give 'cell' or 'vector'")
         if size < 2 or size != int(size):
@@ -67,7 +66,6 @@ class Gridworld:
             raise ValueError(f"Gridworld(start_columns={start_columns}): give 1 to {size}")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ValueError(f"Gridworld(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
-        self.num_envs = num_envs
         self.device = torch.device(device)
         self._kind = observation
         self.size, self.start_columns = int(size), int(start_columns)

@@ -6,6 +6,7 @@ action.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +20,21 @@ from rein.networks.flatten import children
 from rein.ops.trees import leaves
 from rein.rollout.spaces import layout, tensor_dtype
 from rein.types import TimeStep, Transition, Tree
+
+
+def checked_num_envs(num_envs: Any, who: str = "") -> int:
+    """The number of environments of `who` as an int; it may be numpy's, which sweeps are made of.
+
+    Raises TypeError for what is no integer, ValueError for less than 1.
+    """
+    given = f"{who}(num_envs={num_envs!r})" if who else f"num_envs={num_envs!r}"
+    try:
+        count = operator.index(num_envs)
+    except TypeError:
+        raise TypeError(f"{given}: give an integer, 1 or more") from None
+    if count < 1:
+        raise ValueError(f"{given}: give 1 or more")
+    return count
 
 
 def check_rows(time_step: TimeStep, num_envs: int) -> None:

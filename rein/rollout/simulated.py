@@ -41,7 +41,6 @@ class SimulatedEnvironment(ABC):
         compile: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.num_envs = num_envs
         self.device = torch.device(device)
         self.max_episode_steps = max_episode_steps
         self.single_observation_space = observation_space
@@ -57,6 +56,7 @@ class SimulatedEnvironment(ABC):
             device=self.device,
             compile=compile,
         )
+        self.num_envs = self._simulation.num_envs
 
     @abstractmethod
     def _draw(self, state: list[float]) -> Frame:

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.random import uniform
-from rein.rollout.contract import check_action, check_rows_of, restored
+from rein.rollout.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.rollout.seeds import EpisodeSeeds
 from rein.rollout.spaces import tensor_dtype
 from rein.types import TimeStep
@@ -62,12 +62,10 @@ class Simulation:
         device: torch.device | str,
         compile: bool,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"{name}(num_envs={num_envs}): give 1 or more")
+        self.num_envs = num_envs = checked_num_envs(num_envs, name)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ValueError(f"{name}(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
         self.device = torch.device(device)
-        self.num_envs = num_envs
         self._limit = sys.maxsize if max_episode_steps is None else max_episode_steps
         self._name, self._physics, self._action_space = name, physics, action_space
         self._action_shape, self._action_dtype = (num_envs, *(action_space.shape or ())), tensor_dtype(action_space)

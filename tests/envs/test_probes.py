@@ -15,6 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs import probes
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, Memory, ObservedReward, Reach
 from rein.envs.probes.reach import gain
 from rein.errors import EnvironmentContractError
@@ -450,3 +452,12 @@ def test_the_example_of_the_documentation_runs() -> None:
         exec(compile(program, "docs/environments.md", "exec"), names)
     assert names["time_step"].valid.all()
     assert names["frame"].shape[2] == 3
+
+
+@pytest.mark.parametrize("make", [Bandit, CartPole, Gridworld], ids=lambda make: make.__name__)
+def test_the_number_of_environments_may_be_numpys_and_is_an_integer(make: Callable[..., Any]) -> None:
+    environment = make(np.int64(3))
+    assert type(environment.num_envs) is type(environment.config["num_envs"]) is int
+    for wrong in (2.0, "2", None):
+        with pytest.raises(TypeError, match=rf"{make.__name__}\(num_envs={wrong!r}\): give an integer, 1 or more"):
+            make(wrong)

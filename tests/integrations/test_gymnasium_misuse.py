@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 
 MAKERS = {
     "cartpole": lambda: CartPole(3, seed=0),
@@ -70,3 +79,173 @@ def test_the_time_limit_of_a_loaded_state_is_counted_from_where_it_was_saved():
         environment.apply_action(action)
     environment.load_state_dict(state)
     assert [bool(environment.apply_action(action).truncated) for action in actions] == [False] * 7 + [True]
+
+
+NOTHING = torch.zeros(2, dtype=torch.int64)
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Ends each episode after one step; its `faults` say what reset, or step, returns instead, or raises."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    def __init__(self, **faults: Any) -> None:
+        self.faults, self.resets = faults, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets += 1
+        if self.resets == self.faults.get("fails_in_reset"):
+            raise OSError("simulator gone")
+        return self.faults.get("reset", (np.zeros(3, np.float32), {}))
+
+    def step(self, action: Any) -> Any:
+        result = (np.zeros(3, np.float32), 0.0, self.faults.get("terminated", True), False, self.faults.get("info", {}))
+        return self.faults.get("step", result)
+
+
+def second_is_odd(**faults: Any) -> GymnasiumEnvironment:
+    faults_of_each = iter([{"terminated": False}, faults])
+    return GymnasiumEnvironment(lambda: Odd(**next(faults_of_each)), 2, seed=0, info={"count": np.int8(0)})
+
+
+@pytest.mark.parametrize("result", [np.zeros(3, np.float32), np.zeros(2), (np.zeros(3), {}, 0), None])
+def test_a_reset_without_observation_and_info_is_named_by_environment(result: Any) -> None:
+    text = rf"environment 1 of {__name__}:.*: expected \(observation, info\) from reset, got "
+    with pytest.raises(EnvironmentContractError, match=text):
+        second_is_odd(reset=result).reset()
+
+
+@pytest.mark.parametrize("result", [None, 1.0, (np.zeros(3), 0.0, True, {})])
+def test_a_step_without_its_five_parts_is_named_by_environment(result: Any) -> None:
+    environment = second_is_odd(step=result)
+    environment.reset()
+    text = rf"environment 1 of {__name__}:.*: expected \(observation, reward, .*, info\) from step, got "
+    with pytest.raises(EnvironmentContractError, match=text):
+        environment.apply_action(NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ({"terminated": np.array([True, True])}, "terminated, row 1: expected bool of shape (), got"),
+        ({"terminated": torch.tensor([True, True])}, "terminated, row 1: expected bool of shape (), got"),
+        ({"info": None}, "info, row 1: expected a dictionary, got None"),
+        ({"info": {"count": 300}}, "info.count, row 1: expected int8, which does not reach 300"),
+        ({"info": {"count": {"of": 3}}}, "info.count, row 1: expected int8 of shape (), got {'of': 3}"),
+    ],
+)
+def test_what_a_step_hands_over_wrongly_is_named_by_field_and_row(fault: Any, text: str) -> None:
+    environment = second_is_odd(**fault)
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=re.escape(text)):
+        environment.apply_action(NOTHING)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_what_a_reset_raises_passes_through_with_where_it_happened(fails: int) -> None:
+    environment = second_is_odd(fails_in_reset=fails)
+    with pytest.raises(OSError, match="simulator gone") as error:
+        environment.reset()
+        environment.apply_action(NOTHING)
+    note = f"episode seed {int(environment.episode_seeds[1])}, in its reset"
+    assert re.search(rf"in environment 1 of {__name__}:.*, {note}$", error.value.__notes__[0])
+
+
+def test_what_a_step_raises_that_a_resume_repeats_passes_through_with_where_it_happened() -> None:
+    environment, loaded = (GymnasiumEnvironment("CartPole-v1", 2, seed=0) for _ in range(2))
+    environment.reset()
+    for _ in range(3):
+        environment.apply_action(NOTHING)
+    loaded._envs[1] = gymnasium.wrappers.TransformReward(loaded._envs[1], lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as error:
+        loaded.load_state_dict(environment.state_dict())
+    seed = int(environment.episode_seeds[1])
+    assert error.value.__notes__ == [
+        f"in environment 1 of CartPole-v1, episode seed {seed}, step 0, which was repeated to resume"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "text"),
+    [
+        ("reset", np.zeros((2, 3), np.float32), "expected (observation, info) from reset, got array("),
+        (
+            "step",
+            (np.zeros((2, 3), np.float32), np.zeros(2), np.zeros(2, bool), {}),
+            "expected (observation, reward, terminated, truncated, info) from step, got (array(",
+        ),
+        (
+            "step",
+            (np.zeros((2, 3), np.float32), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), None),
+            "info: expected a dictionary from step, got None",
+        ),
+    ],
+)
+def test_a_vector_environment_that_hands_over_too_little_is_named(
+    monkeypatch: pytest.MonkeyPatch, method: str, result: Any, text: str
+) -> None:
+    source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    monkeypatch.setattr(source, method, lambda *_, **__: result)
+    environment = GymnasiumVectorEnvironment(source, seed=0)
+    with pytest.raises(EnvironmentContractError, match=f"SyncVectorEnv.*: {re.escape(text)}"):
+        environment.reset()
+        environment.apply_action(NOTHING)
+
+
+ADAPTERS = {
+    "one by one": GymnasiumEnvironment,
+    "vector": GymnasiumVectorEnvironment,
+    "processes": GymnasiumVectorEnvironment.in_processes,
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (["success"], r"info=\['success'\]: give names, each with the value for steps without it"),
+        ({"mode": "none"}, r"info=\{'mode': 'none'\}: give a value for steps without it: a number, a boolean or"),
+        ({"episode": {"r": 0.0}}, r"info=\{'episode': .* within a dictionary, a wrapper can put beside it"),
+        ({"m": None}, r"info=\{'m': None\}: give a value"),
+        ({"m": [[1], [2, 3]]}, r"info=\{'m': .*: give a value"),
+        ({"m": 1j}, r"info=\{'m': 1j\}: give a value"),
+    ],
+)
+def test_infos_that_are_no_numbers_are_refused_when_the_adapter_is_built(adapter: str, info: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        ADAPTERS[adapter]("CartPole-v1", num_envs=2, info=info)
+
+
+def test_what_an_info_has_within_a_dictionary_is_refused_where_a_number_is_wanted() -> None:
+    environment = GymnasiumEnvironment(lambda: RecordEpisodeStatistics(Odd()), 2, seed=0, info={"episode": 0.0})
+    environment.reset()
+    with pytest.raises(EnvironmentContractError, match=r"info.episode, row 0: expected float32 .*, got \{'r'"):
+        environment.apply_action(NOTHING)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(
+    ("num_envs", "error", "text"),
+    [
+        (2.0, TypeError, "num_envs=2.0: give an integer, 1 or more"),
+        ("2", TypeError, "num_envs='2': give an integer, 1 or more"),
+        (0, ValueError, "num_envs=0: give 1 or more"),
+    ],
+)
+def test_a_number_of_environments_that_is_none_is_refused(adapter: str, num_envs: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        ADAPTERS[adapter]("CartPole-v1", num_envs=num_envs)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_number_of_environments_may_be_one_of_numpys(adapter: str) -> None:
+    environment: Any = ADAPTERS[adapter]("CartPole-v1", num_envs=np.int64(2))
+    assert type(environment.num_envs) is int
+    assert json.loads(json.dumps(environment.config))["num_envs"] == 2
+    environment.close()
+
+
+def test_the_number_that_a_vector_environment_has_may_be_one_of_numpys() -> None:
+    source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    source.num_envs = np.int64(2)  # type: ignore[assignment]  # as some have it
+    assert json.loads(json.dumps(GymnasiumVectorEnvironment(source).config))["num_envs"] == 2

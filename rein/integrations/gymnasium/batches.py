@@ -5,7 +5,6 @@ Shapes: N environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from gymnasium import spaces
 
 from rein.errors import EnvironmentContractError
 from rein.networks.flatten import children
-from rein.rollout.spaces import layout, rounded_bounds, widened
+from rein.rollout.spaces import cast, layout, rounded_bounds, widened
 from rein.types import Tree
 
 
@@ -68,13 +67,10 @@ def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) 
     Raises EnvironmentContractError.
     """
     got = np.asarray(value)
-    if got.shape != shape or not np.can_cast(got.dtype, dtype, "same_kind"):
-        what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
-        raise EnvironmentContractError(f"{field}: expected {dtype} of shape {shape}, got {what}")
-    return np.array(got, dtype)
-
-
-def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
-    """What `info=` names, each with the value for steps without it, as an array; float64 becomes float32."""
-    arrays = {key: np.asarray(value) for key, value in (info or {}).items()}
-    return {key: value.astype(np.float32) if value.dtype == np.float64 else value for key, value in arrays.items()}
+    if got.shape == shape:
+        if got.dtype is dtype:
+            return np.array(got)
+        if np.can_cast(got.dtype, dtype, "same_kind"):
+            return cast(field, got, dtype)
+    what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
+    raise EnvironmentContractError(f"{field}: expected {dtype} of shape {shape}, got {what}")

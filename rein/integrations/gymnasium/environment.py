@@ -19,10 +19,10 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium.batches import missing_values
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
+from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values, wanted_infos
 from rein.ops.trees import leaves, map_tree
-from rein.rollout.contract import check_action, check_observation, check_rows_of, restored
+from rein.rollout.contract import check_action, check_observation, check_rows_of, checked_num_envs, restored
 from rein.rollout.seeds import HostEpisodeSeeds
 from rein.rollout.spaces import Codec, column
 from rein.types import TimeStep, Tree
@@ -40,7 +40,8 @@ class GymnasiumEnvironment:
     steps' infos, each with the value for steps without it, which also says shape and dtype: `info={"success": False}`.
     `replayable=False` says that a seed and actions do not give an episode again, as where a clock is part of it.
 
-    Raises ValueError for an id that Gymnasium does not know, TypeError for a space that is no tensor.
+    Raises ValueError for an id that Gymnasium does not know, TypeError for a space that is no tensor and an `info` that
+    is no dictionary of numbers.
     """
 
     def __init__(
@@ -53,9 +54,8 @@ class GymnasiumEnvironment:
         replayable: bool = True,
         **make_kwargs: Any,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"GymnasiumEnvironment(num_envs={num_envs}): give 1 or more")
-        self.num_envs = num_envs
+        self.num_envs = num_envs = checked_num_envs(num_envs)
+        self._info = missing_values(info)
         self.replayable = replayable
         self.device = torch.device("cpu")
         self._name = name_of(id_or_factory)
@@ -66,7 +66,6 @@ class GymnasiumEnvironment:
         self.single_action_space = self._envs[0].action_space
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
-        self._info = missing_values(info)
         self._observation: Tree = None  # the current one; None where there are no episodes
         self._taken: list[list[Any]] = [[] for _ in self._envs]  # the actions of the current episodes
         self._nobody = (False,) * num_envs
@@ -134,12 +133,17 @@ class GymnasiumEnvironment:
         results = self._step(self._actions.split(action, self.num_envs))
         try:
             observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
-        except ValueError as error:
-            wanted = "(observation, reward, terminated, truncated, info)"
-            raise EnvironmentContractError(f"{self._name}: expected {wanted} from step, got {results[0]}") from error
+        except (TypeError, ValueError):  # one of them is not of five parts
+            for index, result in enumerate(results):
+                check_parts(f"environment {index} of {self._name}", "step", result, STEP)
+            raise
         final_observation = self._observation = self._observations.stack(observations)
         flags_3N = self._no_flags_3N.copy()
-        if terminateds != self._nobody or truncateds != self._nobody:
+        try:
+            ended = terminateds != self._nobody or truncateds != self._nobody
+        except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+            ended = True
+        if ended:
             flags_3N[0] = column("terminated", terminateds, _BOOL)
             flags_3N[1] = column("truncated", truncateds, _BOOL)
             self._observation = self._begin_where(flags_3N[0] | flags_3N[1], list(observations))
@@ -151,7 +155,7 @@ class GymnasiumEnvironment:
             truncated=truncated_N,
             final_observation=final_observation,
             valid=valid_N,
-            info={key: _wanted(infos, key, missing) for key, missing in self._info.items()},
+            info={key: wanted_infos(infos, key, missing) for key, missing in self._info.items()},
         )
 
     def render(self, index: int = 0) -> Any:
@@ -217,8 +221,7 @@ class GymnasiumEnvironment:
                 results.append(environment.step(action))
         except Exception as error:  # gets a note, raised again
             index = len(results)
-            step = f", step {len(self._taken[index])}" if self.replayable else ""
-            error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{step}")
+            self._note(error, index, f", step {len(self._taken[index])}" if self.replayable else "")
             raise
         if self.replayable:
             for taken, action in zip(self._taken, kept, strict=True):
@@ -236,8 +239,13 @@ class GymnasiumEnvironment:
 
     def _begin_one(self, index: int, seed: int) -> Any:
         self._taken[index] = []
-        observation, _ = self._envs[index].reset(seed=seed)
-        return observation
+        try:
+            result = self._envs[index].reset(seed=seed)
+        except Exception as error:  # gets a note, raised again
+            self._note(error, index, ", in its reset")
+            raise
+        check_parts(f"environment {index} of {self._name}", "reset", result, RESET)
+        return result[0]
 
     def _replay(self, index: int, steps: int, taken: Tree) -> Any:
         for path, leaf in leaves(taken, f"actions.{index}"):
@@ -246,9 +254,18 @@ class GymnasiumEnvironment:
         observation = self._begin_one(index, self._seeds.of(index))
         actions = self._actions.split(taken, steps)
         self._taken[index] = self._actions.copies(actions)
-        for action in actions:
-            observation, *_ = self._envs[index].step(action)
+        step = -1
+        try:
+            for action in actions:
+                step += 1
+                observation, *_ = self._envs[index].step(action)
+        except Exception as error:  # gets a note, raised again
+            self._note(error, index, f", step {step}, which was repeated to resume")
+            raise
         return observation
+
+    def _note(self, error: Exception, index: int, when: str) -> None:
+        error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{when}")
 
     def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         for path, value in replayed.items():
@@ -259,11 +276,6 @@ class GymnasiumEnvironment:
                     f"{self._name}: {path} of environment {wrong[0]} did not come back by seed and actions: it is not"
                     " replayable; built with replayable=False, it begins new episodes instead"
                 )
-
-
-def _wanted(infos: Sequence[Mapping[str, Any]], key: str, missing: np.ndarray[Any, Any]) -> Tensor:
-    values = [info.get(key, missing) for info in infos]
-    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape))
 
 
 def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:

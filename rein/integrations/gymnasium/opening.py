@@ -15,6 +15,7 @@ from gymnasium.wrappers import TransformObservation
 
 from rein.integrations.gymnasium.making import make
 from rein.integrations.gymnasium.workers import starting
+from rein.rollout.contract import checked_num_envs
 
 
 def opened(
@@ -22,9 +23,12 @@ def opened(
 ) -> tuple[Any, AutoresetMode]:
     """The vector environment that `source` is, or that `make_vec(source)` gives, and its autoreset mode.
 
-    Raises ValueError where its mode is not known or not the one that was asked for.
+    Raises ValueError where its mode is not known or not the one that was asked for, TypeError for a number that is no
+    integer.
     """
     mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
+    if num_envs is not None:
+        num_envs = checked_num_envs(num_envs)
     if isinstance(source, str | EnvSpec):
         by_id = functools.partial(_make_vec, mode)
         environment = make(source, {"num_envs": 1 if num_envs is None else num_envs, **make_kwargs}, by_id)

@@ -21,12 +21,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium.batches import BatchCodec, array, missing_values
+from rein.integrations.gymnasium.batches import BatchCodec, array
 from rein.integrations.gymnasium.making import Source, as_json, name_of
 from rein.integrations.gymnasium.opening import opened
+from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values
 from rein.integrations.gymnasium.workers import Workers, in_processes
 from rein.ops.trees import map_tree
-from rein.rollout.contract import check_action, check_observation
+from rein.rollout.contract import check_action, check_observation, checked_num_envs
 from rein.rollout.seeds import UNKNOWN, HostEpisodeSeeds
 from rein.rollout.spaces import Codec
 from rein.types import TimeStep, Tree
@@ -50,7 +51,8 @@ class GymnasiumVectorEnvironment:
     processes comes as a RuntimeError with its traceback, or a WorkerDied where the processes are not of `in_processes`.
 
     Raises ValueError for an id that Gymnasium does not know, where the autoreset mode is not known or another one and
-    for a timeout where there are no processes, TypeError for a space that is no tensor.
+    for a timeout where there are no processes, TypeError for a space that is no tensor and an `info` that is no
+    dictionary of numbers.
     """
 
     replayable = False
@@ -66,11 +68,12 @@ class GymnasiumVectorEnvironment:
         timeout: float | None = None,
         **make_kwargs: Any,
     ) -> None:
+        self._info = missing_values(info)
         self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
         self._make_kwargs = make_kwargs
         self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
         self._workers = Workers(self._environment, self._name, timeout)
-        self.num_envs = self._environment.num_envs
+        self.num_envs = checked_num_envs(self._environment.num_envs)
         self.device = torch.device("cpu")
         self._seeds = HostEpisodeSeeds(self.num_envs, seed)
         self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one for each
@@ -80,7 +83,6 @@ class GymnasiumVectorEnvironment:
         self._observations = BatchCodec("observation", self.single_observation_space, observations, self.num_envs)
         self._actions = BatchCodec("action", self.single_action_space, actions, self.num_envs)
         self._finals = Codec("info.final_obs", self.single_observation_space)
-        self._info = missing_values(info)
         self._observation: Tree = None  # the current one; None where there are no episodes
         self._nobody_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
@@ -105,8 +107,9 @@ class GymnasiumVectorEnvironment:
 
         Raises ValueError and TypeError as `GymnasiumEnvironment` does, and WorkerDied where a process ends at once.
         """
+        missing = missing_values(info)  # refused before there are processes
         source = in_processes(id_or_factory, num_envs, make_kwargs)
-        environment = cls(source, seed=seed, timeout=timeout, info=info)
+        environment = cls(source, seed=seed, timeout=timeout, info=missing)
         environment._name = environment._workers.name = name_of(id_or_factory)
         environment._make_kwargs = make_kwargs
         return environment
@@ -144,7 +147,7 @@ class GymnasiumVectorEnvironment:
         """Begin new episodes everywhere; `seed` starts all streams anew. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
-        observation, _ = self._call("reset", seed=self._next_seeds())
+        observation, _ = self._parts("reset", RESET, seed=self._next_seeds())
         self._resets_N = self._nobody_N
         self._observation = self._observations.tensors(observation)
         return self._observation
@@ -156,7 +159,7 @@ class GymnasiumVectorEnvironment:
         fit its space.
         """
         self._check(action)
-        observation, reward, terminated, truncated, info = self._call("step", self._actions.arrays(action))
+        observation, reward, terminated, truncated, info = self._parts("step", STEP, self._actions.arrays(action))
         valid_N = ~self._resets_N
         terminated_N = self._column("terminated", terminated, _BOOL) & valid_N
         truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
@@ -213,6 +216,11 @@ class GymnasiumVectorEnvironment:
             self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
             raise
 
+    def _parts(self, method: str, parts: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+        result = self._call(method, *args, **kwargs)
+        check_parts(self._name, method, result, parts)
+        return result
+
     def _check(self, action: Tree) -> None:
         if self._observation is None:
             raise RuntimeError(f"{self._name}: call reset() before apply_action()")
@@ -249,7 +257,7 @@ class GymnasiumVectorEnvironment:
         if self._takes_seeds:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         options = {"reset_mask": ended_N.copy()}  # new ones each time: the call takes the mask out, and may keep it
-        observation, _ = self._call("reset", seed=seeds, options=options)
+        observation, _ = self._parts("reset", RESET, seed=seeds, options=options)
         return self._observations.tensors(observation)
 
     def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
@@ -267,6 +275,8 @@ class GymnasiumVectorEnvironment:
 
     def _wanted(self, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> dict[str, Tensor]:
         """What was asked for of the infos of this step: in SAME_STEP, where one ended, `info` is that of the reset."""
+        if not isinstance(info, Mapping):
+            raise EnvironmentContractError(f"{self._name}: info: expected a dictionary from step, got {info!r}")
         of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._nobody_N
         sources = ((info, ~of_reset_N), (info.get("final_info", {}), of_reset_N))
         wanted = {}

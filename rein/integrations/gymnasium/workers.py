@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import multiprocessing
-import operator
 import os
 import signal
 import threading
@@ -28,6 +27,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rein.errors import WorkerDied, WorkerTimeout
 from rein.integrations.gymnasium.making import Source, make
+from rein.rollout.contract import checked_num_envs
 
 logger = logging.getLogger(__name__)
 
@@ -149,12 +149,7 @@ def in_processes(source: Source, num_envs: int, make_kwargs: Mapping[str, Any]) 
     Raises ValueError for an id that Gymnasium does not know, TypeError for a number that is no integer, and WorkerDied
     where a process ends before it is asked.
     """
-    try:
-        num_envs = operator.index(num_envs)
-    except TypeError:
-        raise TypeError(f"num_envs={num_envs!r}: give an integer, 1 or more") from None
-    if num_envs < 1:
-        raise ValueError(f"num_envs={num_envs}: give 1 or more")
+    num_envs = checked_num_envs(num_envs)
     single = functools.partial(_make_in_worker, os.getpid(), source, make_kwargs)
     with starting():
         return AsyncVectorEnv([single] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
