@@ -7,8 +7,6 @@ that raises is reported once and disconnected.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, MutableSet
 from typing import Any, TypeVar, overload
@@ -17,6 +15,7 @@ import attrs
 import blinker
 
 from rein.filters import Filter, Gate, make_filter, make_gate
+from rein.functions import check_function, name_of, same
 from rein.types import Handler, State
 
 logger = logging.getLogger("rein")
@@ -73,29 +72,6 @@ class Handle:
         self.event.remove(self)
 
 
-def name_of(function: object) -> str:
-    """A readable name for any callable: partials and callable objects have no `__qualname__`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def check_function(where: str, role: str, function: Any) -> None:
-    """Refuse, where it is given, what cannot be called with the state alone or does nothing when it is called."""
-    if isinstance(function, type) or not callable(function):
-        what = f"the class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
-        raise TypeError(f"{where}: a {role} is a function of the state, not {what}")
-    name, never_runs = name_of(function), (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
-    if any(test(f) for test in never_runs for f in (function, type(function).__call__)):
-        raise TypeError(f"{where}: {role} {name} is asynchronous or yields: called, it would run nothing")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise TypeError(f"{where}: {role} {name} cannot be called with the state alone: {error}") from None
-    except ValueError:
-        pass  # written in C, without a signature
-
-
 class Event:
     """Something that happens in a loop: call it to decorate a handler, with or without filters.
 
@@ -150,7 +126,7 @@ class Event:
 
     def detach(self, function: Handle | Handler) -> None:
         """Detach by handle or by function (every attachment of it). Raises ValueError if it is not attached."""
-        found = [h for h in self._handles if h is function or h.function == function]
+        found = [h for h in self._handles if h is function or same(h.function, function)]
         if not found:
             raise ValueError(f"{self.name}: {name_of(function)} is not attached")
         for handle in found:

@@ -15,7 +15,9 @@ from typing import Any
 
 import attrs
 
-from rein.types import CLOCKS, State
+from rein.clocks import CLOCKS
+from rein.functions import check_function
+from rein.types import State
 
 UNITS = ("iteration", *CLOCKS)
 
@@ -70,8 +72,8 @@ def make_filter(event: str, **given: Any) -> Filter | None:
     made = Filter(event, **given)
     if made.unit is not None and made.unit not in UNITS:
         raise ValueError(f"{made}: unknown unit {made.unit!r}; the units are {', '.join(UNITS)}")
-    if made.when is not None and not callable(made.when):
-        raise TypeError(f"{made}: `when` is a function of the state, not {type(made.when).__name__}")
+    if made.when is not None:
+        check_function(str(made), "predicate", made.when)
     counts = {name: _checked(made, name) for name in ("every", "once", "before", "after") if name in given}
     if made.unit is not None and not counts:
         raise ValueError(f"{made}: `unit` names what is counted; give every, once, before or after with it")

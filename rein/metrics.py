@@ -31,12 +31,14 @@ def _add(total: Any, value: Any, count: int) -> Any:
 
 
 def _extreme(of_tensors: Callable[[Tensor, Tensor], Tensor], of_numbers: Callable[..., Any]) -> Reduce:
+    """NaN stays, whenever it came: Python's own `min` and `max` keep or lose it by the order of their arguments."""
+
     def reduce(best: Any, value: Any, count: int) -> Any:
         if count == 0:
             return value
         if isinstance(best, Tensor) and isinstance(value, Tensor):
             return of_tensors(best, value)
-        return of_numbers(best, value)
+        return math.nan if best != best or value != value else of_numbers(best, value)
 
     return reduce
 
@@ -56,6 +58,8 @@ class Accumulator:
     def __init__(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce) -> None:
         if isinstance(reduce, str) and reduce not in REDUCTIONS:
             raise ValueError(f"metric {name!r}: unknown reduce={reduce!r}; use {', '.join(REDUCTIONS)} or a function")
+        if not isinstance(reduce, str) and not callable(reduce):
+            raise TypeError(f"metric {name!r}: reduce={reduce!r} is neither a name nor a function")
         if not isinstance(source, str) and not callable(source):
             raise TypeError(f"metric {name!r}: give a key of the step's metrics or a function of the state")
         self.name = name
@@ -138,6 +142,14 @@ class Frozen(Mapping[str, float]):
         return repr(dict(self))
 
 
+def _check_name(name: Any) -> None:
+    """Raises TypeError or ValueError for a name that no file could hold: an epoch of data would be lost for it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name is a string, not {name!r}: give str(...) of it")
+    if not name or "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"a metric cannot be called {name!r}: no file could hold it")
+
+
 class Metrics(MutableMapping[str, Any]):
     """The metrics of this epoch by name: accumulated by the loop, computed when read, or assigned by a handler."""
 
@@ -159,8 +171,7 @@ class Metrics(MutableMapping[str, Any]):
         self._computed[name] = read
 
     def _check_free(self, name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"a metric's name is a string, not {name!r}")
+        _check_name(name)
         if name in self._accumulators or name in self._computed:
             raise ValueError(f"the loop has a metric {name!r} already; choose another name")
 
@@ -183,6 +194,8 @@ class Metrics(MutableMapping[str, Any]):
         return float(self._raw(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self._assigned:
+            _check_name(name)
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"metrics[{name!r}]: a metric is one number, not a tensor of shape {tuple(value.shape)}")
         self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)

@@ -13,7 +13,6 @@ from rein.buffers.filling import extend, pairs, together
 from rein.buffers.frame_replay import FrameReplay
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
-from rein.handlers.describe import describe
 from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
@@ -21,7 +20,7 @@ from rein.networks.flatten import children
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.rollout.spaces import tensor_dtype
-from rein.training import record_metrics, seed_parts
+from rein.training import describe_run, seed_parts
 from rein.types import State, StepState, Transition, Tree
 
 if TYPE_CHECKING:
@@ -90,9 +89,7 @@ def offline_loop(
         loop.metric(name, name)
     if store is not None:
         loop.own("store", store)
-        if hasattr(store, "write_run"):  # it has the folder of a run
-            describe(loop, store)
-            record_metrics(loop, store)
+        describe_run(loop, store)
 
     @loop.started
     def take_clocks(state: State) -> None:
@@ -112,8 +109,8 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     then has a stretch of the rows. An observation normalizer learns of them, too.
 
     Raises ValueError for data without one of the fields, or of other spaces than the agent's, for numbers of valid rows
-    that are not finite where the agent learns from them, for discrete actions that there are not, and where there is
-    more of it than the replay's capacity; what came before may be in the replay then.
+    that are not finite where the agent learns from them, for discrete actions outside the action space, and where there
+    is more of it than the replay's capacity; what came before may be in the replay then.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")

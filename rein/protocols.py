@@ -214,14 +214,22 @@ class Agent(Protocol):
 
 @runtime_checkable
 class Buffer(Protocol):
-    """Keeps transitions of N environments."""
+    """Keeps transitions of N environments, which are sampled from."""
 
     def append(self, transition: Transition) -> None:
         """Take in one transition of every environment."""
         ...
 
+    def observe_reset(self, mask: Tensor) -> None:
+        """The environments in `mask` (N,) bool were reset outside a step: nothing reaches over that."""
+        ...
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> Any:
+        """So many rows, drawn under `generator`; a named tuple of tensors (B, ...). Raises ValueError for none."""
+        ...
+
     def __len__(self) -> int:
-        """Transitions held."""
+        """Transitions that can be sampled."""
         ...
 
 

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rein.handlers.describe import describe
 from rein.handlers.torch_generators import torch_generators
 from rein.learning.update import Guard, Optimizer, apply_gradients
 from rein.loop import Loop
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Store
-from rein.training import record_metrics
+from rein.training import describe_run
 from rein.types import State, Tree
 
 Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), as torch.nn.functional.mse_loss
@@ -70,9 +69,7 @@ def trainer(
         loop.metric("grad_norm", "grad_norm")
     if store is not None:
         loop.own("store", store)
-        if hasattr(store, "write_run"):  # it has the folder of a run
-            describe(loop, store)
-            record_metrics(loop, store)
+        describe_run(loop, store)
     return loop
 
 

@@ -84,9 +84,7 @@ def training_loop(
         loop.own("store", store)
         if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
             loop.started(lambda state: begin(state.clocks.epochs))
-        if hasattr(store, "write_run"):  # it has the folder of a run
-            describe(loop, store)
-            record_metrics(loop, store)
+        describe_run(loop, store)
         write_trajectories(loop, store, rows, statistics)
     return loop
 
@@ -226,6 +224,13 @@ def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> No
 
     for name in METRICS:
         loop.metrics.compute(name, lambda name=name: statistics.read(name))
+
+
+def describe_run(loop: Loop, store: Store) -> None:
+    """Where the store has the folder of a run: write its `run.json`, and take down its metrics there."""
+    if hasattr(store, "write_run"):
+        describe(loop, store)
+        record_metrics(loop, store)
 
 
 def record_metrics(loop: Loop, store: Any) -> None:

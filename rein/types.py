@@ -6,14 +6,15 @@ Shapes: N environments, O an observation (a tensor or a nested dictionary of the
 from __future__ import annotations
 
 import collections
-import operator
-import time
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import attrs
 from torch import Tensor
+
+from rein.clocks import Clocks
+from rein.functions import check_runs, same
 
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
@@ -94,99 +95,6 @@ class EpochRecord(NamedTuple):
     iterations: int
     seconds: float
     metrics: Mapping[str, float]
-
-
-CLOCKS = ("env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds")
-
-
-def _counter(name: str) -> property:
-    slot = f"_{name}"
-    stored = operator.attrgetter(slot)
-
-    def read(self: Clocks) -> int:
-        value = stored(self)
-        if type(value) is int:
-            return value
-        value = int(value)  # fetched from the device once, then kept
-        setattr(self, slot, value)
-        return value
-
-    def write(self: Clocks, value: int | Tensor) -> None:
-        setattr(self, slot, value)
-
-    return property(read, write, doc=f"The {name} so far; may be set to an int or to a 0-d tensor, reads as an int.")
-
-
-class Clocks:
-    """The counts by which schedules, filters, stop rules, log lines and file names say when.
-
-    Parts advance `env_steps`, `vector_steps`, `updates` and `episodes`; the loop keeps `iterations`, `epochs` and
-    `seconds` (of running, resumes included). Reading one that holds a tensor fetches it from its device.
-    """
-
-    __slots__ = ("_env_steps", "_episodes", "_resumed_at", "_seconds", "_state", "_updates", "_vector_steps")
-
-    env_steps = _counter("env_steps")
-    vector_steps = _counter("vector_steps")
-    updates = _counter("updates")
-    episodes = _counter("episodes")
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._env_steps: int | Tensor = 0
-        self._vector_steps: int | Tensor = 0
-        self._updates: int | Tensor = 0
-        self._episodes: int | Tensor = 0
-        self._seconds = 0.0
-        self._resumed_at: float | None = None
-
-    def advance(self, **amounts: int | Tensor) -> None:
-        """Add to clocks by name; a tensor is added without being fetched."""
-        for name, amount in amounts.items():
-            if name not in CLOCKS[:4]:
-                raise ValueError(f"clocks.advance({name}=...): a part may advance {', '.join(CLOCKS[:4])}")
-            setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
-
-    @property
-    def iterations(self) -> int:
-        """Finished iterations of the whole run."""
-        return self._state._total_iterations
-
-    @property
-    def epochs(self) -> int:
-        """Finished epochs of the whole run, halted ones too."""
-        return self._state._epochs_ended
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock seconds that the loop has been running, resumes added up."""
-        running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
-        return self._seconds + running
-
-    def start(self) -> None:
-        """A run begins: `seconds` go on."""
-        self._resumed_at = time.perf_counter()
-
-    def stop(self) -> None:
-        """A run has ended: `seconds` stand still."""
-        self._seconds, self._resumed_at = self.seconds, None
-
-    def as_dict(self) -> dict[str, float]:
-        """All clocks by name."""
-        return {name: getattr(self, name) for name in CLOCKS}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The clocks as numbers; `iterations` and `epochs` belong to the loop's own state."""
-        return {name: getattr(self, name) for name in (*CLOCKS[:4], "seconds")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        for name in CLOCKS[:4]:
-            setattr(self, f"_{name}", int(state[name]))
-        self._seconds = float(state["seconds"])
-
-    def __repr__(self) -> str:
-        return f"Clocks({', '.join(f'{name}={value}' for name, value in self.as_dict().items())})"
 
 
 Handler = Callable[["State"], None]
@@ -279,10 +187,11 @@ class State:
     def request(self, action: Callable[[State], None]) -> None:
         """Have `action(state)` called at the next edge, when all handlers have run: the place to take a checkpoint.
 
-        Edges are after `iteration_completed`, after `epoch_ended` and after the final event. The same action asked for
-        twice before an edge is taken once.
+        Edges are after `iteration_completed`, `epoch_ended` and the final event. The same action is taken once there.
+        Raises TypeError for what is no function, or does nothing when it is called.
         """
-        if action not in self._requests:
+        check_runs("state.request(...)", "callback", action)
+        if not any(same(action, asked) for asked in self._requests):
             self._requests.append(action)
 
     def _ask(self, halt: int, reason: str | None) -> None:

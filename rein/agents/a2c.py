@@ -10,7 +10,8 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import Adjustable, OnPolicyOptions, check_enough, flag, fraction
+from rein.learning.on_policy_options import OnPolicyOptions, check_enough
+from rein.learning.options import Adjustable, flag, fraction
 from rein.learning.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -26,9 +27,9 @@ class A2C(OnPolicyAgent):
         action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
         gae_lambda: how far advantages look; 1, as in the paper, to the rollout's end.
         normalize_advantage: standardize the advantages of a rollout.
-        options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`. Here learning_rate is 7e-4 and
-            rollout_steps 5 by default. The paper's optimizer is `functools.partial(torch.optim.RMSprop, alpha=0.99,
-            eps=1e-5)`; the default is Adam.
+        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`. Here learning_rate
+            is 7e-4 and rollout_steps 5 by default. The paper's optimizer is
+            `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`; the default is Adam.
     """
 
     gae_lambda: Adjustable = Adjustable(fraction)
@@ -48,7 +49,7 @@ class A2C(OnPolicyAgent):
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]
-        value_TN, valid_TN = rollout["value"], self.valid()
+        value_TN, valid_TN = rollout["value"], rollout.valid()
         settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
         advantage_TN = gae(self.rewards(), *ends, value_TN, self.next_values(value_TN), valid_TN, **settings)
         target_TN = advantage_TN + value_TN

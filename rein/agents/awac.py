@@ -29,7 +29,7 @@ WEIGHTS = ("softmax", "exp")
 
 
 class AWAC(ReplayAgent[ContinuousNetworks]):
-    """AWAC (Nair et al. 2020): to do what was done, and that more often which was better than what it would have done.
+    """AWAC (Nair et al. 2020): imitates recorded actions, and more so those that were better than the policy's own.
 
         y    = r + gamma * min_k Q'_k(s', a'),  a' ~ pi(s'),  and r alone where s' is the end
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
@@ -73,7 +73,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
             raise ValueError(f"AWAC(weights={weights!r}): use one of {', '.join(WEIGHTS)}")
         own = {"critics": critics, "temperature": temperature, "weights": weights, "max_weight": max_weight}
         own["actor_learning_rate"] = actor_learning_rate
-        super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
+        super().__init__(observation_space, action_space, own, {"learning_starts": 0, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> ContinuousNetworks:
         options = self._options
@@ -87,9 +87,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         return networks
 
     def _explore(self, observation: Tree) -> Tensor:
-        networks = self.networks
-        distribution = networks.actor.distribution(networks.encoder(observation))
-        return networks.scale.to_action(distribution.sample(self._generator).tanh())
+        return self.networks.explore(observation, self._generator)
 
     def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         networks = self.networks

@@ -56,7 +56,7 @@ class BC(ReplayAgent[nn.Module]):
     ) -> None:
         self._discrete = isinstance(action_space, spaces.Discrete)
         own = {"stochastic": stochastic}
-        super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
+        super().__init__(observation_space, action_space, own, {"learning_starts": 0, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> nn.Module:
         options, given = self._options, (self.observation_space, self.action_space, drawn)

@@ -6,13 +6,14 @@ Shapes: K critics, N environments, B rows of a batch, A actions.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from rein.buffers.replay import Sample
+from rein.learning.critic_loss import CriticBatch, squared_errors
 from rein.learning.options import Scheduled, above_zero, at_least_one, finite
 from rein.learning.policy import NetworkPolicy
 from rein.learning.replay_agent import ReplayAgent
@@ -83,7 +84,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
             "actor_learning_rate": actor_learning_rate,
             "temperature_learning_rate": temperature_learning_rate,
         }
-        super().__init__(observation_space, action_space, own, {**own, **options})
+        super().__init__(observation_space, action_space, own, options)
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
@@ -113,7 +114,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
         action_B = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete
-        batch = Batch(features, action_B, self._target(sample, next_features, alpha), weight_B)
+        batch = CriticBatch(features, action_B, self._target(sample, next_features, alpha), weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         metrics |= self._actor.step(batch, (networks.critics, alpha), report=report)
@@ -138,49 +139,17 @@ class _Networks(DiscreteNetworks):
     temperature: Temperature
 
 
-class Batch(NamedTuple):
-    """Rows that are learned from."""
-
-    features: Tensor  # (B, F)
-    action: Tensor  # (B,) int64, counted from 0
-    target: Tensor  # (B,)
-    weight: Tensor | None  # (B,) of each row; None for all alike
-
-    valid = None  # all of them
-
-    @property
-    def value(self) -> Tensor:
-        """Of the shape of the values."""
-        return self.target
-
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return len(self.target)
-
-    def rows(self, index: Any) -> Batch:
-        """Some of the rows."""
-        return Batch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # each as it was
-
-
 def critic_loss(
-    critics: ActionValues, batch: Batch, coefficients: None, *, report: bool = True
+    critics: ActionValues, batch: CriticBatch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Half the mean squared error of each critic, summed; the mean absolute errors of the rows as `td_error` (B,)."""
     value_KBA = critics(batch.features)
     action_KB1 = batch.action.view(1, -1, 1).expand(len(value_KBA), -1, 1)
-    error_KB = value_KBA.gather(2, action_KB1).squeeze(2) - batch.target
-    square_KB = error_KB.square()
-    loss = (square_KB if batch.weight is None else square_KB * batch.weight).sum() * (0.5 / batch.size)
-    with torch.no_grad():
-        metrics = {"td_error": error_KB.abs().mean(0)}
-        if report:
-            metrics |= {"critic_loss": loss.detach(), "action_value": (error_KB + batch.target).mean()}
-    return loss, metrics
+    return squared_errors(value_KBA.gather(2, action_KB1).squeeze(2), batch, report)
 
 
 def actor_loss(
-    actor: DiscreteActor, batch: Batch, coefficients: Any, *, report: bool = True
+    actor: DiscreteActor, batch: CriticBatch, coefficients: Any, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """mean sum_a pi (alpha log pi - min_k Q_k); and the mean log-probabilities of the rows, (B,)."""
     critics, alpha = coefficients

@@ -16,11 +16,12 @@ from rein.learning.exploration import Amount
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
 from rein.learning.value_loss import Batch, has_closed_form, td_gradient, td_loss
-from rein.networks.q_network import QNetworks
+from rein.networks.online_target import OnlineAndTarget
+from rein.networks.q_network import QNetwork
 from rein.ops.values import td_target
 
 
-class DQN(ValueAgent[QNetworks]):
+class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
     """Deep Q-network (Mnih et al. 2015), by default with double targets (van Hasselt et al. 2016).
 
         y = r + gamma * Q'(s', argmax_a Q(s', a)),  without `double` r + gamma * max_a Q'(s', a),  r alone at an end
@@ -68,13 +69,13 @@ class DQN(ValueAgent[QNetworks]):
             "huber": huber,
             "frame_stack": frame_stack,
         }
-        super().__init__(observation_space, action_space, own, {**DEFAULTS, **own, **options})
+        super().__init__(observation_space, action_space, own, {**DEFAULTS, **options})
 
-    def _make_networks(self, drawn: torch.Generator) -> QNetworks:
+    def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[QNetwork]:
         options = self._options
         shape = {name: options[name] for name in ("hidden", "activation", "layer_norm", "dueling")}
         shape |= {name: options[name] for name in ("stem", "normalize_observation")}
-        networks = QNetworks(self.observation_space, self.action_space, drawn, **shape)
+        networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, drawn, **shape))
         gradient = td_gradient if has_closed_form(networks.online) else None
         self._learner = self.learner("values", networks.online, td_loss, gradient)
         self.follow(networks.target, networks.online)

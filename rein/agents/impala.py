@@ -14,7 +14,8 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import Adjustable, OnPolicyOptions, above_zero, at_least_one, fraction
+from rein.learning.on_policy_options import OnPolicyOptions
+from rein.learning.options import Adjustable, above_zero, at_least_one, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.ops.indices import minibatches as cut
 from rein.ops.returns import vtrace
@@ -36,7 +37,7 @@ class IMPALA(OnPolicyAgent):
         c_clip: bound of the ratios that weigh what comes after: how fast it is.
         epochs: passes over the rollout.
         minibatches: updates in a pass.
-        options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`.
+        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`.
     """
 
     vtrace_lambda: Adjustable = Adjustable(fraction)
@@ -62,7 +63,7 @@ class IMPALA(OnPolicyAgent):
         self.epochs, self.minibatches = epochs, minibatches
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        reward_TN, valid_TN = self.rewards(), self.valid()
+        reward_TN, valid_TN = self.rewards(), rollout.valid()
         weights = self._options["value_coefficient"], self.entropy_coefficient(**self.counts)
         first: Batch | None = None
         seen: list[dict[str, Tensor]] = []

@@ -43,7 +43,8 @@ class IQL(ReplayAgent["_Networks"]):
         observation_space: of one environment; flattened to a vector.
         action_space: a Box with finite bounds.
         critics: K, drawn independently of each other.
-        expectile: of what was done in a state, the value: 0.5 for the mean, toward 1 for the best.
+        expectile: which one of the values of the recorded actions is a state's value: 0.5 for the mean, toward 1 for
+            the best action.
         inverse_temperature: how much more an action counts that is better by 1, in units of the return: e to the
             power of it. 0 is behaviour cloning.
         max_weight: the largest that an action counts.
@@ -81,7 +82,7 @@ class IQL(ReplayAgent["_Networks"]):
             "max_weight": max_weight,
             "actor_learning_rate": actor_learning_rate,
         }
-        super().__init__(observation_space, action_space, own, {**own, "learning_starts": 0, **options})
+        super().__init__(observation_space, action_space, own, {"learning_starts": 0, **options})
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
@@ -99,9 +100,7 @@ class IQL(ReplayAgent["_Networks"]):
         return networks
 
     def _explore(self, observation: Tree) -> Tensor:
-        networks = self.networks
-        distribution = networks.actor.distribution(networks.encoder(observation))
-        return networks.scale.to_action(distribution.sample(self._generator).tanh())
+        return self.networks.explore(observation, self._generator)
 
     def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         networks = self.networks

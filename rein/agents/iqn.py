@@ -17,11 +17,12 @@ from rein.learning.options import at_least_one
 from rein.learning.quantile_loss import QuantileBatch, quantile_loss
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
-from rein.networks.quantile_network import QuantileNetworks, even_levels
+from rein.networks.online_target import OnlineAndTarget
+from rein.networks.quantile_network import QuantileNetwork, even_levels
 from rein.ops.values import td_target
 
 
-class IQN(ValueAgent[QuantileNetworks]):
+class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
     """Implicit quantile networks (Dabney et al. 2018).
 
         y_j = r + gamma * Z'_tau_j(s', a*),  r alone at an end       a* = argmax_a mean_k Z'_tau_k(s', a)
@@ -84,7 +85,7 @@ class IQN(ValueAgent[QuantileNetworks]):
             "huber": huber,
             "frame_stack": frame_stack,
         }
-        super().__init__(observation_space, action_space, own, {**DEFAULTS, **own, **options})
+        super().__init__(observation_space, action_space, own, {**DEFAULTS, **options})
 
     def _check(self, options: dict[str, Any]) -> None:
         super()._check(options)
@@ -95,10 +96,10 @@ class IQN(ValueAgent[QuantileNetworks]):
         if not 0.0 < options["risk"] <= 1.0:
             raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
 
-    def _make_networks(self, drawn: torch.Generator) -> QuantileNetworks:
+    def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
         names = ("hidden", "activation", "stem", "cosines", "action_quantiles", "risk", "normalize_observation")
         shape = {name: self._options[name] for name in names}
-        networks = QuantileNetworks(self.observation_space, self.action_space, drawn, **shape)
+        networks = OnlineAndTarget(QuantileNetwork(self.observation_space, self.action_space, drawn, **shape))
         self._learner = self.learner("quantiles", networks.online, quantile_loss)
         self.follow(networks.target, networks.online)
         return networks

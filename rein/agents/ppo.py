@@ -15,17 +15,8 @@ from torch import Tensor
 from rein.buffers.on_policy import Rollout
 from rein.learning.learner import mean_metrics
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import (
-    Adjustable,
-    OnPolicyOptions,
-    Scheduled,
-    above_zero,
-    at_least_one,
-    check_enough,
-    finite,
-    flag,
-    fraction,
-)
+from rein.learning.on_policy_options import OnPolicyOptions, check_enough
+from rein.learning.options import Adjustable, Scheduled, above_zero, at_least_one, finite, flag, fraction
 from rein.learning.policy_loss import Batch, Coefficients
 from rein.learning.segments import Segments, Sequences, Trace
 from rein.ops.indices import minibatches as cut
@@ -61,8 +52,8 @@ class PPO(OnPolicyAgent):
         reward_smoothing: how much of the next reward, already smooth, is added to each before anything is learned from
             it, from nothing (0) to all (1); see `rein.ops.returns.smooth_rewards`.
         segments: learn from whole sequences of environments, drawn by their advantages, instead of from shuffled rows.
-        options: those of every on-policy agent, `rein.learning.options.OnPolicyOptions`: learning_rate, gamma,
-            rollout_steps, hidden, core, seed, device and others.
+        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`: learning_rate,
+            gamma, rollout_steps, hidden, core, seed, device and others.
     """
 
     gae_lambda: Adjustable = Adjustable(fraction)
@@ -99,7 +90,7 @@ class PPO(OnPolicyAgent):
 
     def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
         ends = rollout["terminated"], rollout["truncated"]
-        value_TN, valid_TN = rollout["value"], self.valid()
+        value_TN, valid_TN = rollout["value"], rollout.valid()
         settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
         reward_TN, next_value_TN = self.rewards(), self.next_values(value_TN)
         if self.reward_smoothing:

@@ -17,8 +17,8 @@ from rein.buffers.on_policy import Rollout
 from rein.learning.action_type import as_own
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner, mean_metrics
+from rein.learning.on_policy_options import HOW
 from rein.learning.options import (
-    HOW,
     Adjustable,
     Configurable,
     Scheduled,
@@ -236,9 +236,7 @@ class PQN(Configurable):
     def _batch(self) -> Batch:
         """The rollout as rows, with the targets that the networks as they are make of it."""
         rollout = self._rollout
-        valid_TN: Tensor | None = rollout["valid"]
-        if self.device.type == "cpu" and bool(rollout["valid"].all()):
-            valid_TN = None  # which spares many small operations, where it is known at once
+        valid_TN = rollout.valid()
         next_value_TN = rollout.next_value(rollout["value"], lambda of: self._look(of("next_observation")).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
         settings = {"gamma": self.gamma, "lambda_": self.q_lambda}

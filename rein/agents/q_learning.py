@@ -17,7 +17,7 @@ from torch import Tensor
 from rein.learning.options import Adjustable, Scheduled, adjustable, fraction
 from rein.learning.value_policy import Explore, exploring
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.random import checked_seed, generator, restore
+from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import map_tree, pack, unpack
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
 from rein.schedules import Schedule
@@ -222,14 +222,11 @@ class TabularPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Its own generator; the table is the agent's."""
-        return {"generator": None if self._generator is None else self._generator.get_state()}
+        return {"generator": own_state(self._generator)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
-        if (state["generator"] is None) != (self._generator is None):
-            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
-        if self._generator is not None:
-            restore(self._generator, state["generator"])
+        restore_own(self._generator, state["generator"])
 
 
 class _RowIndex:

@@ -24,8 +24,9 @@ from rein.learning.replay_options import ReplayOptions
 from rein.learning.sequence_loss import SequenceBatch, sequence_td_loss
 from rein.learning.value_policy import exploring
 from rein.networks.actor_critic import CoreFactory
+from rein.networks.online_target import OnlineAndTarget
 from rein.networks.recurrent import LSTM
-from rein.networks.recurrent_q import RecurrentQNetworks
+from rein.networks.recurrent_q import RecurrentQNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import generator
 from rein.ops.trees import map_tree
@@ -37,7 +38,7 @@ EPSILON = linear(1.0, 0.05, env_steps=10_000)
 CORE = functools.partial(LSTM, features=64)
 
 
-class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
+class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
     """Recurrent deep Q-network, with double targets (van Hasselt et al. 2016).
 
         y = r + gamma * Q'(h', argmax_a Q(h, a)) of the next step, and r alone at an end
@@ -103,7 +104,7 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
             "huber": huber,
         }
         defaults = {"learning_rate": 1e-3, "hidden": (64,), "batch_size": 32, "max_grad_norm": 10.0}
-        super().__init__(observation_space, action_space, own, {**own, **defaults, **options})
+        super().__init__(observation_space, action_space, own, {**defaults, **options})
 
     def _build(self, seed: int) -> None:
         super()._build(seed)
@@ -116,11 +117,11 @@ class RecurrentDQN(ReplayAgent[RecurrentQNetworks]):
         how = {"before": options["burn_in"], "storage": options["storage"], "device": self.device}
         return SequenceReplay(options["capacity"], options["sequence_length"], **how)
 
-    def _make_networks(self, drawn: torch.Generator) -> RecurrentQNetworks:
+    def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[RecurrentQNetwork]:
         options = self._options
         names = ("core", "hidden", "activation", "dueling", "stem", "normalize_observation")
         shape = {name: options[name] for name in names}
-        networks = RecurrentQNetworks(self.observation_space, self.action_space, drawn, **shape)
+        networks = OnlineAndTarget(RecurrentQNetwork(self.observation_space, self.action_space, drawn, **shape))
         self._learner = self.learner("values", networks.online, sequence_td_loss)
         self.follow(networks.target, networks.online)
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete

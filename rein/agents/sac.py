@@ -31,16 +31,6 @@ from rein.ops.values import td_target
 from rein.schedules import Schedule
 from rein.types import Tree
 
-DEFAULTS = {
-    "critics": 2,
-    "temperature": None,
-    "initial_temperature": 1.0,
-    "target_entropy": None,
-    "actor_frequency": 1,
-    "actor_learning_rate": None,
-    "temperature_learning_rate": None,
-}
-
 
 class SAC(ReplayAgent["_Networks"]):
     """Soft actor-critic (Haarnoja et al. 2018): as much reward as there is, by a policy as random as that allows.
@@ -100,7 +90,7 @@ class SAC(ReplayAgent["_Networks"]):
             "actor_learning_rate": actor_learning_rate,
             "temperature_learning_rate": temperature_learning_rate,
         }
-        super().__init__(observation_space, action_space, DEFAULTS, {**own, **options})
+        super().__init__(observation_space, action_space, own, options)
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
@@ -132,9 +122,7 @@ class SAC(ReplayAgent["_Networks"]):
         return networks
 
     def _explore(self, observation: Tree) -> Tensor:
-        networks = self.networks
-        distribution = networks.actor.distribution(networks.encoder(observation))
-        return networks.scale.to_action(distribution.sample(self._generator).tanh())
+        return self.networks.explore(observation, self._generator)
 
     def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         networks = self.networks

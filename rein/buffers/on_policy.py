@@ -57,8 +57,13 @@ class Rollout:
         """One field, (B, ...): row t of environment n is t * N + n."""
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
 
+    def valid(self) -> Tensor | None:
+        """(T, N), or None where all rows are, which spares many small operations: known at once on the host alone."""
+        valid_TN: Tensor = self["valid"]
+        return None if valid_TN.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
+
     def rewards(self, normalizer: RewardNormalizer | None, gamma: float) -> Tensor:
-        """They, (T, N), by way of the normalizer if there is one, which takes them in, discounted by `gamma`."""
+        """The rewards (T, N), scaled by the normalizer, which takes in their returns, discounted by `gamma`, first."""
         if normalizer is None:
             return self["reward"]
         normalizer.gamma = gamma

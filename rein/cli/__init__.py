@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
     if arguments is None:  # the process is ours; nothing of what importing torch has left will become garbage
         gc.freeze()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe that nobody reads is noticed here, not when Python exits
+            sys.stdout.reconfigure(line_buffering=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
     while words and words[0] in _ON_READING:  # they may stand before the command, too
         words.append(words.pop(0))
@@ -64,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(_say("interrupted", 130)) from None
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        raise SystemExit(141) from None
+        raise SystemExit(_unread()) from None
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # as rich tells it
+            raise SystemExit(_unread()) from None
+        raise
     except Exception as error:  # told in one line; whole with --debug
         if debug:
             raise
@@ -78,6 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _say(text: str, status: int) -> int:
     print(f"rein: {text}", file=sys.stderr)
     return status
+
+
+def _unread() -> int:
+    """The status of a program whose output nobody reads any more; what is left of that goes nowhere."""
+    with contextlib.suppress(OSError):  # standard output is no file of the system's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def _run(words: list[str]) -> None:

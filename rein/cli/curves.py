@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rein.cli.show import awaits_epoch
+from rein.clocks import CLOCKS
+from rein.errors import StoreError
 from rein.integrations.plot.curves import Curve, curve_of
 from rein.stores.columns import EPOCHS, Table
 from rein.stores.reader import Run, open_run
-from rein.types import CLOCKS
 
 _FIRST = ("episode_return", "evaluation_return")  # what to draw where nobody says
 _SAME = ("seed", "threads", "checkpoint_every", "run", "resume", "quiet", "debug")  # options that make no other recipe
 _SHOWN = 3  # options in a label
+
+
+class NoEpochYet(StoreError):
+    """A run has only just begun."""
 
 
 class Columns(NamedTuple):
@@ -39,8 +46,10 @@ class _Kind(NamedTuple):
 def read_columns(path: Path) -> Columns:
     """The metrics of a run: of its `metrics.csv`, else of the table of epochs in its trajectories.
 
-    Raises StoreError where it has neither.
+    Raises StoreError where it has neither, NoEpochYet where that is because its first epoch has not ended yet.
     """
+    if awaits_epoch(path):
+        raise NoEpochYet(f"{path}: no epoch has ended yet, so there is nothing to draw")
     told = Table(path / EPOCHS).refresh()
     if not told:
         table = open_run(path).epochs
@@ -50,6 +59,22 @@ def read_columns(path: Path) -> Columns:
         numbers["epochs"] = numbers.pop("epoch")
     clocks = {name: numbers.pop(name) for name in CLOCKS if name in numbers}
     return Columns(path, clocks, numbers)
+
+
+def read_all(paths: Sequence[Path]) -> list[Columns]:
+    """The metrics of runs, those left out and named on standard error in which no epoch has ended yet.
+
+    Raises StoreError where that is all of them, and as `read_columns` does.
+    """
+    found = []
+    for number, path in enumerate(paths, 1):
+        try:
+            found.append(read_columns(path))
+        except NoEpochYet as error:
+            if number == len(paths) and not found:
+                raise
+            print(f"rein: {error}", file=sys.stderr)
+    return found
 
 
 def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str:

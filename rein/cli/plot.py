@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import tyro
 
-from rein.cli.curves import choose_metric, grouped, read_columns
+from rein.cli.curves import choose_metric, grouped, read_all
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
@@ -86,7 +86,7 @@ def _options(
 
 
 def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: bool) -> tuple[Any, str]:
-    columns = [read_columns(path) for path in runs]
+    columns = read_all(runs)
     name = choose_metric(columns, metric, clock)
     figure = make_figure(8.0, 5.0, on_screen=on_screen)
     draw_curves(figure.add_subplot(), grouped(columns, name, clock), metric=name, clock=clock)

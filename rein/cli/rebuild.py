@@ -25,6 +25,7 @@ from rein.cli.options import parse
 from rein.errors import StoreError
 from rein.integrations.gymnasium.rebuilding import rebuild
 from rein.loop import Loop
+from rein.protocols import Environment
 from rein.stores.reader import Run
 
 _ADAPTER = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
@@ -98,11 +99,21 @@ def part_type(run: Run | Described, name: str) -> str:
 
 
 def made_by(named: str) -> Any:
-    """What the function that a person named returns: environments, or a loop."""
+    """What the function that a person named returns: environments, or a loop that has some.
+
+    Raises ValueError where no function is named so, TypeError where it returns something else.
+    """
     if ":" not in named:
         raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
     sys.path.insert(0, os.getcwd())  # where the user stands, as for `rein train`
-    return find(named)()
+    made = find(named)()
+    environment = made.parts.get("environment") if isinstance(made, Loop) else made
+    if not isinstance(environment, Environment):
+        what = type(made).__name__ if environment is made else f"a loop whose environment is {environment!r:.200}"
+        wrapped = f"rein.integrations.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
+        hint = f"; name a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
+        raise TypeError(f"--environment {named}: made {what}, which is no environment of rein's{hint}")
+    return made
 
 
 def _part(run: Run | Described, name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from rein.stores.columns import EPOCHS
 from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.reader import Run, open_run
 from rein.stores.selection import kept_by, parts_of
@@ -43,7 +44,8 @@ def show(path: str | Path) -> None:
         console.print(_tree(path))
         comes = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # rows are what a store is given
         what = "no file of trajectories is finished yet" if comes else "no trajectories are kept"
-        console.print(f"\n{what}; `rein plot` draws the metrics", soft_wrap=True)
+        drawn = "; `rein plot` draws the metrics" if (path / EPOCHS).is_file() else ""
+        console.print(f"\n{what}{'; no epoch has ended yet' if awaits_epoch(path) else drawn}", soft_wrap=True)
         return
     run = open_run(path)
     parts = [
@@ -64,6 +66,11 @@ def show(path: str | Path) -> None:
 def keeps_none(path: Path) -> bool:
     """Whether that is the folder of a run in which there are no trajectories, or none yet."""
     return (path / "run.json").is_file() and not list_files(path / TRAJECTORIES)
+
+
+def awaits_epoch(path: Path) -> bool:
+    """Whether that is the folder of a run that takes down its epochs, and of which none has ended yet."""
+    return keeps_none(path) and "metrics_files" in parts_of(path) and not (path / EPOCHS).is_file()
 
 
 def _tree(path: Path) -> Tree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -85,7 +86,8 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
                 _remove_if_empty(store.path)
         print(summary(final, store))
         if received is not None:
-            print(f"go on with: rein resume {store.path}" if store else "nothing was stored, so it cannot be resumed")
+            again = f"go on with: rein resume {shlex.quote(str(store.path))}" if store else ""
+            print(again or "nothing was stored, so it cannot be resumed")
             raise SystemExit(128 + received)
 
 
@@ -185,9 +187,8 @@ def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
     if run is None:
         return HDF5Store(Path("runs") / name.replace(":", "-"), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(
-            f"{run} exists; `rein resume {run}` or --resume goes on with it, another --run begins a new one"
-        )
+        again = f"`rein resume {shlex.quote(str(run))}` or --resume goes on with it"
+        raise ValueError(f"{run} exists; {again}, another --run begins a new one")
     return HDF5Store(run, exist="resume" if options["resume"] else "error")
 
 
@@ -214,6 +215,7 @@ def summary(state: State, store: HDF5Store | None) -> str:
         size = sum(file.stat().st_size for file in files) / 1e6
         count = f"{len(files)} HDF5 file{'s' * (len(files) != 1)}"
         lines.append(f"trajectories: {count}, {size:.1f} MB, in {store.path}/trajectories")
-        lines.append(f"look at them: rein show {store.path}; or open one in VS Code with the H5Web extension,")
+        command = f"rein show {shlex.quote(str(store.path))}"
+        lines.append(f"look at them: {command}; or open one in VS Code with the H5Web extension,")
         lines.append("              at myhdf5.hdfgroup.org, or with silx view: each opens with a plot")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,10 +53,11 @@ def first_file(path: Path) -> Path:
 
 def how_to_open(file: Path) -> str:
     """The viewers that open a file with a plot, for whoever has not got the extra."""
+    word = shlex.quote(str(file))
     return f"""\
 `pip install "jupyterlab>=4" jupyterlab-h5web` lets this command open it. Without, any of these opens
 {file} with a plot:
   VS Code       with the extension H5Web: click the file
   a browser     drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
-  the desktop   pip install "silx[full]", then: silx view {file}
-  a terminal    pip install h5glance, then: h5glance {file} (a tree, no plot)"""
+  the desktop   pip install "silx[full]", then: silx view {word}
+  a terminal    pip install h5glance, then: h5glance {word} (a tree, no plot)"""

@@ -114,12 +114,13 @@ class _Evaluator:
                 raise
             logger.exception("%s failed in epoch %d and is dropped", self._name, state.epoch)
             return
-        for metric, value in self._metrics(result).items():
-            state.metrics[metric] = value
+        found = {"return": result.mean_return, "length": result.mean_length, "return_std": result.std_return}
+        found |= {"return_min": result.min_return, "return_max": result.max_return}
+        for key, value in found.items():
+            state.metrics[f"{self._name}_{key}"] = value
         number = state.memory.get("evaluations", {"number": 0})["number"] + 1
-        found = {"return": result.mean_return, "length": result.mean_length, "episodes": self._options["episodes"]}
-        found |= {"return_std": result.std_return, "return_min": result.min_return, "return_max": result.max_return}
-        state.memory["evaluations"] = {"number": number, "name": self._name, **found}
+        episodes = self._options["episodes"]
+        state.memory["evaluations"] = {"number": number, "name": self._name, **found, "episodes": episodes}
         state.memory[self._at] = state.total_iterations
         self._evaluated.fire(state)
 
@@ -140,12 +141,6 @@ class _Evaluator:
         if self._same_episodes:
             state.memory[self._seeds] = result.seed.tolist()
         return result
-
-    def _metrics(self, result: Evaluation) -> dict[str, float]:
-        """By name."""
-        values = {"return": "mean_return", "length": "mean_length"}
-        values |= {f"return_{which}": f"{which}_return" for which in ("std", "min", "max")}
-        return {f"{self._name}_{key}": getattr(result, value) for key, value in values.items()}
 
 
 def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:

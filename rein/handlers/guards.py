@@ -1,18 +1,11 @@
-"""Watchers that end a run, or repair it, before it is lost: NaN and infinity, a dead loop, a full disk, full memory."""
+"""NaN and infinity: found before they reach an optimizer's step, an environment or an agent."""
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import math
-import multiprocessing
-import os
-import shutil
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +18,11 @@ from rein.types import State, StepState
 
 logger = logging.getLogger("rein")
 
-HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
 _KINDS = ("stop", "skip", "return")
 
 
 class UpdateGuard:
-    """Looks at an agent's losses and gradients before each step of its optimizer, which NaN or infinity never takes.
+    """Looks at losses and gradients before each step of an agent's optimizer; none with NaN or infinity is taken.
 
         guard = UpdateGuard("skip")
         agent = PPO(..., guard=guard)
@@ -83,8 +75,8 @@ def guard_updates(loop: Loop, guard: UpdateGuard, saver: Any = None, *, agent: s
 
     For "return" give the saver that `checkpoint` returned, attached before. Then the part `agent` of the loop becomes,
     at the iteration's edge, what it was in the newest checkpoint without NaN; its counts, the environments and the
-    loop go on, so what it meets next is something else. Raises ValueError where that is not possible, at once or, with
-    no such checkpoint, then.
+    loop go on, so what it meets next is something else. Raises ValueError at once where "return" has no saver, and
+    NonFiniteError at the failure where no checkpoint is without NaN.
     """
     if guard.on_failure == "return" and saver is None:
         raise ValueError('guard_updates(...): "return" needs the saver that checkpoint(loop, store) returned')
@@ -161,107 +153,3 @@ def _floats(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):  # as most are: this stands on the hot path
         return [tree] if tree.is_floating_point() else []
     return [leaf for _, leaf in leaves(tree) if leaf.is_floating_point()]
-
-
-def watchdog(
-    loop: Loop, *, seconds: float = 600.0, kill_after: float | None = None, file: TextIO | None = None
-) -> None:
-    """When no iteration ends for so long, write what every thread does to `file` (stderr) and interrupt the run.
-
-    A run that comes back ends at the iteration's edge, is saved there by `checkpoint`, and can be resumed. One that
-    does not is for whoever reads the stacks, or, with `kill_after`, is ended: where no iteration has ended so many
-    seconds later either, the process kills its children (those of `multiprocessing`), flushes what was logged and exits
-    at once with `HUNG_EXIT_CODE`, 75, for a scheduler to start it again. An evaluation is part of no iteration: give
-    more seconds than the longest takes. Raises ValueError for no time at all, and for an infinite one.
-    """
-    limits = (seconds,) if kill_after is None else (seconds, kill_after)
-    if not all(0 < limit <= threading.TIMEOUT_MAX for limit in limits):
-        raise ValueError(f"watchdog({seconds=}, {kill_after=}): give finite numbers above 0")
-    ended = threading.Event()
-
-    def watch() -> None:
-        state, seen = loop.state, -1
-        while not ended.wait(seconds):
-            if state.total_iterations == seen:
-                stream = sys.stderr if file is None else file
-                print(f"rein: no iteration has ended for {seconds:g} s; what the threads do:", file=stream, flush=True)
-                faulthandler.dump_traceback(stream)
-                loop.interrupt(f"watchdog: no iteration ended for {seconds:g} s")
-                if kill_after is not None and not ended.wait(kill_after) and state.total_iterations == seen:
-                    _end_process(stream, f"rein: none for {kill_after:g} s more; the process ends with exit code")
-                return
-            seen = state.total_iterations
-
-    @loop.started
-    def begin(state: State) -> None:
-        ended.clear()
-        thread = threading.Thread(target=watch, name="rein-watchdog", daemon=True)
-        thread.start()
-
-        def end() -> None:
-            ended.set()
-            thread.join()
-
-        loop.cleanups.append(end)
-
-
-def _end_process(stream: TextIO, text: str) -> None:
-    """Whatever hangs may hold locks of what is flushed here, so that gets a moment and no more."""
-
-    def flush() -> None:
-        print(f"{text} {HUNG_EXIT_CODE}", file=stream, flush=True)
-        logging.shutdown()
-        sys.stdout.flush()
-
-    for child in multiprocessing.active_children():
-        child.kill()
-    flushing = threading.Thread(target=flush, daemon=True)
-    flushing.start()
-    flushing.join(5.0)
-    os._exit(HUNG_EXIT_CODE)
-
-
-def guard_resources(
-    loop: Loop,
-    path: str | Path = ".",
-    *,
-    disk: float = 1e9,
-    memory: float | None = None,
-    event: str = "epoch_ended",
-    **filters: Any,
-) -> None:
-    """Interrupt the run when the disk under `path` has less than `disk` bytes left, or it uses more than `memory`.
-
-    It ends at the edge with the reason, is saved there by `checkpoint`, and can be resumed when there is room. Memory
-    is what the process has resident; None is no limit. Raises ValueError for numbers that are not above 0.
-    """
-    if not disk > 0 or (memory is not None and not memory > 0):
-        raise ValueError(f"guard_resources({disk=}, {memory=}): give numbers of bytes above 0")
-
-    @loop.event(event)(**filters)
-    def look(state: State) -> None:
-        for reason in _shortages(Path(path), disk, memory):
-            logger.warning("%s; the run is interrupted", reason)
-            loop.interrupt(reason)
-
-
-def _shortages(path: Path, disk: float, memory: float | None) -> Iterator[str]:
-    while not path.exists():  # a run's folder that is not made yet
-        path = path.parent
-    free = shutil.disk_usage(path).free
-    if free < disk:
-        yield f"{path}: {free / 1e9:.2f} GB are free, and {disk / 1e9:.2f} GB shall be"
-    used = resident_bytes()
-    if memory is not None and used > memory:
-        yield f"the process uses {used / 1e9:.2f} GB of memory, and {memory / 1e9:.2f} GB are its limit"
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is resident; where the system does not say, the most that it ever was."""
-    try:
-        fields = Path("/proc/self/statm").read_text().split()
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

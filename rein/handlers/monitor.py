@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rein.functions import check_function
 from rein.improvement import Improvement, Mode
 from rein.loop import Loop
 from rein.schedules import Schedule
@@ -40,8 +41,7 @@ def monitor(
     Raises ValueError for numbers out of range and where the loop owns a part of that name, TypeError where `action` is
     no function; KeyError at a firing, with the metrics there are, where there is no such metric.
     """
-    if not callable(action):
-        raise TypeError(f"monitor(action={action!r}): give a function of the state")
+    check_function("monitor(...)", "callback", action)
     attach = loop.event(event)(**filters)
     attach(loop.own(name or f"monitor/{metric}", Monitor(metric, patience, mode, min_delta, action)).check)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import math
 import sys
 import time
 from typing import NamedTuple, TextIO
 
+from rein.clocks import CLOCKS
 from rein.loop import Loop
-from rein.types import CLOCKS, State
+from rein.types import State
 
 BAR_SECONDS = 0.2  # between two drawings of the bar
 LINE_SECONDS = 5.0  # between two plain lines
 WINDOW = 100  # drawings over which the rate is taken
+GOES_FIRST = ("rate", "share", "return", "count")  # where the end of a run does not fit into the terminal's width
 
 
 def progress(
@@ -87,7 +90,7 @@ class _Display:
             self._read_return(state)
             ending = f"{state.status} after {_duration(state.clocks.seconds)}"
             ending += f": {state.reason}" if state.reason else ""
-            self._screen.draw(sample.done, f"{self._text(sample)}  {ending}")
+            self._screen.end(sample.done, self._parts(sample), ending)
         finally:
             self._close()
 
@@ -112,14 +115,17 @@ class _Display:
 
     def _text(self, sample: _Sample) -> str:
         """` 42%  12,800 env_steps  51,200/s  return -10.25`, as far as it is known."""
-        parts = [] if math.isnan(sample.done) else [f"{sample.done:4.0%}"]
-        parts.append(f"{sample.counted:,.0f} {self._unit}")
+        return "  ".join(self._parts(sample).values())
+
+    def _parts(self, sample: _Sample) -> dict[str, str]:
+        parts = {} if math.isnan(sample.done) else {"share": f"{sample.done:4.0%}"}
+        parts["count"] = f"{sample.counted:,.0f} {self._unit}"
         seconds, counted = sample.seconds - self._samples[0].seconds, sample.counted - self._samples[0].counted
         if counted > 0:
-            parts.append(f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s")
+            parts["rate"] = f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s"
         if not math.isnan(self._episode_return):
-            parts.append(f"return {self._episode_return:,.5g}")
-        return "  ".join(parts)
+            parts["return"] = f"return {self._episode_return:,.5g}"
+        return parts
 
     def _left(self, sample: _Sample) -> str:
         first = self._samples[0]
@@ -135,6 +141,7 @@ class _Bar:
     every = BAR_SECONDS
 
     def __init__(self, file: TextIO, description: str) -> None:
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
@@ -153,6 +160,8 @@ class _Bar:
             redirect_stderr=sys.stderr.isatty(),
         )
         self._task = self._progress.add_task(description, total=None, text="")
+        self._length = cell_len
+        self._taken = cell_len(description) + 1 if description else 0  # with a space behind it
 
     def begin(self, done: float, text: str) -> None:
         """Take the terminal."""
@@ -165,6 +174,16 @@ class _Bar:
         if not math.isnan(done):
             self._progress.update(self._task, total=1.0, completed=done)
         self._progress.update(self._task, text=text, refresh=True)
+
+    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
+        """Show this at last: how the run ended, and beside it as much as there is room for."""
+        room = self._progress.console.width - self._taken - 2  # the bar is one wide at least, and has a space behind it
+        told = {**parts, "ending": ending}
+        for name in GOES_FIRST:
+            if self._length("  ".join(told.values())) <= room:
+                break
+            told.pop(name, None)
+        self.draw(done, "  ".join(told.values()))
 
     def close(self) -> None:
         """Leave the bar as it is and give the terminal back; may be called twice."""
@@ -185,7 +204,12 @@ class _Lines:
 
     def draw(self, done: float, text: str) -> None:
         """Write this now."""
-        print(*self._label, text, sep="  ", file=self._file, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # its reader has gone, as `head` does, and the run goes on
+            print(*self._label, text, sep="  ", file=self._file, flush=True)
+
+    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
+        """Write all of it."""
+        self.draw(done, "  ".join([*parts.values(), ending]))
 
     def close(self) -> None:
         """The last line is written already."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from rein.clocks import CLOCKS
 from rein.loop import Loop
-from rein.types import CLOCKS, State
+from rein.types import State
 
 
 def stop_at(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.networks.continuous import ContinuousNetworks
-from rein.ops.random import restore
+from rein.ops.random import own_state, restore_own
 from rein.types import Tree
 
 
@@ -50,11 +50,8 @@ class ActorPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Its own generator; the networks are the agent's."""
-        return {"generator": None if self._generator is None else self._generator.get_state()}
+        return {"generator": own_state(self._generator)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
-        if (state["generator"] is None) != (self._generator is None):
-            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
-        if self._generator is not None:
-            restore(self._generator, state["generator"])
+        restore_own(self._generator, state["generator"])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rein.learning.rows import take_rows
 from rein.networks.continuous import Actor, Critics
 
 
@@ -17,7 +18,7 @@ class CriticBatch(NamedTuple):
     """Rows that critics learn from."""
 
     features: Tensor  # (B, F)
-    action: Tensor  # (B, A) from -1 to 1
+    action: Tensor  # (B, A) from -1 to 1, or (B,) int64 counted from 0
     target: Tensor  # (B,)
     weight: Tensor | None  # (B,) of each row; None for all alike
 
@@ -33,9 +34,7 @@ class CriticBatch(NamedTuple):
         """How many rows there are."""
         return len(self.target)
 
-    def rows(self, index: Any) -> CriticBatch:
-        """Some of the rows."""
-        return CriticBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
+    rows = take_rows
 
 
 class ActorBatch(NamedTuple):
@@ -56,16 +55,18 @@ class ActorBatch(NamedTuple):
         """How many rows there are."""
         return len(self.noise)
 
-    def rows(self, index: Any) -> ActorBatch:
-        """Some of the rows."""
-        return ActorBatch(self.features[index], self.noise[index])
+    rows = take_rows
 
 
 def critic_loss(
     critics: Critics, batch: CriticBatch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Half the mean squared error of each critic, summed; the mean absolute errors of the rows as `td_error` (B,)."""
-    value_KB = critics(batch.features, batch.action)
+    return squared_errors(critics(batch.features, batch.action), batch, report)
+
+
+def squared_errors(value_KB: Tensor, batch: CriticBatch, report: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the metrics of `critic_loss`, from the values of the actions that were taken."""
     error_KB = value_KB - batch.target
     square_KB = error_KB.square()
     loss = (square_KB if batch.weight is None else square_KB * batch.weight).sum() * (0.5 / batch.size)

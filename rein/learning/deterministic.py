@@ -51,7 +51,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         own = {**own, **whole_numbers}
         for name in ("target_noise", "target_noise_clip"):
             not_negative(self, name, own[name])
-        super().__init__(observation_space, action_space, own, {**own, **options})
+        super().__init__(observation_space, action_space, own, options)
 
     def _make_networks(self, drawn: torch.Generator) -> DeterministicNetworks:
         options = self._options

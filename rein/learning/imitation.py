@@ -5,11 +5,12 @@ Shapes: B rows, F features of an observation, A numbers of an action.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rein.learning.rows import take_rows
 from rein.networks.continuous import Actor
 from rein.networks.state_value import StateValue
 from rein.ops.losses import expectile
@@ -37,10 +38,7 @@ class ImitationBatch(NamedTuple):
         """How many rows there are."""
         return len(self.action)
 
-    def rows(self, index: Any) -> ImitationBatch:
-        """Some of the rows."""
-        weight = None if self.weight is None else self.weight[index]
-        return ImitationBatch(self.features[index], self.action[index], weight)
+    rows = take_rows
 
 
 class ValueBatch(NamedTuple):
@@ -61,9 +59,7 @@ class ValueBatch(NamedTuple):
         """How many rows there are."""
         return len(self.target)
 
-    def rows(self, index: Any) -> ValueBatch:
-        """Some of the rows."""
-        return ValueBatch(self.features[index], self.target[index])
+    rows = take_rows
 
 
 def likelihood_loss(

@@ -19,13 +19,10 @@ from rein.learning.action_type import as_own
 from rein.learning.closed_form import closed_form_gradient, has_closed_form
 from rein.learning.compiled import graph
 from rein.learning.learner import Learner
+from rein.learning.on_policy_options import DEFAULTS, HOW, SHAPE, OnPolicyOptions
 from rein.learning.options import (
-    DEFAULTS,
-    HOW,
-    SHAPE,
     Adjustable,
     Configurable,
-    OnPolicyOptions,
     Scheduled,
     above_zero,
     adjustable,
@@ -230,11 +227,6 @@ class OnPolicyAgent(Configurable, abc.ABC):
             reset=take("reset") if recurrent else None,
             carry=self._first_carry if recurrent else None,
         )
-
-    def valid(self) -> Tensor | None:
-        """None where all rows are valid, which spares many small operations: known at once on the host alone."""
-        valid_TN = self._rollout["valid"]
-        return None if self.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
 
     def policy(self, deterministic: bool = True) -> NetworkPolicy:
         """Acts by the networks as they are at any time: the mode, or samples drawn under a generator of its own."""

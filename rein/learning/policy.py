@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.discrete import DiscreteNetworks
-from rein.ops.random import restore
+from rein.ops.random import own_state, restore_own
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:
-    """From now on networks that were drawn `before` are those that were drawn `after`, for policies made of them."""
+    """Make `before` use the parameters and buffers of `after`: policies built on `before` act by the new values.
+
+    Raises ValueError where they are not as many.
+    """
     for old, new in ((before.parameters(), after.parameters()), (before.buffers(), after.buffers())):
         for mine, theirs in zip(old, new, strict=True):
             mine.data = theirs.data
@@ -58,12 +61,9 @@ class NetworkPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Its own generator and carry; the networks are the agent's."""
-        return {"generator": None if self._generator is None else self._generator.get_state(), "carry": self._carry}
+        return {"generator": own_state(self._generator), "carry": self._carry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
-        if (state["generator"] is None) != (self._generator is None):
-            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+        restore_own(self._generator, state["generator"])
         self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
-        if self._generator is not None:
-            restore(self._generator, state["generator"])

@@ -5,10 +5,11 @@ Shapes: B rows, F features of an observation, Q levels, S samples of a target.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from rein.learning.rows import take_rows
 from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.losses import quantile_huber
 
@@ -34,9 +35,7 @@ class QuantileBatch(NamedTuple):
         """How many rows there are."""
         return len(self.target)
 
-    def rows(self, index: Any) -> QuantileBatch:
-        """Some of the rows."""
-        return QuantileBatch(*(None if column is None else column[index] for column in self))  # type: ignore[arg-type]  # columns in their order, None for none
+    rows = take_rows
 
 
 def quantile_loss(

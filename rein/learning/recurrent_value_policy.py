@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rein.learning.value_policy import Explore
 from rein.networks.recurrent_q import RecurrentQNetwork
-from rein.ops.random import restore
+from rein.ops.random import own_state, restore_own
 from rein.types import Tree
 
 
@@ -54,12 +54,9 @@ class RecurrentValuePolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Its own generator and carry; the networks are the agent's."""
-        return {"generator": None if self._generator is None else self._generator.get_state(), "carry": self._carry}
+        return {"generator": own_state(self._generator), "carry": self._carry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
-        if (state["generator"] is None) != (self._generator is None):
-            raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+        restore_own(self._generator, state["generator"])
         self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
-        if self._generator is not None:
-            restore(self._generator, state["generator"])

@@ -69,7 +69,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         defaults: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
-        """`defaults` are all options that the agent has, `options` those that were given."""
+        """`defaults` are the agent's own options as they are; `options` those of `ReplayOptions` that are set."""
         self.observation_space, self.action_space = observation_space, action_space
         refuse_unknown(self, options, {**REPLAY_DEFAULTS, **defaults})
         self._options = options = {**REPLAY_DEFAULTS, **defaults, **options}
@@ -139,7 +139,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         """Learn from what `_sample` drew; what is worth knowing, to `report`, and the errors (B,) of its rows."""
 
     def learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
-        """Somebody who learns these networks by this loss, or its gradient if that is written out."""
+        """A `Learner` that trains these networks on this loss, or its gradient if that is written out."""
         how = {option: self._options[option] for option in HOW}
         how["closed_form"] = gradient
         self.learners[name] = Learner(networks, loss, self._options["optimizer"] or Adam, **how)
@@ -219,7 +219,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
 
     def learn(self, updates: int) -> dict[str, Tensor]:
         """That many updates from the replay as it is; what is worth knowing of the last one."""
-        whole(self, "learn: updates", updates)
+        updates = whole(self, "learn: updates", updates)
         metrics: dict[str, Tensor] = {}
         for name, learner in self.learners.items():
             set_learning_rate(learner.optimizer, self._rate(name))

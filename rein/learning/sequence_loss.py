@@ -47,7 +47,7 @@ def sequence_td_loss(
     value_TBA = networks.sequence(batch.features, batch.carry)
     value_TB = value_TBA.gather(2, batch.action.unsqueeze(2)).squeeze(2)
     error_TB = value_TB - batch.target
-    loss_TB = 0.5 * error_TB.square() if delta is None else huber(error_TB, delta)
+    loss_TB = huber(error_TB, delta)
     loss = masked_mean(loss_TB, batch.valid)
     size_TB = torch.where(batch.valid, error_TB.detach().abs(), 0.0)
     metrics = {"td_error": size_TB.sum(0) / batch.valid.sum(0).clamp(min=1)}

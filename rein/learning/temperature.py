@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rein.learning.rows import take_rows
+
 
 class Temperature(nn.Module):
     """alpha, by its logarithm."""
@@ -37,9 +39,7 @@ class TemperatureBatch(NamedTuple):
         """How many rows there are."""
         return len(self.log_prob)
 
-    def rows(self, index: Any) -> TemperatureBatch:
-        """Some of the rows."""
-        return TemperatureBatch(self.log_prob[index])
+    rows = take_rows
 
 
 def check_learned(agent: object, temperature: float | None, learning_rate: Any) -> None:

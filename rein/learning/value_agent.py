@@ -20,14 +20,15 @@ from rein.learning.learner import Learner
 from rein.learning.options import above_zero
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.value_policy import ValuePolicy, exploring
-from rein.networks.q_network import QNetworks
-from rein.networks.quantile_network import QuantileNetworks
+from rein.networks.online_target import OnlineAndTarget
+from rein.networks.q_network import QNetwork
+from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.types import Tree
 
-Networks = TypeVar("Networks", bound=QNetworks | QuantileNetworks)
+Networks = TypeVar("Networks", bound=OnlineAndTarget[QNetwork] | OnlineAndTarget[QuantileNetwork])
 
 EPSILON = linear(1.0, 0.05, env_steps=10_000)
 DEFAULTS: Mapping[str, Any] = {
@@ -35,7 +36,6 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden": (128, 128),
     "batch_size": 128,
     "max_grad_norm": 10.0,
-    "frame_stack": None,
 }
 
 

@@ -61,7 +61,7 @@ def td_loss(
     """
     value_M = networks(batch.features).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     error_M = value_M - batch.target
-    loss_M = 0.5 * error_M.square() if delta is None else huber(error_M, delta)
+    loss_M = huber(error_M, delta)
     loss = (loss_M if batch.weight is None else loss_M * batch.weight).mean()
     metrics = {"td_error": error_M.detach().abs()}
     if report:
@@ -92,7 +92,7 @@ def td_gradient(
     of_hidden, _ = stack_backward((of_value_MA @ head.weight).unsqueeze(0), way)
     metrics = {"td_error": error_M1.abs().squeeze(1)}
     if report:
-        loss_M1 = (0.5 * error_M1.square() if delta is None else huber(error_M1, delta)) * scale
+        loss_M1 = huber(error_M1, delta) * scale
         loss_M1 = loss_M1 if batch.weight is None else loss_M1 * batch.weight.unsqueeze(1)
         metrics |= {"value_loss": loss_M1.sum(), "action_value": value_MA.gather(1, action_M1).sum() * scale}
     of_head = [of_value_MA.t() @ top_1MH[0], of_value_MA.sum(0)]

@@ -15,7 +15,7 @@ from rein.learning.options import fraction
 from rein.networks.q_network import QNetwork
 from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.random import restore
+from rein.ops.random import own_state, restore_own
 from rein.types import Tree
 
 Explore = Callable[[Tensor, torch.Generator], Tensor]  # (values (N, A), generator) -> which of the actions (N,)
@@ -60,9 +60,8 @@ class ValuePolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Its own generator; the networks are the agent's."""
-        return {"generator": None if self._generator is None else self._generator.get_state()}
+        return {"generator": own_state(self._generator)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-        if self._generator is not None:
-            restore(self._generator, state["generator"])
+        """Take over what `state_dict` gave. Raises ValueError for the state of the other kind of policy."""
+        restore_own(self._generator, state["generator"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rein.types import CLOCKS
+from rein.clocks import CLOCKS
 
 _USUAL = ("env_steps", "iterations")  # the one advances in the first iteration or never, so a resumed run has the same
 

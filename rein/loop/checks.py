@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rein.events import name_of
+from rein.functions import name_of
 from rein.ops.trees import signature_drift, tree_signature
 from rein.types import State
 

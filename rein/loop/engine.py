@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rein.data import END, Batches
-from rein.events import Event, name_of
+from rein.events import Event
+from rein.functions import name_of
 from rein.types import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from rein.data import Batches
-from rein.events import Event, check_function, name_of
+from rein.events import Event
 from rein.filters import NOT_GIVEN
+from rein.functions import check_function, name_of
 from rein.loop import checks, engine, resume
 from rein.metrics import Metrics, Reduce
 from rein.types import HALT_LOOP, INTERRUPT, State

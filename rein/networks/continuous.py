@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rein.networks.bounds import has_width
 from rein.networks.encoder import Encoder
+from rein.networks.flatten import Tree
 from rein.networks.mlp import orthogonal_linear
 from rein.networks.own_stem import StemFactory, features_of, stem_for, through
 from rein.networks.stack import Stack
@@ -132,7 +133,10 @@ class Critics(nn.Module):
     def _values(
         self, x_BG: Tensor, action_BA: Tensor, layers: Sequence[Tensor], weight_K1H: Tensor, bias_K1: Tensor
     ) -> Tensor:
-        return linear_value(self.hidden.through(torch.cat((x_BG, action_BA), 1), layers), weight_K1H, bias_K1)
+        x = torch.cat((x_BG, action_BA), 1)
+        # without layers there is nothing that says how many members were asked for
+        h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight_K1H), *x.shape)
+        return linear_value(h_KBH, weight_K1H, bias_K1)
 
 
 class ContinuousNetworks(nn.Module):
@@ -166,6 +170,11 @@ class ContinuousNetworks(nn.Module):
         self.actor = Actor(*shape, stochastic=stochastic, stem=stem_for(observation_space, generator, stem))
         self.critics = Critics(critics, *shape, stem=stem_for(observation_space, generator, stem))
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+
+    def explore(self, observation: Tree, generator: torch.Generator) -> Tensor:
+        """Actions (N, A) of the action space, drawn from a stochastic actor."""
+        distribution = self.actor.distribution(self.encoder(observation))
+        return self.scale.to_action(distribution.sample(generator).tanh())
 
 
 class DeterministicNetworks(ContinuousNetworks):

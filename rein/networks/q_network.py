@@ -5,7 +5,6 @@ Shapes: B rows, F features of an observation, A actions.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -69,27 +68,6 @@ class QNetwork(nn.Module):
         """(B, A), of what the encoder made of observations."""
         hidden = self.hidden(through(self.stem, x_BF))
         return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
-
-
-class QNetworks(nn.Module):
-    """Networks that learn, `online`, and a slower copy of them, `target`, which has no gradient."""
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        **shape: Any,
-    ) -> None:
-        """`shape` is that of `QNetwork`."""
-        super().__init__()
-        self.online = QNetwork(observation_space, action_space, generator, **shape)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-
-    @property
-    def encoder(self) -> Encoder:
-        """The one whose statistics count."""
-        return self.online.encoder
 
 
 def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generator) -> nn.Sequential:

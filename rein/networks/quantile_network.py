@@ -5,7 +5,6 @@ Shapes: B rows, F features of an observation, H features, Q levels, C cosines, A
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -80,27 +79,6 @@ class QuantileNetwork(nn.Module):
         phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
         both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
         return self.head(self.after(both)[0]).unflatten(0, level_BQ.shape)
-
-
-class QuantileNetworks(nn.Module):
-    """Networks that learn, `online`, and a slower copy of them, `target`, which has no gradient."""
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        **shape: Any,
-    ) -> None:
-        """`shape` is that of `QuantileNetwork`."""
-        super().__init__()
-        self.online = QuantileNetwork(observation_space, action_space, generator, **shape)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-
-    @property
-    def encoder(self) -> Encoder:
-        """The one whose statistics count."""
-        return self.online.encoder
 
 
 def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -5,7 +5,6 @@ Shapes: T steps in time, N environments, B sequences, F features of an observati
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,24 +85,3 @@ class RecurrentQNetwork(nn.Module):
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
         return self.hidden(through(self.stem, x_BF))[0]
-
-
-class RecurrentQNetworks(nn.Module):
-    """Networks that learn, `online`, and a slower copy of them, `target`, which has no gradient."""
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        **shape: Any,
-    ) -> None:
-        """`shape` is that of `RecurrentQNetwork`."""
-        super().__init__()
-        self.online = RecurrentQNetwork(observation_space, action_space, generator, **shape)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-
-    @property
-    def encoder(self) -> Encoder:
-        """The one whose statistics count."""
-        return self.online.encoder

@@ -19,15 +19,3 @@ def minibatches(rows: int, count: int, generator: torch.Generator) -> Tensor:
         raise ValueError(f"{rows} rows, or sequences, cannot be cut into {count} minibatches: give 1 to {rows}")
     size = rows // count
     return torch.randperm(rows, generator=generator, device=generator.device)[: count * size].view(count, size)
-
-
-def sequence_minibatches(length: int, num_envs: int, count: int, generator: torch.Generator) -> Tensor:
-    """Minibatches of whole sequences, in order of time: whole environments; (M, T, N // M) int64.
-
-    The numbers are those of rows in (T, N) data that is seen as (T * N): row t of environment n is t * N + n, so
-    `data_TN.flatten(0, 1)[index[m]]` is minibatch m, time-major, and `index[m, 0]` are its environments. Environments
-    are drawn, and left out, as the rows in `minibatches`.
-    """
-    environment_MN = minibatches(num_envs, count, generator)
-    step_T = torch.arange(length, device=generator.device)
-    return environment_MN.unsqueeze(1) + num_envs * step_T.view(1, -1, 1)

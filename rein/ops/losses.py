@@ -67,11 +67,13 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
     return 0.5 * torch.maximum((value_B - target_B).square(), (kept_B - target_B).square())
 
 
-def huber(error_B: Tensor, delta: float = 1.0) -> Tensor:
-    """e^2 / 2 where |e| <= delta, else delta * (|e| - delta / 2); (B,).
+def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
+    """e^2 / 2 where |e| <= delta, else delta * (|e| - delta / 2); (B,). None is no limit: e^2 / 2 everywhere.
 
     Source: Huber 1964.
     """
+    if delta is None:
+        return 0.5 * error_B.square()
     size_B = error_B.abs()
     quadratic_B = size_B.clamp(max=delta)
     return quadratic_B * (size_B - 0.5 * quadratic_B)

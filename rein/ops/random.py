@@ -54,6 +54,19 @@ def restore(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state.to("cpu"))  # where generators keep it, whatever their device
 
 
+def own_state(own: torch.Generator | None) -> Tensor | None:
+    """The state of a policy's own generator; None for a policy that draws nothing."""
+    return None if own is None else own.get_state()
+
+
+def restore_own(own: torch.Generator | None, state: Tensor | None) -> None:
+    """The inverse of `own_state`. Raises ValueError where only one of the two policies draws."""
+    if (state is None) != (own is None):
+        raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+    if own is not None and state is not None:
+        restore(own, state)
+
+
 def _mix(x: Any) -> Any:
     """SplitMix64's finalizer on int64, whose products wrap and whose shifts are made logical by a mask."""
     x = x ^ ((x >> 30) & 0x3FFFFFFFF)

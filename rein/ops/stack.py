@@ -129,4 +129,5 @@ class _LinearValue(torch.autograd.Function):
         of_h = g.unsqueeze(-1) * weight if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:]):
             return of_h, None, None
-        return of_h, torch.bmm(g.unsqueeze(1), h), g.sum(1, keepdim=True)
+        # under autocast g has a type of its own, and h, where it is the input, that of the input
+        return of_h, torch.bmm(g.unsqueeze(1), h.to(g.dtype)), g.sum(1, keepdim=True)

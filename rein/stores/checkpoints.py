@@ -77,7 +77,7 @@ class Checkpoints:
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
             newer = self.newer(order_of(loop))
             move_aside(run, newer, stem_of(loop), shared=self.rows_of(newer))
-            self._kept = [Kept(order(about), path, about) for path in _files(self.folder) if (about := look(path))]
+            self._kept = [Kept(order(about), path, about) for path in saved_files(self.folder) if (about := look(path))]
             self._clean_rows()
         except (OSError, StoreError) as error:
             raise CheckpointError(f"{self.folder}: cannot be prepared: {error}") from error
@@ -130,7 +130,7 @@ class Checkpoints:
 
     def newer(self, than: Order) -> list[Path]:
         """The files of runs that were further than that, and those too damaged to say."""
-        every = [path for folder in (self.folder, self.folder / BEST) for path in _files(folder)]
+        every = [path for folder in (self.folder, self.folder / BEST) for path in saved_files(folder)]
         return [path for path in every if order(look(path)) > than]
 
     def rows_of(self, checkpoints: Iterable[Path]) -> list[Path]:
@@ -144,7 +144,7 @@ class Checkpoints:
     def good(self) -> Iterator[Checkpoint]:
         """All checkpoints that are whole, the newest first; damaged ones are reported and passed over."""
         self.flush()
-        for _, path in sorted(((order(look(path)), path) for path in _files(self.folder)), reverse=True):
+        for _, path in sorted(((order(look(path)), path) for path in saved_files(self.folder)), reverse=True):
             try:
                 yield read_checkpoint(path)
             except CheckpointError as error:
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _clean_rows(self) -> None:
         """Remove the rows that no checkpoint lists any more; none, where one does not say what it lists."""
-        abouts = [*(kept.about for kept in self._kept), *map(look, _files(self.folder / BEST))]
+        abouts = [*(kept.about for kept in self._kept), *map(look, saved_files(self.folder / BEST))]
         if None not in abouts:
             self._shards.clean(names_of(abouts))
 
@@ -193,7 +193,7 @@ class Checkpoints:
         value = value_of(about, metric)
         if not about["finite"] or math.isnan(value):
             return
-        there = {other: look(other) or {} for other in _files(folder)}
+        there = {other: look(other) or {} for other in saved_files(folder)}
         others = [other for other in there if other.name != path.name]
         # one of the same name is another one, unless it is of the same place: names may be the user's
         values = [value_of(a, metric) for other, a in there.items() if other in others or order(a) != order(about)]
@@ -251,7 +251,8 @@ def stem_of(loop: Loop) -> str:
     return f"epoch-{state.epoch:06d}-iteration-{state.iteration:06d}"
 
 
-def _files(folder: Path) -> list[Path]:
+def saved_files(folder: Path) -> list[Path]:
+    """The finished checkpoints in a folder, by name; none where there is no folder."""
     return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
 
 

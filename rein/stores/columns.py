@@ -44,14 +44,14 @@ class Table:
             header = file.readline()
             if header != self._header:  # it has got more columns, and so is another file
                 self._header, self._position = header, len(header)
-                names = _cells(header) if header.endswith(b"\n") else []
+                names = cells_of(header) if header.endswith(b"\n") else []
                 self._columns = {name: [] if name == _TEXT.get(self._path.name) else array("d") for name in names}
             file.seek(self._position)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._position += len(whole)
         for line in filter(None, whole.splitlines()):
-            for column, cell in itertools.zip_longest(self._columns.values(), _cells(line)[: len(self._columns)]):
+            for column, cell in itertools.zip_longest(self._columns.values(), cells_of(line)[: len(self._columns)]):
                 column.append(_number(cell) if isinstance(column, array) else sys.intern(cell or ""))
         return {name: _as_numpy(column) for name, column in self._columns.items()}
 
@@ -83,8 +83,8 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
     if not rows:
         return
     try:
-        where = _cells(header).index(key)
-        newer = [int(_cells(row)[where]) > last for row in rows]
+        where = cells_of(header).index(key)
+        newer = [int(cells_of(row)[where]) > last for row in rows]
     except (ValueError, IndexError):
         logger.warning("%s: not every row has a number in a column %r: all of it is moved aside", path, key)
         yield Cut(path, None, content)
@@ -95,7 +95,8 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
         yield Cut(path, b"".join([header, *stays]) if stays else None, b"".join([header, *moves]))
 
 
-def _cells(line: bytes) -> list[str]:
+def cells_of(line: bytes) -> list[str]:
+    """The cells of a line of a CSV file."""
     return next(csv.reader([line.decode(errors="replace")]), [])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from rein.stores.checkpoint import look, read_checkpoint
 from rein.stores.checkpoints import BEST
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.contents import MISREAD, read_contents
-from rein.stores.files import open_sealed, remove_leftovers, sync_folder, write_whole
+from rein.stores.files import open_sealed, reason_of, remove_leftovers, sync_folder, write_whole
 from rein.stores.folder import TRAJECTORIES, file_name, list_files, remove_replaced
 from rein.stores.image import Memory, compose
 from rein.stores.layout import WHOLE, write_trajectories
@@ -81,7 +82,7 @@ def compact(path: str | Path, max_bytes: int = MAX_BYTES) -> Compacted:
             _join(folder, group)
         return Compacted(*before, *_measure(folder))
     except OSError as error:
-        raise StoreError(f"{path}: cannot be compacted: {error.strerror} (errno {error.errno})") from error
+        raise StoreError(f"{path}: cannot be compacted: {reason_of(error)}") from error
     finally:
         lock.release()
 
@@ -129,9 +130,8 @@ def _join(folder: Path, contents: Sequence[Content]) -> None:
     epochs, run = list(_epochs(contents)), _run_text(contents[0])
     target = folder / file_name(epochs[0].epoch, epochs[-1].epoch, WHOLE)
     if target.exists():
-        raise StoreError(
-            f"{target}: is there already, with other epochs; look at it with `rein verify {folder.parent}`"
-        )
+        command = f"rein verify {shlex.quote(str(folder.parent))}"
+        raise StoreError(f"{target}: is there already, with other epochs; look at it with `{command}`")
 
     def build(file: h5py.File) -> None:
         write_trajectories(file, epochs, run=run)

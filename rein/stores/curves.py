@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from rein.clocks import CLOCKS
 from rein.stores.files import FORMAT
 from rein.stores.objects import add_dataset, add_group, add_text, encode_name, set_attributes
 from rein.stores.views import makes_a_line, write_view
-from rein.types import CLOCKS
 
 _FIRST = ("evaluation_return", "episode_return")  # the curves to open with, where they are there
 _NO_METRICS = ("epoch", "status", *CLOCKS)

@@ -52,8 +52,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         if not isinstance(error, OSError):
             raise
         advice = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        reason = f"{error.strerror} (errno {error.errno})"
-        raise StoreError(f"{path}: {len(data):,} bytes could not be written: {reason}{advice}") from error
+        raise StoreError(f"{path}: {len(data):,} bytes could not be written: {reason_of(error)}{advice}") from error
     finally:
         _being_written.discard(str(temporary))
 
@@ -72,6 +71,11 @@ def check_room(folder: Path, size: int) -> None:
     if room.f_blocks and free < size:
         mebibytes = f"{size / 2**20:,.1f} MiB are needed, {free / 2**20:,.1f} MiB are free"
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {mebibytes}")
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, in words and by number."""
+    return f"{error.strerror} (errno {error.errno})"
 
 
 def user_block(length: int, sha256: str) -> bytes:
@@ -197,6 +201,6 @@ def _is_stale(temporary: Path, pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):
-        return False
+    except (PermissionError, OverflowError):  # it is another user's, or no number of a process
+        pass
     return False

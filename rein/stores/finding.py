@@ -43,7 +43,7 @@ def find(path: str | Path) -> Checkpoint:
 def _folder(path: Path) -> Path | None:
     """The folder whose newest checkpoint is meant; None where the path is that of one file."""
     if path.is_dir():
-        return path / FOLDER if (path / FOLDER).is_dir() else path
+        return _checkpoints_of(path)
     names = path.name == LATEST and path.is_file() and path.stat().st_size < USER_BLOCK  # too short for a checkpoint
     return path.parent if names else None
 
@@ -52,10 +52,21 @@ def _there(folder: Path) -> str:
     """What there is in a folder, or in the nearest one around it that there is, in words."""
     while not folder.is_dir():  # the root and "." are folders
         folder = folder.parent
-    inner = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    inner = _checkpoints_of(folder)
     best = [f"{BEST}/{name}" for name in _names(inner / BEST)]
     files = [*_names(inner), *best]
+    if not files and inner.name == FOLDER and _is_run(inner.parent):
+        return "the run has taken none yet: `checkpoint(loop, store)`, attached before it runs, has it take some"
     return f"in {inner} there {'is' if len(files) < 2 else 'are'} {', '.join(files) or 'none'}"
+
+
+def _checkpoints_of(folder: Path) -> Path:
+    """Where those of a folder lie: a run's own files, `metrics.h5` say, are none, even where it has taken none."""
+    return folder / FOLDER if (folder / FOLDER).is_dir() or _is_run(folder) else folder
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "run.json").is_file()
 
 
 def _names(folder: Path) -> list[str]:

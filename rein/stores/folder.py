@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rein.errors import StoreError
-from rein.stores.files import remove_leftovers, sync_folder, verify, write_whole
+from rein.stores.files import reason_of, remove_leftovers, sync_folder, verify, write_whole
 from rein.stores.layout import Part
 from rein.stores.replaced import find_replaced
 from rein.stores.selection import kept_by
@@ -96,7 +96,7 @@ def claim(path: Path, exist: str) -> Path:
         removed = [path for place in places for path in remove_leftovers(place)]
         remove_replaced(folder / TRAJECTORIES)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made or entered: {_reason(error)}") from error
+        raise StoreError(f"{path}: cannot be made or entered: {reason_of(error)}") from error
     if folder != path:
         logger.warning("%s exists; this run goes to %s", path, folder)
     if removed:
@@ -155,7 +155,7 @@ def move_aside(
         }:
             sync_folder(changed)
     except OSError as error:
-        raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {_reason(error)}") from error
+        raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {reason_of(error)}") from error
     count = len(files) + len(cuts)
     logger.warning("%s: %d file(s) newer than %s were moved to %s", run, count, name, aside)
 
@@ -200,7 +200,3 @@ def _make_fresh(path: Path) -> Path:
         with contextlib.suppress(FileExistsError):
             candidate.mkdir()
             return candidate
-
-
-def _reason(error: OSError) -> str:
-    return f"{error.strerror} (errno {error.errno})"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rein.errors import StoreError
-from rein.stores.files import sync_folder, write_whole
+from rein.stores.files import reason_of, sync_folder, write_whole
 from rein.stores.folder import file_name, files_of
 from rein.stores.image import Memory, compose
 from rein.stores.layout import WHOLE, Part, size_of, split, structure, write_trajectories
@@ -142,7 +142,5 @@ class Files:
                 os.unlink(path)
             sync_folder(self.folder)
         except OSError as error:
-            reason = f"{error.strerror} (errno {error.errno})"
-            raise StoreError(
-                f"{self.folder}: epoch {epoch} is no longer wanted, but cannot be removed: {reason}"
-            ) from error
+            gone = f"epoch {epoch} is no longer wanted, but cannot be removed"
+            raise StoreError(f"{self.folder}: {gone}: {reason_of(error)}") from error

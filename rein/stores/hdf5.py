@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from gymnasium.spaces import Space
 
 from rein.errors import StoreError
@@ -164,8 +165,11 @@ class HDF5Store:
                 self._files.close()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
-        """Write `run.json` in the run's folder; trajectory files from now on carry the same, for it may get lost."""
-        text = json.dumps(info, indent=2)
+        """Write `run.json` in the run's folder; trajectory files from now on carry the same, for it may get lost.
+
+        Raises TypeError for what cannot be written as JSON; numbers of numpy's can.
+        """
+        text = json.dumps(info, indent=2, default=_plain)
         write_whole(self.path / "run.json", (text + "\n").encode())
         self._files.run = text
 
@@ -190,3 +194,11 @@ class HDF5Store:
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise StoreError(f"{self.path}: the store is closed")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: a number of numpy's becomes Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    what = f"{type(value).__name__} {value!r}"
+    raise TypeError(f"{what:.100} cannot be written to run.json: a part's `config` holds numbers, strings and lists")

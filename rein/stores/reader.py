@@ -20,18 +20,17 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.stores import files
+from rein.stores.contents import content_of
 from rein.stores.folder import TRAJECTORIES, list_files
-from rein.stores.mapping import MappedFile, Stamp, stamp_of
+from rein.stores.mapping import Stamp, stamp_of
 from rein.stores.pieces import Episode, join_fields, read_episode, read_epoch
 from rein.stores.scan import layouts
-from rein.stores.tables import EPISODES, EPOCHS, Content, Table, join, read_content, read_tree, take_rows
+from rein.stores.tables import EPISODES, EPOCHS, Content, Table, join, read_tree, take_rows
 from rein.types import Trajectory, Tree
 
 if TYPE_CHECKING:
     from rein.stores.datasets import Sequences, Transitions
     from rein.stores.linked import Arrange
-
-_MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # what odd files cause
 
 
 def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
@@ -258,10 +257,7 @@ class Run:
                 files.verify(path)
                 stamps[path] = stamp
         for path, layout in zip(stamps, layouts(list(stamps), self._trusted), strict=True):
-            try:
-                self._checked[path] = read_content(MappedFile(path, stamps[path], layout))
-            except _MISREAD as error:
-                raise StoreError(f"{path}: is not laid out as a file of trajectories: {error}") from error
+            self._checked[path] = content_of(path, stamps[path], layout)
         return [self._checked[path] for path in self._found]
 
     @property

@@ -5,7 +5,6 @@ Files may be anybody's: HDF5 parses them in a child process alone (`rein.stores.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +14,9 @@ from rein.errors import StoreError
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
+from rein.stores.checkpoints import saved_files
 from rein.stores.checks import check_file, check_sequence
-from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT
+from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, cells_of
 from rein.stores.contents import MISREAD, content_of
 from rein.stores.folder import TRAJECTORIES, first_epoch, list_files
 from rein.stores.mapping import Stamp, stamp_of
@@ -50,7 +50,7 @@ def verify_run(path: str | Path) -> Report:
     path = Path(path)
     if path.is_dir():
         trajectories = list_files(path / TRAJECTORIES) or list_files(path)
-        checkpoints = [file for place in ("", "best") for file in _checkpoints(path / CHECKPOINTS / place)]
+        checkpoints = [file for place in ("", "best") for file in saved_files(path / CHECKPOINTS / place)]
         others = [path / name for name in ("run.json", EPOCHS, EVALUATIONS, PLOT) if (path / name).is_file()]
     elif path.name in ("run.json", *_KEYS, PLOT):
         trajectories, checkpoints, others = [], [], [path]
@@ -137,10 +137,6 @@ def _open(path: Path, stamp: Stamp, found: dict[Path, Content]) -> list[Problem]
     return []
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
-
-
 def _is_checkpoint(path: Path) -> bool:
     """By its last line; a damaged one may be taken for a file of trajectories, and is damaged in either case."""
     try:
@@ -173,7 +169,7 @@ def _check_latest(folder: Path) -> Iterator[Problem]:
     latest = folder / "latest"
     if latest.is_file():
         name = latest.read_bytes()[:200].decode(errors="replace").strip()
-        if name not in [path.name for path in _checkpoints(folder)]:
+        if name not in [path.name for path in saved_files(folder)]:
             yield Problem(latest, f"names {name!r}, which is not there")
 
 
@@ -194,7 +190,7 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
     Its rows have to begin with `first`, or before, where that is known, and to end with `last`, or after.
     """
     with open(path, "rb") as file:
-        names = _cells(file.readline())
+        names = cells_of(file.readline())
         if key not in names:
             yield f"has no column {key!r}"
             return
@@ -203,7 +199,7 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
             if not line.endswith(b"\n"):
                 yield f"ends within line {number}, which the next start of the run cuts off"
                 return
-            cells = _cells(line)
+            cells = cells_of(line)
             wrong = _check_row(dict(zip(names, cells, strict=False)), key, text, before)
             if len(cells) != len(names) or wrong:
                 yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"
@@ -227,7 +223,3 @@ def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> 
     if before is not None and int(row[key]) != before + 1:
         return f"{key} {row[key]} comes after {key} {before}"
     return None
-
-
-def _cells(line: bytes) -> list[str]:
-    return next(csv.reader([line.decode(errors="replace")]), [])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rein.ops.random import generator, hash_bits
 from rein.ops.trees import leaves, map_tree, to_device
+from rein.protocols import Buffer
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 
@@ -57,6 +58,7 @@ class BufferContract:
     def test_it_says_how_much_can_be_sampled(self) -> None:
         """In transitions; rows that are not valid are none."""
         buffer = self.make(10 * self.num_envs)
+        assert isinstance(buffer, Buffer)
         assert len(buffer) == 0
         for step in range(25):
             self._append(buffer, step, self._mask(step))

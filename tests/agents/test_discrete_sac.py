@@ -9,9 +9,10 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.discrete_sac import Batch, DiscreteSAC, actor_loss, critic_loss
+from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
+from rein.learning.critic_loss import CriticBatch
 from rein.networks.discrete import ActionValues, DiscreteActor
 from rein.ops.random import generator
 from rein.testing import AgentContract
@@ -33,11 +34,11 @@ class TestContract(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
+def rows(features: int = 3, actions: int = 4, size: int = 5) -> CriticBatch:
     drawing = generator(0, "rows")
     x = torch.randn(size, features, generator=drawing)
     action = torch.randint(actions, (size,), generator=drawing)
-    return Batch(x, action, torch.randn(size, generator=drawing), None)
+    return CriticBatch(x, action, torch.randn(size, generator=drawing), None)
 
 
 def test_critics_learn_the_action_that_was_taken_each_by_its_own_error() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rein.learning.options import DEFAULTS, OnPolicyOptions
+from rein.learning.on_policy_options import DEFAULTS, OnPolicyOptions
 from rein.learning.replay_options import REPLAY_DEFAULTS, ReplayOptions
 
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 import rein
@@ -27,6 +28,18 @@ def make_loop(kind: type[PPO] = Mine, store: rein.HDF5Store | None = None) -> re
 
 def make_environment() -> CartPole:
     return CartPole(2, max_episode_steps=5)
+
+
+class Foreign(gymnasium.Env):
+    """Of Gymnasium, and not wrapped."""
+
+
+def make_number() -> int:
+    return 3
+
+
+def make_loop_without() -> rein.Loop:
+    return rein.Loop(lambda state: None)
 
 
 def train(path: Path, kind: type[PPO]) -> Path:
@@ -125,6 +138,31 @@ def test_another_environment_may_be_named(run, capsys):
     shown = said(capsys, run, "--environment", "mine:make_environment", "--episodes", 4)
     assert "episodes  4, 4 of them truncated" in shown
     assert "length    mean 5, standard deviation 0, from 5 to 5" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "Foreign",
+            "made Foreign, which is no environment of rein's; name a function that wraps it: rein.integrations.",
+        ),
+        ("make_number", "made int, which is no environment of rein's\n"),
+        ("make_loop_without", "made a loop whose environment is None, which is no environment of rein's\n"),
+    ],
+)
+def test_what_is_no_environment_is_told(run, capsys, name, text):
+    assert f"rein: --environment mine:{name}: {text}" in refused(capsys, run, "--environment", f"mine:{name}")
+
+
+def test_a_run_without_a_checkpoint_is_told_how_to_have_one(here, capsys):
+    store = rein.HDF5Store("new")
+    make_loop(PPO, store).run()
+    store.close()
+    for words in ([], ["--best"]):
+        assert "the run has taken none yet: `checkpoint(loop, store)`, attached before" in refused(
+            capsys, "new", *words
+        )
 
 
 def test_a_run_of_a_recipe_plays_even_where_its_files_do_not_say_what_its_agent_was_built_for(here, capsys):

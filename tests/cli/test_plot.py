@@ -432,6 +432,29 @@ class TestCommand:
         assert text in error and error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_run_whose_first_epoch_has_not_ended_is_named_and_left_out(
+        self, runs: dict[str, Path], tmp_path: Path, capsys: Any
+    ) -> None:
+        environment = Gridworld(4, seed=0)
+        agent = rein.agents.q_learning.QLearning(environment.single_observation_space, environment.single_action_space)
+        store = rein.HDF5Store(tmp_path / "fresh")
+        loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=3)
+        ended = []
+
+        @loop.iteration_completed(once=2)
+        def look(state: rein.State) -> None:
+            plot(store.path, runs["a"], "--output", tmp_path / "curves.png")
+            with pytest.raises(SystemExit) as exited:
+                plot(store.path, store.path, "--output", tmp_path / "none.png")
+            ended.append(exited.value.code)
+
+        loop.run()
+        store.close()
+        told = f"rein: {store.path}: no epoch has ended yet, so there is nothing to draw"
+        assert capsys.readouterr().err.splitlines() == [told] * 3
+        assert ended == [1]
+        assert (tmp_path / "curves.png").exists() and not (tmp_path / "none.png").exists()
+
     def test_fields_are_found_by_names_with_dots_in_them(self, tmp_path: Path) -> None:
         environment = CartPole(num_envs=2, seed=0)
         agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)

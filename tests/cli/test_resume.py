@@ -117,21 +117,21 @@ def test_checkpoints_come_every_so_many_epochs_and_at_the_end(here):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_with_its_exit_code_and_the_command_that_goes_on(here, number):
-    command = [sys.executable, "-m", "rein", *TRAIN, "--run", "mine", "--epochs", "100000"]
+    command = [sys.executable, "-m", "rein", *TRAIN, "--run", "my run", "--epochs", "100000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-    while not Path("mine/run.json").exists():  # it runs
+    while not Path("my run/run.json").exists():  # it runs
         assert process.poll() is None
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(number)
     out, error = process.communicate(timeout=30)
     assert process.returncode == 128 + number
-    assert out.splitlines()[-1] == "go on with: rein resume mine"
+    assert out.splitlines()[-1] == "go on with: rein resume 'my run'"
     assert f"rein: {number.name}: the run ends after this iteration and is saved" in error
-    at = newest("mine").about["epoch"]
-    main(["resume", "mine", "--quiet", "--epochs", str(at + 2)])
+    at = newest("my run").about["epoch"]
+    main(["resume", "my run", "--quiet", "--epochs", str(at + 2)])
     main([*TRAIN, "--run", "whole", "--epochs", str(at + 2)])
-    assert same_agent("whole", "mine")
+    assert same_agent("whole", "my run")
 
 
 def recipe(run):

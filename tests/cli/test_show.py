@@ -106,15 +106,19 @@ def test_a_run_that_keeps_no_trajectories_is_shown_without(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"store": {"config": {"every": 1}}, "rows": {}}, "no file of trajectories is finished yet; `rein plot`"),
-        ({"store": {"config": {"keep_best": [3, "return", "max"]}}, "rows": {}}, "no file of trajectories is finished"),
-        ({"store": {"config": {"every": 0}}, "rows": {}}, "no trajectories are kept; `rein plot`"),
+        ({"store": {"config": {"every": 1}}, "rows": {}}, "no file of trajectories is finished yet"),
+        ({"store": {"config": {"keep_best": [3, "r", "max"]}}, "rows": {}}, "no file of trajectories is finished yet"),
+        ({"store": {"config": {"every": 0}}, "rows": {}}, "no trajectories are kept"),
         ({"store": {"config": {"every": 1}}}, "no trajectories are kept"),  # as a loop without environments has it
     ],
 )
-def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said):
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said, ended):
     store = HDF5Store(tmp_path / "run")
-    store.write_run({"parts": parts})
+    store.write_run({"parts": {**parts, "metrics_files": {}}})
+    if ended:
+        (tmp_path / "run" / "metrics.csv").write_text("epoch\n1\n")
     main([str(tmp_path / "run")])
-    assert said in capsys.readouterr().out
+    more = "`rein plot` draws the metrics" if ended else "no epoch has ended yet"
+    assert f"{said}; {more}" in " ".join(capsys.readouterr().out.split())
     store.close()

@@ -147,6 +147,28 @@ def test_python_m_rein_is_the_same_program(tmp_path):
     assert result.stderr.startswith("rein: there is no recipe 'nonsense'")
 
 
+@pytest.mark.parametrize(
+    "words", [["list"], ["--version"], ["show", "run"], ["train", "gridworld", "--epochs", "1"]], ids=lambda w: w[0]
+)
+def test_where_nobody_reads_what_it_says_it_ends_as_programs_do_and_without_a_word(words, tmp_path):
+    main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", str(tmp_path / "run")])
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rein", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_the_commands_that_it_names_can_be_pasted_whatever_the_path(here, capsys):
+    main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", "a b"])
+    assert "look at them: rein show 'a b'; " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "gridworld", "--run", "a b"])
+    assert "a b exists; `rein resume 'a b'` or --resume goes on with it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"]])
 def test_a_mistyped_command_leaves_no_folder_behind(here, options):
     with pytest.raises(SystemExit):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rein.cli import main
-from rein.cli.view import first_file
+from rein.cli.view import first_file, how_to_open
 from rein.errors import StoreError
 from rein.stores.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
@@ -54,6 +54,7 @@ def test_without_the_extra_it_says_which_viewers_open_the_file(path, no_extra, c
     assert 'pip install "jupyterlab>=4" jupyterlab-h5web' in text
     assert "myhdf5.hdfgroup.org" in text
     assert f"silx view {path}/trajectories/000002-000002.h5" in text
+    assert f"h5glance '{path}/my file.h5' (" in how_to_open(path / "my file.h5")
 
 
 def test_with_the_extra_jupyterlab_starts_in_the_folder_of_the_run(path, extra, capfd):

@@ -28,7 +28,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
 from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.options import DEFAULTS
+from rein.learning.on_policy_options import DEFAULTS
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import REPLAY_DEFAULTS
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU

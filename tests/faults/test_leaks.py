@@ -15,8 +15,9 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
-from rein.handlers.guards import guard_data, watchdog
+from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
+from rein.handlers.watchdog import watchdog
 
 LEAKS = Path(__file__).with_name("leaks.py")
 

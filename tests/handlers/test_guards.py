@@ -23,15 +23,9 @@ from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.guards import (
-    HUNG_EXIT_CODE,
-    UpdateGuard,
-    guard_data,
-    guard_resources,
-    guard_updates,
-    resident_bytes,
-    watchdog,
-)
+from rein.handlers.guards import UpdateGuard, guard_data, guard_updates
+from rein.handlers.resources import guard_resources, resident_bytes
+from rein.handlers.watchdog import HUNG_EXIT_CODE, watchdog
 from rein.stores.checkpoint import is_finite
 from rein.types import State
 

@@ -112,7 +112,7 @@ def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> No
 def test_nonsense_fails_where_it_is_written(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         monitored([1.0], **options)
-    with pytest.raises(TypeError, match="give a function of the state"):
+    with pytest.raises(TypeError, match="a callback is a function of the state, not str"):
         monitor(make([1.0]), "loss", "halt")  # type: ignore[arg-type]  # the mistake
 
 

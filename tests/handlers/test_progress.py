@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from rein.clocks import CLOCKS
 from rein.handlers import progress as module
 from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
 from rein.loop import Loop
-from rein.types import CLOCKS, State
+from rein.types import State
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -181,6 +182,40 @@ def test_on_a_terminal_it_is_one_bar_drawn_over_itself(slow_step: Callable[[Stat
     assert any(re.search(r"━ +50%  50 env_steps  10/s  return -10.25  0:05 left", frame) for frame in frames)
     assert re.search(r"100%  100 env_steps  10/s  return -10.25  completed after 0:\d\d", frames[-1])
     assert terminal.getvalue().count("\n") == 1  # what is printed afterwards begins below it
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("40", r"halted after 0:\d\d: solved"),
+        ("60", r"100 env_steps  halted after 0:\d\d: solved"),
+        ("70", r"100 env_steps  return -13.656  halted after 0:\d\d: solved"),
+        ("75", r"  5%  100 env_steps  return -13.656  halted after 0:\d\d: solved"),
+        ("80", r"  5%  100 env_steps  10/s  return -13.656  halted after 0:\d\d: solved"),
+    ],
+)
+def test_on_a_narrow_terminal_the_name_and_how_the_run_ended_are_shown_first(
+    columns: str, told: str, slow_step: Callable[[State], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal = Terminal()
+    loop = Loop(slow_step, iterations=20)
+    loop.metric("episode_return", lambda state: -13.656)
+    loop.iteration_completed(once=10)(lambda state: state.halt_loop("solved"))
+    progress(loop, description="gridworld", total=2_000, file=terminal)
+    loop.run()
+    assert re.fullmatch(rf"gridworld [━╺╸]+ {told}", drawn(terminal)[-1])
+
+
+def test_lines_that_nobody_reads_any_more_are_left_out_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    loop = Loop(lambda state: None, iterations=10)
+    progress(loop, file=Unread())
+    assert loop.run().status == "completed"
+    assert caplog.text == ""
 
 
 def test_the_bar_is_not_drawn_more_often_than_an_eye_can_follow() -> None:

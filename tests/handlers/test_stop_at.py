@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from rein.clocks import CLOCKS
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
-from rein.types import CLOCKS, State
+from rein.types import State
 
 
 def advance(state: State) -> None:

@@ -8,8 +8,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.awac import AWAC
 from rein.agents.ddpg import DDPG
 from rein.agents.dqn import DQN
+from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.gridworld import Gridworld
@@ -222,6 +224,25 @@ def test_half_precision_learns_nearly_the_same(kind):
     assert first_difference(parameters(one), parameters(other)) is not None
     for first, second in zip(parameters(one).values(), parameters(other).values(), strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=2.5e-2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+@pytest.mark.parametrize("kind", [*KINDS, AWAC, IQL])
+def test_networks_without_a_hidden_layer_learn_in_either_precision(kind, activation, precision):
+    before, agent = (made(kind, hidden=(), activation=activation, precision=precision) for _ in range(2))
+    fed(agent, 10)
+    assert agent.updates == 10
+    assert first_difference(parameters(before), parameters(agent)) is not None
+    assert all(torch.isfinite(parameter).all() for parameter in parameters(agent).values())
+
+
+@pytest.mark.parametrize("updates", [2.0, 2])
+def test_it_may_be_told_how_often_to_learn_by_any_whole_number(updates):
+    agent = made(DQN)
+    fed(agent, 10)
+    agent.learn(updates)
+    assert agent.updates == 12
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 import rein
@@ -105,6 +106,41 @@ def test_a_bound_method_is_detached_though_each_look_at_it_makes_a_new_one() -> 
     assert loop.epoch_ended.handlers == ()
 
 
+@attrs.define(eq=True)
+class Equal:
+    """A handler that is equal to others of its kind."""
+
+    log: list[str] = attrs.field(eq=False)
+    name: str = attrs.field(eq=False)
+
+    def __call__(self, state: rein.State) -> None:
+        self.log.append(self.name)
+
+
+def test_handlers_that_are_equal_are_detached_one_by_one() -> None:
+    loop, log = rein.Loop(nothing), []
+    one, other = Equal(log, "one"), Equal(log, "other")
+    assert one == other
+    loop.epoch_ended(one)
+    loop.epoch_ended(other)
+    loop.epoch_ended.detach(one)
+    loop.run(epochs=1, iterations=1)
+    assert log == ["other"]
+
+
+def test_actions_that_are_equal_are_all_taken() -> None:
+    loop, log = rein.Loop(nothing), []
+
+    @loop.epoch_ended
+    def ask(state: rein.State) -> None:
+        for action in (one, other, one):
+            state.request(action)
+
+    one, other = Equal(log, "one"), Equal(log, "other")
+    loop.run(epochs=1, iterations=1)
+    assert log == ["one", "other"]
+
+
 def test_attaching_to_many_events_by_name() -> None:
     loop, log = rein.Loop(nothing), []
 
@@ -191,7 +227,9 @@ def test_attaching_and_detaching_while_an_event_fires_hold_from_the_next_firing_
     assert log == [1, "old", 2, "old", "late", 3, "old", "late", "late"]
 
 
-@pytest.mark.parametrize("filters", [{"once": 1}, {"every": 1}, {"every": 1, "when": bool}, {"once": 1, "before": 9}])
+@pytest.mark.parametrize(
+    "filters", [{"once": 1}, {"every": 1}, {"every": 1, "when": lambda state: True}, {"once": 1, "before": 9}]
+)
 @pytest.mark.parametrize("unit", ["env_steps", "iteration"])
 def test_a_filtered_handler_may_be_detached_by_the_one_before_it(filters: dict[str, Any], unit: str) -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=1)), []

@@ -135,7 +135,7 @@ def test_a_crossing_that_another_condition_refuses_is_not_made_up_for() -> None:
 
 def test_seconds_may_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("rein.types.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rein.clocks.time.perf_counter", lambda: now[0])
     loop, log = rein.Loop(lambda state: now.__setitem__(0, state.batch)), []
     loop.iteration_completed(every=0.5, unit="seconds")(lambda state: log.append(state.clocks.seconds))
     loop.iteration_completed(once=0.3, unit="seconds")(lambda state: log.append(-state.clocks.seconds))
@@ -209,6 +209,10 @@ def test_the_plain_filters_agree_with_each_other_on_every_unit_that_counts_itera
         assert firings(2, 7, **filters) == firings(2, 7, unit="iterations", **filters)
 
 
+async def always_later(state: rein.State) -> bool:
+    return True
+
+
 NONSENSE = [
     ({"evry": 3}, TypeError, "epoch_ended(evry=...): unknown filter; the filters are every, once, before, after, when"),
     ({"every": -1}, ValueError, "epoch_ended(every=-1): `every` cannot be -1; give 1 or more, or 0 for never"),
@@ -226,7 +230,13 @@ NONSENSE = [
     ({"every": 3, "unit": 7}, ValueError, "unknown unit 7"),
     ({"unit": "env_steps"}, ValueError, "`unit` names what is counted; give every, once, before or after with it"),
     ({"when": lambda state: True, "unit": "epochs"}, ValueError, "`unit` names what is counted"),
-    ({"when": 3}, TypeError, "epoch_ended(when=3): `when` is a function of the state, not int"),
+    ({"when": 3}, TypeError, "epoch_ended(when=3): a predicate is a function of the state, not int"),
+    ({"when": bool}, TypeError, "a predicate is a function of the state, not the class bool"),
+    (
+        {"when": always_later},
+        TypeError,
+        "predicate always_later is asynchronous or yields: called, it would run nothing",
+    ),
 ]
 
 

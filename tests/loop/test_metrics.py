@@ -197,9 +197,34 @@ def test_bad_metrics_fail_where_they_are_written() -> None:
         loop.metric("y", "y", reduce="median")
     with pytest.raises(TypeError, match="metric 'y': give a key of the step's metrics or a function of the state"):
         loop.metric("y", 3)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="metric 'y': reduce=None is neither a name nor a function"):
+        loop.metric("y", "y", reduce=None)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match="a metric's name is a string, not 3"):
         loop.metric(3, "y")  # type: ignore[arg-type]  # wrong on purpose
     assert list(loop.metrics) == ["x"]
+
+
+@pytest.mark.parametrize("name", [0, None, b"loss", ("a", 1)])
+def test_the_name_of_a_metric_is_a_string_in_the_line_that_gives_it(name: Any) -> None:
+    with pytest.raises(TypeError, match="a metric's name is a string, not"):
+        Metrics()[name] = 1.0
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
+def test_a_name_that_no_file_holds_is_refused_in_the_line_that_gives_it(name: str) -> None:
+    with pytest.raises(ValueError, match="no file could hold it"):
+        Metrics()[name] = 1.0
+    with pytest.raises(ValueError, match="no file could hold it"):
+        Metrics().accumulate(name, "x")
+
+
+@pytest.mark.parametrize("reduce", ["min", "max"])
+@pytest.mark.parametrize("number", [float, torch.tensor])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_extreme_of_what_is_no_number_is_none_wherever_it_came(reduce: str, number: Any, place: int) -> None:
+    values = [1.0, 3.0]
+    values.insert(place, math.nan)
+    assert math.isnan(run([number(value) for value in values], reduce=reduce).metrics["x"])
 
 
 def test_metrics_read_like_a_dictionary() -> None:

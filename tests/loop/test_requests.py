@@ -28,6 +28,16 @@ def log_of_edges(event: str, **limits: Any) -> list[Any]:
     return log
 
 
+def yields(state: rein.State) -> Any:
+    yield state
+
+
+@pytest.mark.parametrize("action", [yields, None, int])
+def test_what_would_do_nothing_at_an_edge_is_refused_where_it_is_asked_for(action: Any) -> None:
+    with pytest.raises(TypeError, match=r"state.request\(...\): .*callback"):
+        rein.Loop(nothing).state.request(action)
+
+
 ALL = [
     "started",
     "epoch_started",

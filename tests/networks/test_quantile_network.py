@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
-from rein.networks.quantile_network import QuantileNetwork, QuantileNetworks, even_levels
+from rein.networks.online_target import OnlineAndTarget
+from rein.networks.quantile_network import QuantileNetwork, even_levels
 from rein.ops.random import generator
 
 B, NUMBERS, A = 5, 3, 4
@@ -72,9 +73,8 @@ def test_images_go_through_convolutions_before_they_meet_the_level():
 
 
 def test_the_target_is_a_copy_without_a_gradient():
-    networks = QuantileNetworks(
-        spaces.Box(-1.0, 1.0, (NUMBERS,)), spaces.Discrete(A), generator(0, "networks"), hidden=(8,)
-    )
+    space = spaces.Box(-1.0, 1.0, (NUMBERS,))
+    networks = OnlineAndTarget(QuantileNetwork(space, spaces.Discrete(A), generator(0, "networks"), hidden=(8,)))
     assert torch.equal(networks.online(features()), networks.target(features()))
     assert all(p.requires_grad for p in networks.online.parameters())
     assert not any(p.requires_grad for p in networks.target.parameters())

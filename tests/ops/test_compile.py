@@ -98,7 +98,7 @@ def equal_in_one_graph(function: Callable[[], Any]) -> None:
 def test_every_function_that_does_not_draw_has_a_case() -> None:
     found = public_functions(returns, losses, statistics, indices)
     assert {function for function in found if not draws(function)} == CASES.keys()
-    assert {function for function in found if draws(function)} == {indices.minibatches, indices.sequence_minibatches}
+    assert {function for function in found if draws(function)} == {indices.minibatches}
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)

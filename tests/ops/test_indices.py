@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.ops.indices import minibatches, sequence_minibatches
+from rein.ops.indices import minibatches
 from rein.ops.random import generator
 
 
@@ -42,19 +42,3 @@ def test_the_same_stream_cuts_the_same_minibatches_and_goes_on_to_others() -> No
 def test_a_minibatch_without_rows_is_an_error(count: int) -> None:
     with pytest.raises(ValueError, match="5 rows, or sequences, cannot be cut"):
         minibatches(5, count, generator(0, "agent"))
-    with pytest.raises(ValueError, match="5 rows, or sequences, cannot be cut"):
-        sequence_minibatches(3, 5, count, generator(0, "agent"))
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_sequence_minibatches_are_whole_environments_in_order_of_time(count: int) -> None:
-    steps, environments = 5, 9
-    step_TN = torch.arange(steps).unsqueeze(1).expand(steps, environments)
-    environment_TN = torch.arange(environments).expand(steps, environments)
-    index = sequence_minibatches(steps, environments, count, generator(0, "agent"))
-    assert index.shape == (count, steps, environments // count)
-    drawn = index[:, 0].flatten().tolist()
-    assert len(set(drawn)) == len(drawn)
-    for batch in index:
-        assert torch.equal(step_TN.flatten()[batch], step_TN[:, : environments // count])
-        assert torch.equal(environment_TN.flatten()[batch], batch[0].expand(steps, -1))

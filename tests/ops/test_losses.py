@@ -126,6 +126,12 @@ def test_a_value_that_has_gone_too_far_toward_its_target_is_left_alone() -> None
     assert gradient[1] == pytest.approx(0.3 - 3.0)
 
 
+def test_without_a_limit_huber_is_half_the_square() -> None:
+    error = torch.tensor([-3.0, 0.0, 0.5, 100.0], dtype=torch.float64)
+    assert torch.equal(huber(error, None), error.square() / 2.0)
+    assert torch.equal(huber(error, None), huber(error, 100.0))
+
+
 @pytest.mark.parametrize("delta", [0.1, 1.0, 2.5])
 def test_huber_is_torchs_and_so_is_its_gradient(delta: float) -> None:
     error = torch.cat([2.0 * numbers(B), torch.tensor([0.0, delta, -delta])]).requires_grad_()

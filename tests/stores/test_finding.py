@@ -75,6 +75,23 @@ def test_a_folder_without_any_says_so_and_of_many_files_the_newest_are_named(tmp
         find(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["", "checkpoints/best", "checkpoints/epoch-000001.h5"])
+def test_a_run_that_has_taken_none_says_so_and_how_and_its_metrics_are_not_taken_for_one(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = rein.HDF5Store(tmp_path / "run")
+    environment = Gridworld(4, [(2, 4)], seed=0)
+    loop = rein.training_loop(make_agent(), environment, store, epochs=1, iterations=5)
+    loop.run()
+    store.close()
+    assert (tmp_path / "run/metrics.h5").is_file()
+    told = r"there is no checkpoint.*; the run has taken none yet: `checkpoint\(loop, store\)`, attached before it runs"
+    for ask in (rein.load_agent, lambda path: rein.resume(loop, path)):
+        with pytest.raises(CheckpointError, match=told) as error:
+            ask(tmp_path / "run" / place)
+        assert "metrics.h5" not in f"{error.value} {caplog.text}"
+
+
 def test_what_save_wrote_has_no_newest_and_an_empty_path_is_no_folder(tmp_path: Path) -> None:
     for name in ("a.h5", "b.h5"):
         rein.save(make_agent(), tmp_path / name)

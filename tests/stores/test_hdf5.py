@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
 from rein.ops.trees import map_tree
 from rein.stores import layout
 from rein.stores.hdf5 import HDF5Store
@@ -194,6 +197,17 @@ def test_run_json_is_written_whole_and_read_back(tmp_path):
     store.append(make_trajectory(1))
     store.close()
     assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
+
+
+def test_numbers_of_numpys_in_a_configuration_are_written_and_what_json_has_no_form_for_is_named(tmp_path):
+    environment = Gridworld(num_envs=np.int64(2), seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(tmp_path / "run")
+    rein.train(agent, environment, store, epochs=1, iterations=3)
+    store.close()
+    assert open_run(store.path).info["parts"]["environment"]["config"]["num_envs"] == 2
+    with pytest.raises(TypeError, match=r"object .* cannot be written to run\.json"):
+        HDF5Store(tmp_path / "other").write_run({"config": object()})
 
 
 def test_an_epoch_without_rows_is_kept_however_large_its_next_observation_is(tmp_path):

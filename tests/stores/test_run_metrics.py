@@ -18,6 +18,7 @@ import pytest
 
 import rein
 from rein.agents.q_learning import QLearning
+from rein.clocks import CLOCKS
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
@@ -93,7 +94,7 @@ def test_a_row_of_every_epoch_has_its_status_clocks_and_metrics(tmp_path: Path) 
     for row, record in zip(rows, loop.state.history, strict=True):
         for name, value in record.metrics.items():
             assert float(row[name]) == pytest.approx(value, rel=0, abs=0, nan_ok=True)
-        absent = set(row) - set(record.metrics) - {"epoch", "status", *rein.types.CLOCKS}
+        absent = set(row) - set(record.metrics) - {"epoch", "status", *CLOCKS}
         assert {row[name] for name in absent} <= {""}
     clocks = loop.state.clocks.as_dict()
     assert {name: int(rows[-1][name]) for name in clocks if name in rows[-1]} == {
