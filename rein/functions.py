@@ -33,7 +33,7 @@ def check_function(where: str, role: str, function: Any) -> None:
     """As `check_runs`; and TypeError for what cannot be called with the state alone."""
     check_runs(where, role, function)
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function, follow_wrapped=False).bind(None)
     except TypeError as error:
         raise TypeError(f"{where}: {role} {name_of(function)} cannot be called with the state alone: {error}") from None
     except ValueError:

@@ -190,8 +190,8 @@ class State:
         Edges are after `iteration_completed`, `epoch_ended` and the final event. The same action is taken once there.
         Raises TypeError for what is no function, or does nothing when it is called.
         """
-        check_runs("state.request(...)", "callback", action)
         if not any(same(action, asked) for asked in self._requests):
+            check_runs("state.request(...)", "callback", action)
             self._requests.append(action)
 
     def _ask(self, halt: int, reason: str | None) -> None:

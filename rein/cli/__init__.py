@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(_say("interrupted", 130)) from None
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        raise SystemExit(_unread()) from None
+        raise SystemExit(_unread(arguments is None)) from None
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # as rich tells it
-            raise SystemExit(_unread()) from None
+            raise SystemExit(_unread(arguments is None)) from None
         raise
     except Exception as error:  # told in one line; whole with --debug
         if debug:
@@ -88,10 +88,11 @@ def _say(text: str, status: int) -> int:
     return status
 
 
-def _unread() -> int:
-    """The status of a program whose output nobody reads any more; what is left of that goes nowhere."""
-    with contextlib.suppress(OSError):  # standard output is no file of the system's
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _unread(ours: bool) -> int:
+    """The status of a program whose output nobody reads any more; if the process is `ours`, the rest goes nowhere."""
+    if ours:
+        with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # standard output is no file
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return 141
 
 

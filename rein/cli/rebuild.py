@@ -25,9 +25,9 @@ from rein.cli.options import parse
 from rein.errors import StoreError
 from rein.integrations.gymnasium.rebuilding import rebuild
 from rein.loop import Loop
-from rein.protocols import Environment
 from rein.stores.reader import Run
 
+_USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # of an environment, here
 _ADAPTER = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # wrappers around wrappers
@@ -108,11 +108,12 @@ def made_by(named: str) -> Any:
     sys.path.insert(0, os.getcwd())  # where the user stands, as for `rein train`
     made = find(named)()
     environment = made.parts.get("environment") if isinstance(made, Loop) else made
-    if not isinstance(environment, Environment):
+    if missing := [name for name in _USED if not hasattr(environment, name)]:
         what = type(made).__name__ if environment is made else f"a loop whose environment is {environment!r:.200}"
         wrapped = f"rein.integrations.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
         hint = f"; name a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
-        raise TypeError(f"--environment {named}: made {what}, which is no environment of rein's{hint}")
+        lacks = f"which is no environment of rein's (it has no {', '.join(missing)})"
+        raise TypeError(f"--environment {named}: made {what}, {lacks}{hint}")
     return made
 
 

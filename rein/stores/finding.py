@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rein.errors import CheckpointError
 from rein.stores.checkpoint import Checkpoint, read_checkpoint
-from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints
+from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints, saved_files
+from rein.stores.columns import PLOT
 from rein.stores.files import USER_BLOCK
 from rein.stores.shards import BEST
 
@@ -61,8 +62,9 @@ def _there(folder: Path) -> str:
 
 
 def _checkpoints_of(folder: Path) -> Path:
-    """Where those of a folder lie: a run's own files, `metrics.h5` say, are none, even where it has taken none."""
-    return folder / FOLDER if (folder / FOLDER).is_dir() or _is_run(folder) else folder
+    """Where those of a folder lie; for a run that has taken none, where it would put them."""
+    has_none = _is_run(folder) and not _names(folder)
+    return folder / FOLDER if (folder / FOLDER).is_dir() or has_none else folder
 
 
 def _is_run(folder: Path) -> bool:
@@ -70,5 +72,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _names(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in folder.glob("*.h5") if entry.name[0] != ".")
+    names = [path.name for path in saved_files(folder) if path.name != PLOT]
     return [*["..."] * (len(names) > _NAMED), *names[-_NAMED:]]

@@ -198,7 +198,8 @@ class HDF5Store:
 
 def _plain(value: Any) -> Any:
     """What JSON has no form for: a number of numpy's becomes Python's."""
-    if isinstance(value, np.generic):
-        return value.item()
+    for kind, plain in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
+        if isinstance(value, kind):
+            return plain(value)
     what = f"{type(value).__name__} {value!r}"
     raise TypeError(f"{what:.100} cannot be written to run.json: a part's `config` holds numbers, strings and lists")

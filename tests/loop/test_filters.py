@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -207,6 +209,24 @@ def test_two_filters_of_one_name_remember_apart() -> None:
 def test_the_plain_filters_agree_with_each_other_on_every_unit_that_counts_iterations() -> None:
     for filters in ({"every": 3}, {"once": 4}, {"before": 5}, {"after": 5}, {"every": 2, "after": 3}):
         assert firings(2, 7, **filters) == firings(2, 7, unit="iterations", **filters)
+
+
+def test_a_predicate_may_be_wrapped_by_a_function_of_the_state() -> None:
+    def of_the_state(function: Callable[[int], bool]) -> Callable[[rein.State], bool]:
+        @functools.wraps(function)
+        def wrapped(state: rein.State) -> bool:
+            return function(state.epoch, limit=2)
+
+        return wrapped
+
+    @of_the_state
+    def late(epoch: int, limit: int) -> bool:
+        return epoch >= limit
+
+    loop, log = rein.Loop(lambda state: None), []
+    loop.epoch_ended(when=late)(lambda state: log.append(state.epoch))
+    loop.run(epochs=3, iterations=1)
+    assert log == [2, 3]
 
 
 async def always_later(state: rein.State) -> bool:

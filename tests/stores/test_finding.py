@@ -92,6 +92,23 @@ def test_a_run_that_has_taken_none_says_so_and_how_and_its_metrics_are_not_taken
         assert "metrics.h5" not in f"{error.value} {caplog.text}"
 
 
+def test_what_lies_in_a_runs_own_folder_is_found_there_too(tmp_path: Path) -> None:
+    store = rein.HDF5Store(tmp_path / "run")
+    environment = Gridworld(4, [(2, 4)], seed=0)
+    loop = rein.training_loop(make_agent(), environment, store, epochs=2, iterations=5)
+    loop.run()
+    store.close()
+    rein.save(make_agent(), store.path / "final.h5")
+    with pytest.raises(CheckpointError, match=r"there is final\.h5: name one of them"):
+        find(store.path)
+    again = rein.HDF5Store(tmp_path / "other")
+    loop = rein.training_loop(make_agent(), Gridworld(4, [(2, 4)], seed=0), again, epochs=2, iterations=5)
+    checkpoint(loop, rein.Checkpoints(again.path))
+    loop.run()
+    again.close()
+    assert find(again.path).path.name == "epoch-000002.h5"
+
+
 def test_what_save_wrote_has_no_newest_and_an_empty_path_is_no_folder(tmp_path: Path) -> None:
     for name in ("a.h5", "b.h5"):
         rein.save(make_agent(), tmp_path / name)
