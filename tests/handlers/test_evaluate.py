@@ -249,7 +249,7 @@ def test_the_episodes_may_be_the_same_each_time_and_are_in_a_resumed_run() -> No
     def make_same() -> Loop:
         loop = Loop(lambda state: None, epochs=4, iterations=3)
         policy = Always(1)
-        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore[method-assign]
+        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore  # a stub
         evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=5, same_episodes=True)
         return loop
 
@@ -315,7 +315,7 @@ def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.L
     def make_same(episodes: int) -> Loop:
         loop = Loop(lambda state: None, epochs=2, iterations=3)
         policy = Always(1)
-        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore[method-assign]
+        policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore  # a stub
         evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=episodes, same_episodes=True)
         return loop
 

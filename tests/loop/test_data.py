@@ -271,7 +271,7 @@ def test_a_loader_seeded_by_the_epoch_is_resumed_in_its_order() -> None:
 
     def composed() -> tuple[rein.Loop, list[tuple[int, Any]], DataLoader[Any]]:
         order = torch.Generator()
-        loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=order)  # type: ignore[arg-type]
+        loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=order)  # type: ignore[arg-type]  # a range is read by index
         loop = rein.Loop(lambda state: log.append((state.epoch, state.batch.tolist())), epochs=3)
         log: list[tuple[int, Any]] = []
 

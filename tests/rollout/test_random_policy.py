@@ -103,4 +103,4 @@ def test_it_is_evaluated_and_recorded_as_any_policy() -> None:
 
 def test_a_plain_function_is_told_what_a_policy_has() -> None:
     with pytest.raises(TypeError, match=r"function is no Policy; give an object with select_action.*RandomPolicy"):
-        rein.evaluate(lambda observation: observation, Gridworld(2, seed=0), 1)  # type: ignore[arg-type]
+        rein.evaluate(lambda observation: observation, Gridworld(2, seed=0), 1)  # type: ignore  # the mistake

@@ -169,7 +169,7 @@ def test_a_loss_that_is_no_tensor_is_refused(kind: Any) -> None:
 class InTuple(nn.Sequential):
     """What it is made of gives, as the only entry of a tuple."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]  # on purpose: a tuple
         return (super().forward(x),)
 
 

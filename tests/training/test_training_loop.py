@@ -475,7 +475,7 @@ def test_no_stored_transition_or_window_reaches_over_the_reset_after_a_failed_st
     shape = environment.single_observation_space, environment.single_action_space
     agent = SAC(*shape, hidden=(8,), learning_starts=10**6)
     store, seen, record = rein.HDF5Store(tmp_path / "run"), [], agent.record_observation
-    agent.record_observation = lambda transition: seen.append(transition) or record(transition)  # type: ignore[method-assign]
+    agent.record_observation = lambda transition: seen.append(transition) or record(transition)  # type: ignore  # a spy
     loop = rein.training_loop(agent, environment, store, seed=1, epochs=2, iterations=9)
 
     @loop.event(event)(once=5)
