@@ -5,6 +5,9 @@ Shapes: B rows.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +30,8 @@ class Priorities:
 
     Source: Schaul et al. 2016 ("Prioritized experience replay"), 3.3, 3.4 and algorithm 1. Draws are independent of one
     another, not one from each of B parts as in its B.2.1: so a batch may be cut into several.
+
+    Where numba is installed, it compiles what is done on the host; the results are the same to the bit.
 
     Raises ValueError for numbers out of their range.
     """
@@ -55,6 +60,7 @@ class Priorities:
         self.device = torch.device(device)
         self._priority = torch.zeros(padded(capacity), dtype=torch.float64, device=self.device)
         self._maximum = torch.ones((), dtype=torch.float64, device=self.device)
+        self._by_numba = self.device.type == "cpu" and _has_numba()
         self._rebuild()
 
     @property
@@ -90,11 +96,19 @@ class Priorities:
         self._refresh()
         shape = (len(self._sums), batch_size)
         uniform_LB = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.device)
+        empty = "Priorities.sample: there is no row that can be drawn; append one first"
+        if self._by_numba:
+            index_B = torch.empty(batch_size, dtype=torch.int64)
+            probability_B = torch.empty(batch_size, dtype=torch.float64)
+            found = index_B.numpy(), probability_B.numpy()
+            if not _compiled_tree().draw(_arrays(self._sums), uniform_LB.numpy(), *found):
+                raise ValueError(empty)
+            return index_B, probability_B
         try:
             index_B, whole = draw(self._sums, uniform_LB.unbind())
             priority_B = self._priority.index_select(0, index_B)
         except IndexError as error:  # on the host: asking first would cost as much as a level
-            raise ValueError("Priorities.sample: there is no row that can be drawn; append one first") from error
+            raise ValueError(empty) from error
         return index_B, priority_B.div_(whole)
 
     def weights(self, probability_B: Tensor, beta: float) -> Tensor:
@@ -114,8 +128,17 @@ class Priorities:
         """These rows were learned from, with errors of these sizes. A row that comes twice takes the larger one.
 
         A row that was removed meanwhile stays so. An error that is not finite leaves its row what it was.
+        Raises ValueError where there are not as many errors as rows, IndexError for rows that there are not.
         """
+        if len(index_B) != len(td_error_B):
+            raise ValueError(f"Priorities.update: {len(index_B)} rows, and errors of {len(td_error_B)}")
         priority_B = td_error_B.detach().double().abs_().add_(self.epsilon).pow_(self.alpha)
+        if self._by_numba:
+            rows = index_B.contiguous().numpy(), priority_B.contiguous().numpy()
+            _compiled_tree().update(_arrays(self._sums), *rows, self._maximum.numpy())
+            if self._least:
+                self._outdate(index_B)
+            return
         before_B = self._priority.index_select(0, index_B)
         bound_B = before_B * _INFINITY  # NaN where it was 0: nothing is below that
         priority_B = torch.where(priority_B < bound_B, priority_B, before_B)
@@ -158,7 +181,10 @@ class Priorities:
     def _refresh(self) -> None:
         if self._stale:
             block_B = self._stale[0] if len(self._stale) == 1 else torch.cat(self._stale)
-            refresh_(self._sums, block_B, total)
+            if self._by_numba:
+                _compiled_tree().refresh(_arrays(self._sums), block_B.numpy())
+            else:
+                refresh_(self._sums, block_B, total)
             if self._least:
                 refresh_(self._least, block_B, least_positive)
             self._stale, self._stale_rows = [], 0
@@ -168,3 +194,19 @@ class Priorities:
         self._least = levels_of(self._priority, least_positive) if self.normalize == "buffer" else []
         self._stale: list[Tensor] = []  # blocks in which a priority has changed, and nothing above it yet
         self._stale_rows = 0
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _compiled_tree() -> Any:
+    """`rein.buffers.compiled_tree`, which takes half a second to import."""
+    return importlib.import_module("rein.buffers.compiled_tree")
+
+
+def _arrays(levels: list[Tensor]) -> tuple[Any, ...]:
+    """The same memory, as numba takes it."""
+    return tuple([level.numpy() for level in levels])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,21 @@ from rein.testing import StatefulContract
 
 TWO_LEVELS = TOP + 1
 THREE_LEVELS = TOP * WIDTH + 1
+
+
+def by_torch_alone(patch: pytest.MonkeyPatch) -> None:
+    """As where numba is not installed."""
+    patch.setattr("rein.buffers.priorities._has_numba", lambda: False)
+
+
+@pytest.fixture(autouse=True, params=["torch", "numba"])
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the numbers are worked out by."""
+    if request.param == "torch":
+        by_torch_alone(monkeypatch)
+    else:
+        assert Priorities(1)._by_numba, "these tests need numba"
+    return request.param
 
 
 def filled(capacity: int, priority: Tensor | None = None, **options) -> Priorities:
@@ -252,6 +269,63 @@ def test_an_index_that_its_owner_changes_afterwards_is_the_one_that_was_given() 
     priorities.remove(index_B.fill_(0))
     index_B.fill_(THREE_LEVELS // 2)
     assert set(priorities.sample(10, generator(0, "draw"))[0].tolist()) == {THREE_LEVELS - 1}
+
+
+@pytest.mark.parametrize("means", ["numba"], indirect=True)
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
+def test_numba_finds_what_torch_finds_to_the_bit(monkeypatch, capacity: int, normalize: str) -> None:
+    both = [Priorities(capacity, normalize=normalize)]
+    with monkeypatch.context() as patch:
+        by_torch_alone(patch)
+        both.append(Priorities(capacity, normalize=normalize))
+    assert [one._by_numba for one in both] == [True, False]
+    streams = [generator(0, "draw"), generator(0, "draw")]
+    changes = generator(1, "changes")
+    for turn in range(60):
+        new_R = torch.randint(capacity, (30,), generator=changes).unique()
+        valid_R = torch.rand(len(new_R), generator=changes) < 0.9
+        gone_R = torch.randint(capacity, (3,), generator=changes)
+        error_B = 10.0 ** (12.0 * torch.rand(64, generator=changes) - 6.0)
+        error_B[torch.randint(64, (3,), generator=changes)] = torch.tensor([float("nan"), float("inf"), 0.0])
+        found = []
+        for one, stream in zip(both, streams, strict=True):
+            one.append(new_R if turn else torch.arange(min(capacity, 3000)), valid_R if turn else None)
+            index_B, probability_B = one.sample(64, stream)
+            weight_B = one.weights(probability_B, 0.4)
+            one.remove(gone_R)
+            one.update(index_B, error_B)
+            found.append((index_B, probability_B, weight_B, one[torch.arange(capacity)]))
+        for by_numba, by_torch in zip(*found, strict=True):
+            assert torch.equal(by_numba, by_torch)
+    other = Priorities(capacity, normalize=normalize)  # of either means, from a state of the other
+    other.load_state_dict(both[1].state_dict())
+    assert all(
+        torch.equal(*pair) for pair in zip(other.sample(64, streams[0]), both[1].sample(64, streams[1]), strict=True)
+    )
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    priorities = filled(THREE_LEVELS)
+    copied = copy.deepcopy(priorities)
+    copied.update(torch.tensor([3]), torch.tensor([1e9]))
+    assert (copied.sample(100, generator(0, "draw"))[0] == 3).sum() > 90
+    assert (priorities.sample(100, generator(0, "draw"))[0] == 3).sum() < 10
+
+
+@pytest.mark.parametrize("row", [-1, 5, 10**12])
+def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> None:
+    priorities = filled(5, torch.ones(5))
+    with pytest.raises(IndexError):
+        priorities.update(torch.tensor([0, row]), torch.tensor([3.0, 2.0]))
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
+
+
+def test_errors_of_other_rows_than_were_named_are_refused() -> None:
+    priorities = filled(5, torch.ones(5))
+    with pytest.raises(ValueError, match="2 rows, and errors of 3"):
+        priorities.update(torch.tensor([0, 1]), torch.tensor([3.0, 2.0, 1.0]))
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize(
