@@ -27,7 +27,8 @@ class IMPALA(OnPolicyAgent):
     Before each of `epochs` passes over a rollout, values and probabilities are looked up again, and V-trace makes
     targets and advantages of them for the policy as it is, from data of the policy as it was. That may be an older one,
     or anybody's who says its `log_prob` in the extras of its transitions; without one, an action counts as this
-    policy's own.
+    policy's own. With a `core`, what comes after a rollout's last row, or after one that was cut off, is valued by the
+    networks as they are from the memory that they had while acting: in the first pass exactly.
 
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.

@@ -147,8 +147,9 @@ class OnPolicyAgent(Configurable, abc.ABC):
         action, extras = self._said
         if action is None or action is not transition.action:
             transition = transition._replace(action=as_own(transition.action, self.action_space))
-            said = self._say(transition)
-            theirs = {} if extras is transition.extras else transition.extras  # not what was said of another action
+            said, ours = self._say(transition), extras or {}
+            # not what was said of another action, which may still be there beside what they say of theirs
+            theirs = {name: value for name, value in transition.extras.items() if value is not ours.get(name)}
             theirs = _typed(theirs, {"sample": transition.action, **said})
             transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
         self._said = None, None

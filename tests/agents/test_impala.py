@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -16,6 +17,7 @@ from torch import Tensor
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
+from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
 from rein.ops.random import generator
@@ -152,6 +154,28 @@ def test_the_policy_that_acts_may_change_from_step_to_step() -> None:
         observation = now.observation
     assert all(torch.isfinite(value) for name, value in agent.optimize_model().items())
     assert agent.updates == 1
+
+
+@pytest.mark.parametrize("kind", [IMPALA, PPO])
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
+@pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
+def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, space, more) -> None:
+    """Whoever acts instead may well keep the agent's extras and add to them."""
+    agent = kind(spaces.Box(-1.0, 1.0, (3,), np.float32), space, rollout_steps=2, seed=0)
+    observation, never = torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool)
+    action, extras = agent.select_action(observation)
+    if isinstance(space, spaces.Discrete):
+        taken = (action - 5 + 1) % 3 + 5
+    else:
+        taken = torch.tensor([0.5, 1.75]).expand(4, 2).clone()
+    ends = torch.zeros(4), never, never, observation, ~never
+    agent.record_observation(rein.Transition(observation, taken, *ends, {**extras, **more}))
+    kept = agent._rollout
+    distribution, _ = agent.networks(agent.networks.encoder(observation))
+    sample = (kept["sample"] if "sample" in kept else kept["action"])[0]
+    assert torch.allclose(agent.networks.policy_head.to_action(distribution, sample), taken, atol=1e-5)
+    expected = more["log_prob"] if "log_prob" in more else distribution.log_prob(sample)
+    assert torch.allclose(kept["log_prob"][0], expected, atol=1e-5)
 
 
 def reloaded(agent: Any, environment: Any) -> Any:
