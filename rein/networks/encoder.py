@@ -36,7 +36,10 @@ class Encoder(nn.Module):
         self._others = other_columns(space, device) if self.images else None  # those beside images
         normalized = self.features if self._others is None else len(self._others)
         if normalize and not normalized:
-            raise ValueError(f"normalize_observation=True: an image, as in {space}, is scaled to [0, 1] anyway")
+            raise ValueError(
+                f"normalize_observation=True: there is nothing beside images in {space}, and these are not normalized; "
+                "without a stem of your own, bytes are scaled to [0, 1]"
+            )
         self.normalizer = ObservationNormalizer(normalized, device) if normalize else None
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rein.learning.on_policy_options import DEFAULTS, OnPolicyOptions
+from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import REPLAY_DEFAULTS, ReplayOptions
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,26 @@ def test_the_examples_of_learning_from_replay_are_one_program_that_runs() -> Non
 def test_every_agent_has_a_line() -> None:
     modules = {path.stem for path in (ROOT / "rein/agents").glob("*.py")} - {"__init__"}
     assert modules == set(re.findall(r"^\| `rein\.agents\.(\w+)\.", PAGE, re.MULTILINE))
+
+
+def test_the_page_on_replay_names_the_metrics_that_agents_report() -> None:
+    page = (ROOT / "docs/off_policy.md").read_text(encoding="utf-8")
+    table = page.split("## What they report")[1].split("##")[0]
+    said = {
+        agent: tuple(re.findall(r"`(\w+)`", metrics.split(";")[0]))
+        for agents, metrics in re.findall(r"^\| ([A-Z][\w, ]+) \| (.*) \|$", table, re.MULTILINE)
+        for agent in agents.split(", ")
+    }
+    reported = {}
+    for path in (ROOT / "rein/agents").glob("[a-z]*.py"):
+        for kind in vars(importlib.import_module(f"rein.agents.{path.stem}")).values():
+            if (
+                isinstance(kind, type)
+                and kind.__module__ == f"rein.agents.{path.stem}"
+                and issubclass(kind, ReplayAgent)
+            ):
+                reported[kind.__name__] = kind.reports
+    assert said == reported
 
 
 def test_the_examples_for_those_who_come_from_stable_baselines3_are_one_program_that_runs(

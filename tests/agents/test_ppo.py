@@ -431,7 +431,7 @@ def test_an_unknown_option_is_refused_by_name():
 
 
 def test_images_are_not_normalized():
-    with pytest.raises(ValueError, match="normalize_observation=True: an image"):
+    with pytest.raises(ValueError, match="normalize_observation=True: there is nothing beside images"):
         PPO(spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2), normalize_observation=True)
 
 

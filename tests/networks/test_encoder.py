@@ -101,7 +101,7 @@ def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
 
 @pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3)})], ids=str)
 def test_an_image_is_not_normalized_twice(space: spaces.Space) -> None:
-    with pytest.raises(ValueError, match=r"normalize_observation=True: an image, .* is scaled to \[0, 1\] anyway"):
+    with pytest.raises(ValueError, match="nothing beside images in "):
         Encoder(space, CPU, normalize=True)
 
 
