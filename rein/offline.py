@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+from weakref import WeakSet
 
 import torch
 from gymnasium import spaces
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rein.stores.reader import Run
 
 ITERATIONS = 100  # of an epoch, where nobody says
+ROUNDING = 1e-3  # of the width of a Box, by which actions may lie outside: files may hold half precision
+
+_by_chance: WeakSet[ReplayAgent[Any]] = WeakSet()  # agents whose seed was drawn here, for nobody had given one
 
 
 @runtime_checkable
@@ -74,7 +78,7 @@ def offline_loop(
         raise ValueError(f"offline_loop(updates_per_iteration={updates_per_iteration}): give 1 or more")
     if agent.seed is None and not agent.loaded and (agent.updates or len(agent.replay)):
         raise ValueError("offline_loop: to seed the agent would empty its replay; build it with a seed=")
-    drawn = seed_parts(seed, agent)
+    _seed(agent, seed)
     if data is not None:
         fill(agent, data)
 
@@ -84,7 +88,7 @@ def offline_loop(
         return StepState(None, metrics=metrics)
 
     loop = Loop(step, epochs=epochs, iterations=ITERATIONS if iterations is None else iterations, debug=debug)
-    loop.own("agent", agent, by_chance="seed" if drawn else ())
+    loop.own("agent", agent, by_chance="seed" if agent in _by_chance else ())
     for name in agent.reports:
         loop.metric(name, name)
     if store is not None:
@@ -100,17 +104,19 @@ def offline_loop(
     return loop
 
 
-def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
+def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
     """Put recorded transitions into an agent's replay; returns how many there were.
 
     `data` is a run (`rein.open_run(...)`), whose environments come one after the other, a part of one
     (`run.transitions(episodes=...)`), a `rein.integrations.minari.MinariData`, or any iterable of `Transition`s of rows
     (B, ...) that were recorded one after the other. To go on in N environments later, give `num_envs=N`: each of them
-    then has a stretch of the rows. An observation normalizer learns of them, too.
+    then has a stretch of the rows. An observation normalizer learns of them, too. `clip=True` puts actions outside of
+    the agent's Box at its bounds, as the environment did that they were recorded in through `ClipAction`.
 
     Raises ValueError for data without one of the fields, or of other spaces than the agent's, for numbers of valid rows
-    that are not finite where the agent learns from them, for discrete actions outside the action space, and where there
-    is more of it than the replay's capacity; what came before may be in the replay then.
+    that are not finite where the agent learns from them, for actions outside the action space (of a Box by more than
+    rounding, and without `clip`), and where there is more of it than the replay's capacity; what came before may be in
+    the replay then.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
@@ -122,8 +128,8 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
         )
     if type(agent.replay) not in (Replay, PrioritizedReplay):
         raise ValueError(f"fill: {kind} keeps its rows in a {kept}, of which recorded transitions lack parts")
-    seed_parts(None, agent)  # which would draw it anew, later
-    chunks = _all_checked(agent, _chunks(data))
+    _seed(agent, None)  # to do so later would draw it anew
+    chunks = _all_checked(agent, _chunks(data), clip)
     count = 0
     for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
         count += extend(agent.replay, chunk, num_envs, following)
@@ -131,15 +137,26 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1) -> int:
     return count
 
 
-def _all_checked(agent: ReplayAgent[Any], chunks: Iterable[Transition]) -> Iterator[Transition]:
+def _seed(agent: ReplayAgent[Any], seed: int | None) -> None:
+    """Seed an agent that nobody has seeded. Raises ValueError where another seed was drawn for it here before."""
+    if seed is not None and agent in _by_chance and not agent.loaded:
+        raise ValueError(
+            f"offline_loop(seed={seed}): seed {agent.seed} was drawn for the agent when it was filled, or by a loop "
+            "before; build it with a seed="
+        )
+    if seed_parts(seed, agent):
+        _by_chance.add(agent)
+
+
+def _all_checked(agent: ReplayAgent[Any], chunks: Iterable[Transition], clip: bool) -> Iterator[Transition]:
     rows = 0
     for chunk in chunks:
-        checked = _checked(agent, chunk, rows)
+        checked = _checked(agent, chunk, rows, clip)
         rows += 0 if checked.reward is None else len(checked.reward)
         yield checked
 
 
-def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Transition:
+def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int, clip: bool) -> Transition:
     """Where the agent is, and in its types; `rows` came before it."""
     if not isinstance(chunk, Transition):
         raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
@@ -150,7 +167,31 @@ def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Transitio
     observed = {name: _as_observed(getattr(chunk, name), agent.observation_space) for name in names}
     chunk = chunk._replace(action=as_own(chunk.action, agent.action_space), **observed)
     _check(agent, chunk, rows)
+    floating = isinstance(chunk.action, Tensor) and chunk.action.is_floating_point()
+    if not isinstance(agent.action_space, spaces.Box) or not floating:
+        return chunk
+    if clip:
+        return chunk._replace(action=chunk.action.clamp(*_bounds(agent)))
+    _refuse_outside(agent, chunk, rows)
     return chunk
+
+
+def _bounds(agent: ReplayAgent[Any]) -> tuple[Tensor, Tensor]:
+    space: Any = agent.action_space
+    low, high = (torch.as_tensor(bound, dtype=torch.float32, device=agent.device) for bound in (space.low, space.high))
+    return low, high
+
+
+def _refuse_outside(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
+    """ValueError for actions that the agent's policy cannot take: critics would learn there what nobody corrects."""
+    if chunk.valid is None:
+        return
+    low, high = _bounds(agent)
+    rounding = (high - low) * ROUNDING
+    wrong_B = ((chunk.action < low - rounding) | (chunk.action > high + rounding)).flatten(1).any(1)
+    share = float((wrong_B & chunk.valid).sum()) / max(int(chunk.valid.sum()), 1)
+    what = f"outside of {agent.action_space} ({100.0 * share:.3g}% of the rows here)"
+    _refuse(wrong_B, chunk, rows, "action", what, "give fill(..., clip=True) where the environment clipped them, or ")
 
 
 def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
@@ -205,8 +246,8 @@ def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Non
         _refuse((action_B < low) | (action_B >= high), chunk, rows, "action", f"not from {low} to {high - 1}")
 
 
-def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, what: str) -> None:
+def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, what: str, instead: str = "") -> None:
     found = (wrong_B & chunk.valid).nonzero()
     if len(found):
         where = f"in {len(found)} transitions, the first of them number {rows + int(found[0])}"
-        raise ValueError(f"fill: the {name} is {what} {where}; leave them out, or set their valid to False")
+        raise ValueError(f"fill: the {name} is {what} {where}; {instead}leave them out, or set their valid to False")

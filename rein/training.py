@@ -19,7 +19,8 @@ from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
 from rein.loggers.csv import CSVLogger
 from rein.loop import Loop, checks
-from rein.ops.random import checked_seed
+from rein.ops.parallel import rank
+from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
@@ -50,7 +51,7 @@ def training_loop(
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
     `epochs` and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps if not told.
-    `seed` seeds the parts that were built without one (a fresh one is drawn if it is None).
+    `seed` seeds parts that were built without one (None draws one), environments differently in each process.
     `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `strict` is the loop's, but for metrics,
     which an agent reports when it learns; `debug` is the loop's. Raises TypeError or ValueError where the parts do not
     fit.
@@ -117,9 +118,10 @@ def train(
 def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
     """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too, and are returned then."""
     unseeded = [part for part in parts if part.seed is None]
-    shared = secrets.randbits(31) if seed is None else checked_seed(seed)
+    shared: Any = secrets.randbits(31) if seed is None else checked_seed(seed)
     for part in unseeded:
-        part.reseed(shared)
+        others = rank() and hasattr(part, "apply_action")  # environments, whose data would be a copy of process 0's
+        part.reseed(stream_seed(shared, "process", rank()) if others else shared)
     return unseeded if seed is None else []
 
 
@@ -292,8 +294,7 @@ def _acted_on(known: StepState) -> bool:
 
 def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:
     def emit(name: str) -> None:
-        event = events[name]
-        if event.listened_to:
+        if (event := events[name]).listened_to:
             event.fire(state)
 
     return emit

@@ -71,9 +71,21 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         self._actor = self.learner("actor", networks.actor, deterministic_actor_loss, climb)
         self.follow(networks.target_critics, networks.critics)
         self.follow(networks.target_actor, networks.actor)
-        self.noise: ActionNoise = copy.deepcopy(options["noise"])  # one of its own, at its beginning
-        self.exploration = self.noise.amount
+        self._noise: ActionNoise = copy.deepcopy(options["noise"])  # one of its own, at its beginning
+        self.exploration = self._noise.amount
         return networks
+
+    @property
+    def noise(self) -> ActionNoise:
+        """What it explores by; to assign it raises AttributeError, for a schedule is what changes it in mid-run."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: ActionNoise | float) -> None:
+        raise AttributeError(
+            f"{type(self).__name__}.noise is read when the agent is built, and would change nothing now: "
+            "give noise= to its constructor, as a schedule where it is to change"
+        )
 
     def _explore(self, observation: Tree) -> Tensor:
         networks = self.networks

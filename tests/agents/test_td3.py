@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
 from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
 from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
@@ -157,6 +158,16 @@ def test_a_walk_begins_anew_where_an_episode_ends_or_is_left():
     agent.record_observation(Transition(x, x, x[:, 0], ~yes, torch.tensor([False, True, False, False]), x, yes, {}))
     now = agent.noise.state_dict()["state"]
     assert (now[1] == 0.0).all() and torch.equal(now[2], walk[2])
+
+
+@pytest.mark.parametrize("kind", [TD3, DDPG])
+@pytest.mark.parametrize("noise", [0.05, GaussianNoise(0.05)])
+def test_a_noise_that_is_assigned_after_building_is_refused_there_and_the_agent_goes_on(kind, noise):
+    agent = kind(BOX, BOX, noise=0.2, seed=0, **SMALL)
+    with pytest.raises(AttributeError, match=rf"{kind.__name__}\.noise is read when the agent is built.*constructor"):
+        agent.noise = noise
+    assert agent.noise.amount() == agent.exploration() == 0.2
+    assert given(agent, 20).updates
 
 
 @pytest.mark.parametrize("critics", [1, 3])

@@ -264,6 +264,34 @@ def test_an_id_is_made_by_gymnasium_in_the_mode_that_is_asked_for(options: Any, 
     assert json.loads(json.dumps(environment.config))["num_envs"] == 2
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_mode_is_asked_for_by_its_name_in_any_case_or_by_its_value(mode: AutoresetMode) -> None:
+    for asked in (mode, mode.name, mode.name.lower(), mode.value, mode.value.lower()):
+        environment = GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=asked)
+        assert environment.config["autoreset_mode"] == mode.value
+
+
+@pytest.mark.parametrize("asked", ["never", "", "AutoresetMode", 1, True])
+def test_what_is_no_mode_is_refused_with_the_choices(asked: Any) -> None:
+    with pytest.raises(ValueError, match="give one of NEXT_STEP, SAME_STEP, DISABLED"):
+        GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=asked)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_id_whose_own_vector_environment_takes_no_mode_has_its_own_and_says_how_to_get_another(mode: Any) -> None:
+    if mode is NEXT_STEP:  # which it is
+        environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode)
+        assert type(environment._environment.unwrapped).__name__ == "CartPoleVectorEnv"
+        return
+    text = f"={mode.name}: CartPole-v1's own .* takes no autoreset_mode, and is NEXT_STEP; give vectorization_mode=\"s"
+    with pytest.raises(ValueError, match=text):
+        GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode.name)
+    as_told: Any = {"autoreset_mode": mode.name, "vectorization_mode": "sync"}
+    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **as_told)
+    assert environment.reset().shape == (2, 4)
+    assert environment.config["autoreset_mode"] == mode.value
+
+
 def test_ale_pys_own_environments_take_a_mode_and_their_arguments() -> None:
     options: Any = {"autoreset_mode": SAME_STEP, "img_height": 42, "img_width": 42, "stack_num": 2}
     environment = GymnasiumVectorEnvironment("ALE/Pong-v5", 2, 0, **options)
@@ -317,7 +345,7 @@ def single() -> Any:
             lambda: Faulty({"autoreset_mode": DISABLED}),
             {"autoreset_mode": "never"},
             ValueError,
-            "'never' is not a valid",
+            "autoreset_mode='never': give one of NEXT_STEP, SAME_STEP, DISABLED",
         ),
         (lambda: "Taxi-v99", {}, ValueError, "did you mean Taxi-v4"),
     ],

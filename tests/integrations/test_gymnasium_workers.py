@@ -130,6 +130,21 @@ def seed_of(index: int) -> int:
     return int(episode_seeds(7, torch.tensor(index), torch.tensor(0)))
 
 
+def test_environments_in_processes_may_say_that_they_are_not_replayable() -> None:
+    environment = GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=False)
+    assert environment.replayable is False
+    assert environment.config["make_kwargs"] == {}
+    run(environment)
+    environment.close()
+
+
+def test_environments_in_processes_that_are_to_be_replayable_are_refused_before_there_are_any() -> None:
+    before = children()
+    with pytest.raises(ValueError, match=r"in_processes\(replayable=True\): .*; GymnasiumEnvironment can"):
+        GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=True)
+    assert children() == before
+
+
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize(
     ("fault", "ending"),

@@ -130,6 +130,13 @@ def ran(loop: rein.Loop, epochs: int) -> dict[str, Any]:
     return {"agent": state["parts"]["agent"], "environment": state["parts"]["environment"]}
 
 
+def seeded_by_the_loop() -> dict[str, Any]:
+    environment = CartPole(6)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8, hidden=(8,))
+    loop = rein.training_loop(agent, environment, seed=3)
+    return ran(loop, epochs=1) | {"seeds": (agent.seed, environment.seed)}
+
+
 def resumed() -> dict[str, Any]:
     """The same run, in other objects after its second epoch."""
     first, second = make_loop(), make_loop()
@@ -162,6 +169,7 @@ def relations() -> dict[str, Any]:
             "run": ran(make_loop(), epochs=4),
             "again": ran(make_loop(), epochs=4),
             "resumed": resumed(),
+            "seeded by the loop": seeded_by_the_loop(),
             "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
             "others": {name: ran(other_loop(name), epochs=2)["agent"] for name in OTHERS},
             "by episodes": refusal(lambda: other_loop("DQN", train_frequency_episodes=2)),
@@ -307,6 +315,20 @@ def test_a_run_of_two_processes_is_the_same_to_the_bit_under_its_seed(pair: list
 def test_each_process_resumes_from_its_own_state_to_the_bit(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert first_difference(found["run"], found["resumed"]) is None
+
+
+def test_the_seed_of_a_loop_gives_all_the_same_agent_and_each_other_episodes(pair: list[dict[str, Any]]) -> None:
+    one, other = (found["seeded by the loop"] for found in pair)
+    assert (one["seeds"], other["seeds"][0]) == ((3, 3), 3)
+    assert other["seeds"][1] != 3
+    assert first_difference(one["agent"]["networks"], other["agent"]["networks"]) is None
+    assert first_difference(one["environment"], other["environment"]) is not None
+
+
+def test_the_seed_of_a_loop_gives_process_0_the_episodes_of_a_run_without_a_group(pair: list[dict[str, Any]]) -> None:
+    alone = seeded_by_the_loop()
+    assert pair[0]["seeded by the loop"]["seeds"] == alone["seeds"] == (3, 3)
+    assert first_difference(pair[0]["seeded by the loop"]["environment"], alone["environment"]) is None
 
 
 def test_env_steps_are_those_of_the_process(pair: list[dict[str, Any]]) -> None:

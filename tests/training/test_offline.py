@@ -16,6 +16,8 @@ from rein.agents.bc import BC
 from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.ppo import PPO
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
 from rein.buffers.filling import extend
 from rein.buffers.replay import Replay
 from rein.envs.gridworld import Gridworld
@@ -152,11 +154,40 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
     assert first_difference(learned(1), learned(2)) is not None
 
 
-def test_an_agent_that_was_filled_keeps_its_rows_whatever_the_seed_of_the_loop():
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_seed_for_an_agent_that_was_filled_without_one_is_refused_and_none_goes_on(learned):
     learner = agent(seed=None)
     fill(learner, [rows()])
-    offline_loop(learner, iterations=2, seed=5).run()
+    if learned:
+        offline_loop(learner, iterations=2).run()
+    drawn, updates = learner.seed, learner.updates
+    with pytest.raises(ValueError, match=rf"seed=5.*seed {drawn} was drawn for the agent.*; build it with a seed="):
+        offline_loop(learner, iterations=2, seed=5)
+    offline_loop(learner, iterations=2).run()
+    assert (learner.seed, learner.updates) == (drawn, updates + 2 * 10)
     assert len(learner.replay) == 64
+
+
+def test_an_agent_with_a_seed_of_its_own_keeps_it_whatever_the_seed_of_the_loop():
+    learner = agent(seed=1)
+    fill(learner, [rows()])
+    offline_loop(learner, iterations=2, seed=5).run()
+    assert learner.seed == 1
+
+
+def test_a_seed_that_was_drawn_when_the_agent_was_filled_is_no_difference_to_its_checkpoint(tmp_path):
+    for exist in ("error", "resume"):
+        learner = agent(seed=None)
+        fill(learner, [rows()])
+        store = rein.HDF5Store(tmp_path / "run", exist=exist)
+        loop = offline_loop(learner, store=store, epochs=2, iterations=2)
+        checkpoint(loop, store)
+        if exist == "resume":
+            rein.resume(loop, tmp_path / "run")
+            assert learner.updates == 2 * 2 * 10
+        else:
+            loop.run()
+        store.close()
 
 
 def test_an_agent_goes_on_in_environments():
@@ -323,6 +354,60 @@ def test_actions_that_there_are_not_are_refused(action):
     chosen[7:9] = action
     with pytest.raises(ValueError, match="the action is not from 1 to 3 in 2 transitions, the first of them number 7"):
         fill(mine, [found._replace(action=chosen)])
+
+
+@pytest.mark.parametrize("kind", [IQL, SAC, BC])
+def test_actions_that_the_policy_cannot_take_are_refused_and_clipped_where_that_is_asked_for(kind):
+    mine, found = agent(kind), map_tree(torch.clone, rows())
+    found.action[7:15] = 1.5
+    found.action[20] = -torch.inf
+    found.valid[[7, 8, 9, 10, 20]] = False  # which leaves 59
+    said = "outside of Box(-1.0, 1.0, (1,), float32) (6.78% of the rows here) in 4 transitions, the first of them "
+    with pytest.raises(ValueError, match=re.escape(said) + r"number 75; give fill\(\.\.\., clip=True\)"):
+        fill(mine, [rows(), found])
+    assert not len(mine.replay)
+    assert fill(mine, [found], clip=True) == 59
+    assert mine.replay.columns["action"].abs().max() == 1.0
+    assert torch.equal(mine.replay.columns["action"][:5, 0], found.action[:5])  # what was within stays to the bit
+
+
+def test_clipped_actions_stay_in_the_type_that_agents_keep():
+    mine = IQL(BOX, spaces.Box(-0.5, 0.5, (1,), np.float64), **SMALL, seed=0)
+    fill(mine, [map_tree(lambda x: x.double() if x.is_floating_point() else x, rows())], clip=True)
+    action = mine.replay.columns["action"]
+    assert (action.dtype, action.max().item()) == (torch.float32, 0.5)
+
+
+def test_clipping_makes_no_numbers_of_what_is_none():
+    found = map_tree(torch.clone, rows())
+    found.action[3] = torch.inf
+    with pytest.raises(ValueError, match="the action is not finite in 1 transitions"):
+        fill(agent(), [found], clip=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("low", "high"), [(-0.3, 0.3), (-2.0, 2.0), (0.1, 0.7), (-1e6, 1e6)])
+def test_actions_that_are_outside_by_rounding_alone_are_kept_as_they_are(low, high, dtype):
+    bounds = torch.tensor([low, high]).clamp(*((-6e4, 6e4) if dtype is torch.float16 else (low, high))).to(dtype)
+    beyond = torch.nextafter(bounds.float(), torch.tensor([-torch.inf, torch.inf]))
+    action = torch.cat((bounds.float(), beyond)).repeat(16).unsqueeze(1)
+    mine = IQL(BOX, spaces.Box(low, high, (1,), np.float32), **SMALL, seed=0)
+    assert fill(mine, [rows()._replace(action=action)]) == 64
+    assert torch.equal(mine.replay.columns["action"][:64, 0], action)
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3])
+def test_what_agents_did_themselves_at_the_bounds_of_their_actions_fills_another_agent(kind, tmp_path):
+    environment = Pendulum(2, seed=0)
+    learner = kind(*spaces_of(environment), **SMALL, learning_starts=8, update_to_data=1e-6, seed=0)
+    with torch.no_grad():
+        learner.networks.actor.head.bias.fill_(50.0)
+    store = rein.HDF5Store(tmp_path / "run")
+    rein.train(learner, environment, store, env_steps=400)
+    store.close()
+    other = IQL(*spaces_of(environment), **SMALL, seed=0)
+    assert fill(other, rein.open_run(tmp_path / "run")) == 400
+    assert (other.replay.columns["action"].abs() == 2.0).any(), "no action was at a bound"
 
 
 @pytest.mark.parametrize(("actions", "dtype"), [(256, torch.uint8), (300, torch.uint8), (128, torch.int8)])

@@ -1,15 +1,17 @@
 """What a wrapper does not change: all that the environment inside it says and does.
 
-Two things an environment may offer beyond `rein.protocols.Environment`: `reset_where` of `PartlyResettable`, and
-`apply_action_where` of `PartlySteppable`. A wrapper has them where what it wraps has; `hasattr` tells.
+What an environment may offer beyond `rein.protocols.Environment`: `reset_where` of `PartlyResettable`,
+`apply_action_where` of `PartlySteppable`, and the state of `Stateful`. A wrapper has them where what it wraps has;
+`hasattr` tells.
 
 Shapes: N environments, O one observation, A one action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,12 +21,29 @@ from torch import Tensor
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def where_inside(method: _Method) -> _Method:
+    """A wrapper's method that it has where the inner environment has one of that name: AttributeError elsewhere.
+
+    For `state_dict` and `load_state_dict`: an environment without begins new episodes at a resume, and there is nothing
+    that a wrapper around it could go on with.
+    """
+    function: Any = method
+
+    def bound(wrapper: Any) -> Any:
+        getattr(wrapper.inner, function.__name__)  # whose AttributeError it is
+        return MethodType(function, wrapper)
+
+    return cast(Any, property(bound, doc=function.__doc__))  # to type checkers the method that protocols ask for
+
 
 class Forwarding:
     """An environment around `inner`: it does whatever the inner one does, and a wrapper fills in what it changes.
 
     That is `_begin`, through which every first observation goes, and `_step`, through which every action goes; a space
-    where it is another one; the state where it has its own; and its `config`.
+    where it is another one; the state where it has its own, `where_inside`; and its `config`.
     """
 
     inner: Any  # an Environment, and the optional methods that it may have
@@ -126,12 +145,14 @@ class Forwarding:
         """Release what the environments hold; may be called twice."""
         self.inner.close()
 
+    @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """The state of the inner environment: this wrapper has none of its own."""
+        """The state of the inner environment: this wrapper has none of its own. AttributeError where that has none."""
         return self.inner.state_dict()
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take over what `state_dict` gave."""
+    @where_inside
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; AttributeError where the inner environment has no such method."""
         self.inner.load_state_dict(state)
 
 

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, may_hold, where_rows
+from rein.envs.wrappers.forwarding import Forwarding, may_hold, where_inside, where_rows
 from rein.networks.flatten import children
 from rein.ops.trees import map_tree
 from rein.protocols import Environment
@@ -48,10 +48,12 @@ class FrameStack(Forwarding):
         """What it was built with, as JSON."""
         return self._config(length=self.length)
 
+    @where_inside
     def state_dict(self) -> dict[str, Any]:
         """The inner environment's, and the stack."""
         return {"inner": self.inner.state_dict(), "stack": self._stack()}
 
+    @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; ValueError for another length, shape or number of environments."""
         stack = _restored(state["stack"], self._stack(), "stack")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, require
+from rein.envs.wrappers.forwarding import Forwarding, require, where_inside
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
@@ -53,10 +53,12 @@ class RecordVideo(Forwarding):
         self._end_episode()
         self.inner.close()
 
+    @where_inside
     def state_dict(self) -> dict[str, Any]:
         """The inner environment's, and the count of episodes."""
         return {"inner": self.inner.state_dict(), "episodes": self._episodes, "steps": self._steps}
 
+    @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         episodes, steps = int(state["episodes"]), int(state["steps"])

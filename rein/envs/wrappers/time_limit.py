@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, may_hold, require
+from rein.envs.wrappers.forwarding import Forwarding, may_hold, require, where_inside
 from rein.protocols import Environment
 from rein.rollout.contract import restored
 from rein.types import TimeStep, Tree
@@ -39,10 +39,12 @@ class TimeLimit(Forwarding):
         """What it was built with, as JSON."""
         return self._config(max_episode_steps=self.max_episode_steps)
 
+    @where_inside
     def state_dict(self) -> dict[str, Any]:
         """The inner environment's, and the steps of every episode so far."""
         return {"inner": self.inner.state_dict(), "steps": self._steps_N}
 
+    @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; ValueError for another number of environments."""
         steps_N = restored(state, "steps", self._steps_N)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, VectorizeMode
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TransformObservation
 
-from rein.integrations.gymnasium.making import make
+from rein.integrations.gymnasium.making import make, name_of
 from rein.integrations.gymnasium.workers import starting
 from rein.rollout.contract import checked_num_envs
 
@@ -23,10 +24,10 @@ def opened(
 ) -> tuple[Any, AutoresetMode]:
     """The vector environment that `source` is, or that `make_vec(source)` gives, and its autoreset mode.
 
-    Raises ValueError where its mode is not known or not the one that was asked for, TypeError for a number that is no
-    integer.
+    A mode is asked for by a member of AutoresetMode, its name in any case, or its value. Raises ValueError for what is
+    none, and where the mode is not known or not the one that was asked for, TypeError for a number that is no integer.
     """
-    mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
+    mode = None if autoreset_mode is None else _asked_for(autoreset_mode)
     if num_envs is not None:
         num_envs = checked_num_envs(num_envs)
     if isinstance(source, str | EnvSpec):
@@ -50,36 +51,76 @@ def opened(
     return environment, mode
 
 
+def _asked_for(value: AutoresetMode | str) -> AutoresetMode:
+    text = value.lower() if isinstance(value, str) else value
+    for mode in AutoresetMode:
+        if value is mode or text in (mode.name.lower(), mode.value.lower()):
+            return mode
+    raise ValueError(f"autoreset_mode={value!r}: give one of {_modes()}")
+
+
+def _modes() -> str:
+    return ", ".join(mode.name for mode in AutoresetMode)
+
+
 def _make_vec(mode: AutoresetMode | None, source: str | EnvSpec, **kwargs: Any) -> Any:
-    """`gymnasium.make_vec`, an autoreset mode being asked for where it takes it."""
+    """`gymnasium.make_vec`, an autoreset mode being asked for where it takes it.
+
+    Raises ValueError where it takes none and says that it has another one.
+    """
+    taken = True
     if mode is not None:
         spec = gymnasium.spec(source) if isinstance(source, str) else source
         usual = VectorizeMode.SYNC if spec.vector_entry_point is None else VectorizeMode.VECTOR_ENTRY_POINT
-        if VectorizeMode(kwargs.get("vectorization_mode") or usual) is VectorizeMode.VECTOR_ENTRY_POINT:
-            kwargs["autoreset_mode"] = mode
-        else:
+        if VectorizeMode(kwargs.get("vectorization_mode") or usual) is not VectorizeMode.VECTOR_ENTRY_POINT:
             kwargs["vector_kwargs"] = {**kwargs.get("vector_kwargs", {}), "autoreset_mode": mode}
+        elif taken := _takes_a_mode(spec):
+            kwargs["autoreset_mode"] = mode
     asynchronous = kwargs.get("vectorization_mode") in (VectorizeMode.ASYNC, VectorizeMode.ASYNC.value)
     with starting() if asynchronous else contextlib.nullcontext():
-        return gymnasium.make_vec(source, **kwargs)
+        environment = gymnasium.make_vec(source, **kwargs)
+    said = None if taken else _said_by(environment)
+    if mode is not None and said not in (None, mode):
+        environment.close()
+        raise ValueError(
+            f"autoreset_mode={mode.name}: {name_of(source)}'s own vector environment takes no autoreset_mode, and is"
+            f' {said.name}; give vectorization_mode="sync" as well'
+        )
+    return environment
+
+
+def _takes_a_mode(spec: EnvSpec) -> bool:
+    """Whether the vector entry point has the argument; CartPole's has not. One that does not tell is asked."""
+    entry: Any = spec.vector_entry_point
+    if entry is None:  # what Gymnasium refuses by itself
+        return True
+    try:
+        parameters = inspect.signature(load_env_creator(entry) if isinstance(entry, str) else entry).parameters
+    except (TypeError, ValueError):  # of a compiled one
+        return True
+    return "autoreset_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _mode_of(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
+    said = _said_by(environment)
+    mode = asked if said is None else said
+    if mode is None:
+        raise ValueError(
+            f"{environment} does not say how it resets, as metadata['autoreset_mode']; give autoreset_mode=, one of"
+            f" {_modes()}"
+        )
+    if asked not in (None, mode):
+        raise ValueError(f"autoreset_mode={asked}: {environment} says that it is {mode}")
+    return mode
+
+
+def _said_by(environment: Any) -> AutoresetMode | None:
     said = None
     if environment.metadata is not VectorEnv.metadata:  # which everybody shares who has none, and ale-py writes to
         said = environment.metadata.get("autoreset_mode")
     if said is None:
         said = getattr(environment.unwrapped, "autoreset_mode", None)
-    if said is None and asked is None:
-        modes = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
-        raise ValueError(
-            f"{environment} does not say how it resets, as metadata['autoreset_mode']; give autoreset_mode=, one of"
-            f" {modes}"
-        )
-    mode = AutoresetMode(asked if said is None else said)
-    if asked not in (None, mode):
-        raise ValueError(f"autoreset_mode={asked}: {environment} says that it is {mode}")
-    return mode
+    return None if said is None else AutoresetMode(said)
 
 
 def _keep_final_observations(environment: SyncVectorEnv) -> None:

@@ -97,6 +97,7 @@ class GymnasiumVectorEnvironment:
         *,
         timeout: float | None = None,
         info: Mapping[str, Any] | None = None,
+        replayable: bool = False,
         **make_kwargs: Any,
     ) -> GymnasiumVectorEnvironment:
         """What `GymnasiumEnvironment` has of the same arguments, to the bit, each environment in a process of its own.
@@ -105,8 +106,12 @@ class GymnasiumVectorEnvironment:
         process alone, as without processes; where no handler takes it, it breaks the call off and all processes are
         ended.
 
-        Raises ValueError and TypeError as `GymnasiumEnvironment` does, and WorkerDied where a process ends at once.
+        Raises ValueError and TypeError as `GymnasiumEnvironment` does, ValueError for `replayable=True`, and WorkerDied
+        where a process ends at once.
         """
+        if replayable:
+            why = "all of them step together, so none can repeat its episode at a resume; GymnasiumEnvironment can"
+            raise ValueError(f"in_processes(replayable={replayable}): {why}")
         missing = missing_values(info)  # refused before there are processes
         source = in_processes(id_or_factory, num_envs, make_kwargs)
         environment = cls(source, seed=seed, timeout=timeout, info=missing)

@@ -1,0 +1,113 @@
+"""Wrappers around environments that have no state: they train, are saved and go on as these do without a wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.agents.dqn import DQN
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.clip_reward import ClipReward
+from rein.envs.wrappers.flatten_observation import FlattenObservation
+from rein.envs.wrappers.frame_skip import FrameSkip
+from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.wrappers.scale_reward import ScaleReward
+from rein.envs.wrappers.sign_reward import SignReward
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.handlers.checkpoint import checkpoint
+from rein.protocols import Stateful
+
+STATE = ("state_dict", "load_state_dict")
+
+
+class Forgetful(Gridworld):
+    """Boards that nobody can save."""
+
+    state_dict = load_state_dict = property()  # type: ignore[assignment]  # as if there were none
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda inner: inner,
+    "scale_reward": lambda inner: ScaleReward(inner, 2.0),
+    "clip_reward": ClipReward,
+    "sign_reward": SignReward,
+    "flatten_observation": FlattenObservation,
+    "frame_skip": lambda inner: FrameSkip(inner, 2),
+    "frame_stack": lambda inner: FrameStack(inner, 3),
+    "time_limit": lambda inner: TimeLimit(inner, 7),
+    "frame_stack in time_limit in scale_reward": lambda inner: ScaleReward(TimeLimit(FrameStack(inner, 3), 7), 2.0),
+    "scale_reward in frame_stack": lambda inner: FrameStack(ScaleReward(inner, 2.0), 3),
+}
+
+
+def made(kind: type[Gridworld], wrapper: str) -> Any:
+    return WRAPPERS[wrapper](kind(2, [(2, 4), (4, 4)], seed=5, observation="vector"))
+
+
+def saved_in(folder: Path, wrapper: str) -> rein.Loop:
+    environment = made(Forgetful, wrapper)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = DQN(*spaces, learning_starts=8, batch_size=4, capacity=100, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, environment, seed=0)
+    checkpoint(loop, rein.Checkpoints(folder))
+    return loop
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_is_around_an_environment_without_state_has_none_and_around_one_with_state_has_one(wrapper: str) -> None:
+    assert [hasattr(made(Forgetful, wrapper), name) for name in STATE] == [False, False]
+    assert [hasattr(made(Gridworld, wrapper), name) for name in STATE] == [True, True]
+
+
+def test_the_state_that_is_missing_is_missed_by_the_name_of_the_environment_inside() -> None:
+    with pytest.raises(AttributeError, match="'Forgetful' object has no "):
+        made(Forgetful, "frame_stack in time_limit in scale_reward").state_dict()
+
+
+def test_a_wrapper_of_somebody_elses_may_have_a_state_without_asking_whether_the_inner_one_has() -> None:
+    class Counted(ScaleReward):
+        count = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"scaled": super().state_dict(), "count": self.count}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            super().load_state_dict(state["scaled"])
+            self.count = state["count"]
+
+    counted, loaded = (Counted(made(Gridworld, "frame_stack"), 2.0) for _ in range(2))
+    counted.reset()
+    counted.count = 4
+    part: Stateful = FrameStack(counted, 2)  # which type checkers take it for
+    FrameStack(loaded, 2).load_state_dict(part.state_dict())
+    assert loaded.count == 4
+
+
+def test_a_film_of_an_environment_without_state_has_none_either(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    from rein.envs.wrappers.record_video import RecordVideo
+
+    kinds = {kind: RecordVideo(made(kind, "frame_stack"), tmp_path) for kind in (Forgetful, Gridworld)}
+    assert [hasattr(kinds[Forgetful], name) for name in STATE] == [False, False]
+    assert [hasattr(kinds[Gridworld], name) for name in STATE] == [True, True]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_run_in_an_environment_without_state_is_saved_and_goes_on_with_new_episodes(
+    wrapper: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert saved_in(tmp_path, wrapper).run(epochs=2, iterations=10).status == "completed"
+    loop = saved_in(tmp_path, wrapper)
+    rein.resume(loop, tmp_path)
+    seen: list[torch.Tensor] = []
+    loop.action_selected.attach(lambda state: seen.append(state.step_state.observation))
+    final = loop.run(epochs=4, iterations=10)
+    assert (final.status, final.total_iterations) == ("completed", 40)
+    assert "were not saved; new ones begin" in caplog.text
+    if "frame_stack" in wrapper:  # which knows nothing of what was seen before
+        assert torch.equal(seen[0], seen[0][:, :1].expand_as(seen[0]))
