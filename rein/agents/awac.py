@@ -36,7 +36,9 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         A    = min_k Q_k(s, a) - min_k Q_k(s, b),  b ~ pi(s)
         L_pi = mean -w log pi(a | s),  w = exp(A / temperature), or B times the batch's softmax of A / temperature
 
-    It learns from a filled replay by `rein.offline.offline_loop`, and goes on in environments by `training_loop`.
+    Where rows are `prioritized`, their weights are in both losses: pi too is of what is in the data, not of how often
+    it is drawn. It learns from a filled replay by `rein.offline.offline_loop`, and goes on in environments by
+    `training_loop`.
 
     Args:
         observation_space: of one environment; flattened to a vector.
@@ -98,7 +100,8 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         advantage_B = self._advantage(features, action_BA)
         imitated_B = advantage_weight(advantage_B / self._options["temperature"], self._options["weights"])
         imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
-        metrics |= self._actor.step(ImitationBatch(features, action_BA, imitated_B), None, report=report)
+        recorded = ImitationBatch(features, action_BA, imitated_B if weight_B is None else imitated_B * weight_B)
+        metrics |= self._actor.step(recorded, None, report=report)
         if report:
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
         metrics.pop("error")

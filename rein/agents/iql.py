@@ -36,8 +36,9 @@ class IQL(ReplayAgent["_Networks"]):
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_pi = mean -min(exp(inverse_temperature * e), max_weight) log pi(a | s)
 
-    Q' are targets, which follow the K critics by `tau`. It learns from a filled replay by `rein.offline.offline_loop`,
-    and goes on in environments by `training_loop`.
+    Q' are targets, which follow the K critics by `tau`. Where rows are `prioritized`, their weights are in all three
+    losses: V and pi too are of what is in the data, not of how often it is drawn. It learns from a filled replay by
+    `rein.offline.offline_loop`, and goes on in environments by `training_loop`.
 
     Args:
         observation_space: of one environment; flattened to a vector.
@@ -108,14 +109,15 @@ class IQL(ReplayAgent["_Networks"]):
         action_BA = networks.scale.from_action(sample.action)
         with torch.no_grad():
             done_B = networks.target_critics(features, action_BA).amin(0)
-        metrics = self._value.step(ValueBatch(features, done_B), self._options["expectile"], report=report)
+        metrics = self._value.step(ValueBatch(features, done_B, weight_B), self._options["expectile"], report=report)
         with torch.no_grad():
             value_B, next_value_B = networks.state_value(torch.cat((features, next_features))).chunk(2)
             advantage_B = done_B - value_B
             imitated_B = (advantage_B * self._options["inverse_temperature"]).exp_()
             imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
             target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
-        metrics |= self._actor.step(ImitationBatch(features, action_BA, imitated_B), None, report=report)
+        recorded = ImitationBatch(features, action_BA, imitated_B if weight_B is None else imitated_B * weight_B)
+        metrics |= self._actor.step(recorded, None, report=report)
         metrics |= self._critics.step(CriticBatch(features, action_BA, target_B, weight_B), None, report=report)
         if report:
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}

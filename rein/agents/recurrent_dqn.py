@@ -194,14 +194,21 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
         )
 
     def _features(self, clips: Clips) -> Tensor:
-        """Of the observations (P + T + 1, B, F) of all steps, and of what came after the last one."""
+        """Of the observations (P + T + 1, B, F) of all steps, and of what came after the last one; 0 after an end.
+
+        What comes after an end is no step of a sequence and may be anything, even NaN. A loss that does not count its
+        value would still send 0 * NaN back to the parameters.
+        """
         warm, (steps, rows) = self.replay.before, clips.valid.shape
         observation = map_tree(
             lambda before, after: torch.cat((before[: warm + 1], after[warm:])).flatten(0, 1),
             clips.observation,
             clips.next_observation,
         )
-        return self.networks.encoder(observation).unflatten(0, (steps + 1, rows))
+        features = self.networks.encoder(observation).unflatten(0, (steps + 1, rows))
+        ended = clips.terminated[warm:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
+        features[warm + 1 :].masked_fill_(ended, 0)  # in memory of its own: the observations were put together here
+        return features
 
     def _next_values(self, features: Tensor, online_carry: Tensor, target_carry: Tensor) -> Tensor:
         """(T, B) of what came next, of which every step of an episode knows all that was before."""

@@ -46,6 +46,7 @@ class ValueBatch(NamedTuple):
 
     features: Tensor  # (B, F)
     target: Tensor  # (B,)
+    weight: Tensor | None = None  # (B,) of each row; None for all alike
 
     valid = None
 
@@ -65,46 +66,53 @@ class ValueBatch(NamedTuple):
 def likelihood_loss(
     actor: Actor, batch: ImitationBatch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """mean -w log pi(a | s) of a squashed Gaussian; the -log pi of the rows as `error` (B,).
+    """mean -w log pi(a | s) of a squashed Gaussian; |tanh(mean) - a|^2 of the rows as `error` (B,).
 
     A recorded action may lie on its bound, where the density of a squashed Gaussian has no limit: it is taken to be a
-    thousandth from it.
+    thousandth from it. The error is that of `squared_action_loss`, of the middle of the distribution: -log pi is that
+    of a density, below 0 where an action is known well, so its size would be large for the rows that are learned best.
 
     Sources: Pomerleau 1988 for w = 1; Peters & Schaal 2007, Nair et al. 2020 (AWAC), equation 13, for others.
     """
     distribution = actor.distribution(batch.features)
     distribution = distribution._replace(log_std=distribution.log_std.clamp(min=LEAST_LOG_STD))
-    error_B = -distribution.log_prob(batch.action.clamp(-WITHIN, WITHIN).atanh())
-    return _weighed(error_B, batch.weight, report)
+    loss_B = -distribution.log_prob(batch.action.clamp(-WITHIN, WITHIN).atanh())
+    error_B = (distribution.mean.detach().tanh() - batch.action).square().sum(1)
+    return _weighed(loss_B, error_B, batch.weight, report)
 
 
 def squared_action_loss(
     actor: Actor, batch: ImitationBatch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """mean w |mu(s) - a|^2 of an actor without chance; the squares of the rows as `error` (B,)."""
-    return _weighed((actor.action(batch.features) - batch.action).square().sum(1), batch.weight, report)
+    error_B = (actor.action(batch.features) - batch.action).square().sum(1)
+    return _weighed(error_B, error_B, batch.weight, report)
 
 
 def cross_entropy_loss(
     networks: nn.Module, batch: ImitationBatch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """mean -w log pi(a | s) of Discrete actions, whose logits the networks give; the -log pi as `error` (B,)."""
-    return _weighed(F.cross_entropy(networks(batch.features), batch.action, reduction="none"), batch.weight, report)
+    error_B = F.cross_entropy(networks(batch.features), batch.action, reduction="none")
+    return _weighed(error_B, error_B, batch.weight, report)
 
 
 def expectile_loss(
     value: StateValue, batch: ValueBatch, tau: float | Tensor, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """mean |tau - [e < 0]| e^2 of e = y - V(s): what an action is worth that is among the better ones of the data.
+    """mean w |tau - [e < 0]| e^2 of e = y - V(s): what an action is worth that is among the better ones of the data.
 
     Source: Kostrikov et al. 2022 (IQL), equation 5.
     """
     value_B = value(batch.features)
-    loss = expectile(batch.target - value_B, tau).mean()  # type: ignore[arg-type]  # where it is compiled, a tensor
+    loss_B = expectile(batch.target - value_B, tau)  # type: ignore[arg-type]  # where it is compiled, a tensor
+    loss = (loss_B if batch.weight is None else loss_B * batch.weight).mean()
     return loss, {"value_loss": loss.detach(), "value": value_B.detach().mean()} if report else {}
 
 
-def _weighed(error_B: Tensor, weight_B: Tensor | None, report: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    loss = (error_B if weight_B is None else error_B * weight_B).mean()
+def _weighed(
+    loss_B: Tensor, error_B: Tensor, weight_B: Tensor | None, report: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = (loss_B if weight_B is None else loss_B * weight_B).mean()
     metrics = {"error": error_B.detach()}
     return loss, metrics | {"actor_loss": loss.detach()} if report else metrics

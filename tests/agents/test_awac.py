@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,6 +79,19 @@ def test_weights_of_a_softmax_have_a_mean_of_1_and_the_ratios_of_the_others():
     assert softmax.mean().item() == pytest.approx(1.0)
     torch.testing.assert_close(softmax / softmax[0], exponential / exponential[0])
     torch.testing.assert_close(exponential, advantage.exp())
+
+
+def test_a_weight_of_two_is_a_row_twice_for_the_actor_too():
+    """Of rows drawn by priority: the actor is a regression as much as the critics are."""
+    learned = []
+    for index, weight in (([0, 1, 2], [2.0, 1.0, 0.0]), ([0, 0, 1], None)):
+        how: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.1, "temperature": 1e9}
+        agent = AWAC(BOX, BOX, hidden=(8,), seed=0, **how)  # all advantages alike
+        fill(agent, [one_step(8)])
+        sample = agent.replay.take(torch.tensor(index))
+        agent._update(sample, None if weight is None else torch.tensor(weight), False)
+        learned.append(dict(agent.networks.actor.named_parameters()))
+    torch.testing.assert_close(*learned)
 
 
 def test_weights_are_bounded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,6 +99,46 @@ def test_the_loss_of_the_value_leans_toward_the_better():
     better, _ = expectile_loss(value, batch.rows(slice(0, 1)), 0.9)  # type: ignore[arg-type]  # as above
     assert better.item() == pytest.approx(0.9)
     assert metrics["value"].item() == 0.0
+
+
+def test_the_loss_of_the_value_counts_a_row_by_its_weight():
+    value = torch.nn.Flatten(0)
+    weight_B, target_B = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 2.0])
+    batch = ValueBatch(torch.tensor([[0.0], [0.0], [0.5]]), target_B, weight_B)
+    weighed, _ = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # as above
+    assert weighed.item() == pytest.approx((2 * 0.9 + 0.1) / 3)
+
+
+def test_a_weight_of_two_is_a_row_twice_for_everything_that_is_learned():
+    """Of rows drawn by priority: the value and the actor are regressions as much as the critics."""
+    learned = []
+    for index, weight in (([0, 1, 2], [2.0, 1.0, 0.0]), ([0, 0, 1], None)):
+        how: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.1}
+        agent = IQL(BOX, BOX, hidden=(8,), seed=0, **how)
+        fill(agent, [one_step(8)])
+        sample = agent.replay.take(torch.tensor(index))
+        agent._update(sample, None if weight is None else torch.tensor(weight), False)
+        learned.append(dict(agent.networks.named_parameters()))
+    torch.testing.assert_close(*learned)
+
+
+def test_by_entire_weights_the_value_and_the_actor_are_those_of_the_data_whatever_is_drawn_most():
+    """A fifth of the rows has a reward that nobody can foretell: an error that stays, so they are drawn most."""
+    generator = torch.Generator().manual_seed(0)
+    rare = torch.rand(2000, generator=generator) < 0.2
+    action = torch.where(rare, 0.5, -0.5).unsqueeze(1) + 0.05 * torch.randn(2000, 1, generator=generator)
+    reward = torch.where(rare, 1.0 + 3.0 * torch.randn(2000, generator=generator), 0.0)
+    how: dict[str, Any] = {"expectile": 0.5, "inverse_temperature": 0.0, "prioritized": True, "priority_beta": 1.0}
+    agent = IQL(BOX, BOX, hidden=(16,), batch_size=256, learning_rate=1e-2, tau=0.1, gamma=0.0, seed=0, **how)
+    fill(agent, [one_step()._replace(action=action, reward=reward)])
+    agent.learn(500)
+    values, actions = [], []
+    for _ in range(20):
+        agent.learn(5)
+        values.append(agent.networks.state_value(torch.zeros(1, 1)).item())
+        actions.append(agent.policy(deterministic=False).select_action(torch.zeros(2000, 1))[0].mean().item())
+    assert sum(values) / 20 == pytest.approx(reward.mean().item(), abs=0.2)
+    assert sum(actions) / 20 == pytest.approx(action.mean().item(), abs=0.15)
 
 
 def test_weights_are_bounded():

@@ -263,6 +263,22 @@ def test_padding_does_not_matter() -> None:
         torch.testing.assert_close(one, two, msg=path)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_comes_after_an_end_does_not_matter_even_where_it_is_nan(options: dict[str, Any]) -> None:
+    first = still(**options)
+    clips, _ = first._sample()
+    assert clips.terminated[first.replay.before :].any()
+    over = clips.terminated.unsqueeze(-1)
+    learned = []
+    for after in (0.5, torch.nan):
+        agent = still(**options)
+        each = clips._replace(next_observation=torch.where(over, after, clips.next_observation))
+        metrics, error_B = agent._update(each, None, True)
+        learned.append((dict(agent.networks.state_dict()), metrics, error_B))
+    assert all(torch.isfinite(value).all() for _, value in leaves(learned[1]))
+    assert first_difference(*learned) is None
+
+
 def test_steps_before_have_no_gradient_and_matter_all_the_same() -> None:
     agent = still(sequence_length=2, burn_in=4, batch_size=32)
     clips, _ = agent._sample()
