@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rein.stores.compact import compact
 
 _USAGE = """\
-rein compact RUN: join the trajectory files in the folder of a run into files of up to 64 MiB. What is read from them
-stays the same to the bit, and a run that is writing is left alone"""
+rein compact RUN: join the trajectory files in the folder of a run into files of up to 64 MiB and 1,000 epochs. What is
+read from them stays the same to the bit, and a run that is writing is left alone"""
 
 
 def main(arguments: Sequence[str]) -> None:

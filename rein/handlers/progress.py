@@ -222,6 +222,9 @@ def _draws_bars(file: TextIO) -> bool:
 
 
 def _duration(seconds: float) -> str:
+    """`0:18`, `2:05:00`, `7 d 00:00:00`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24:02}:{minutes:02}:{seconds:02}"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -38,6 +38,7 @@ from rein.stores.tables import Content, take_rows
 from rein.types import Trajectory
 
 MAX_BYTES = 64 << 20  # of data in a file, before compression
+MAX_EPOCHS = 1000  # in a file, as a store has it
 
 
 class Compacted(NamedTuple):
@@ -57,12 +58,16 @@ class _Unit(NamedTuple):
     kind: tuple[Any, ...]  # fields, next and final observations, run.json; files whose kinds are equal may be joined
 
     @property
+    def epochs(self) -> int:
+        return len(self.contents[0].epochs["number"])  # several contents are parts of one epoch
+
+    @property
     def last(self) -> int:
         return int(self.contents[-1].epochs["number"][-1])
 
 
-def compact(path: str | Path, max_bytes: int = MAX_BYTES) -> Compacted:
-    """Join the trajectory files of the run in the folder `path` into files of up to `max_bytes` of data.
+def compact(path: str | Path, max_bytes: int = MAX_BYTES, max_epochs: int = MAX_EPOCHS) -> Compacted:
+    """Join the trajectory files of the run in the folder `path`, up to `max_bytes` of data and `max_epochs` in a file.
 
     Raises StoreError where a run is writing to the folder, where a file is damaged, and where the disk is full; what
     was joined until then stays so.
@@ -78,7 +83,7 @@ def compact(path: str | Path, max_bytes: int = MAX_BYTES) -> Compacted:
         before = _measure(folder)
         alone = kept_by(path)[1] is not None  # each may lose its place to a better one
         units = list(_units(read_contents(list_files(folder))))
-        for group in list(_groups(units, _borders(path), max_bytes, alone)):
+        for group in list(_groups(units, _borders(path), (max_bytes, max_epochs), alone)):
             _join(folder, group)
         return Compacted(*before, *_measure(folder))
     except OSError as error:
@@ -95,14 +100,19 @@ def _units(contents: Sequence[Content]) -> Iterator[_Unit]:
             yield _Unit(parts, sum(map(_size, parts)), _kind(parts))
 
 
-def _groups(units: Sequence[_Unit], borders: set[int], max_bytes: int, alone: bool) -> Iterator[list[Content]]:
-    """Files that follow each other and become one; where they are to stay `alone`, the parts of one epoch only."""
+def _groups(units: Sequence[_Unit], borders: set[int], limits: tuple[int, int], alone: bool) -> Iterator[list[Content]]:
+    """Files that follow each other and become one, up to so many bytes and epochs.
+
+    Where they are to stay `alone`, that is the parts of one epoch only.
+    """
+    max_bytes, max_epochs = limits
     group: list[_Unit] = []
     for unit in units:
         apart = bool(group) and (
             alone
             or not _fits(group, unit)
             or sum(other.size for other in group) + unit.size > max_bytes
+            or sum(other.epochs for other in group) + unit.epochs > max_epochs
             or any(group[-1].last <= border < unit.last for border in borders)
         )
         if apart:
@@ -120,8 +130,8 @@ def _worthwhile(group: Sequence[_Unit], max_bytes: int) -> Iterator[list[Content
 
 def _fits(group: Sequence[_Unit], unit: _Unit) -> bool:
     *mine, final = unit.kind
-    finals = [other.kind[-1] for other in group]
-    return list(group[0].kind[:-1]) == mine and all(None in (final, known) or final == known for known in finals)
+    known = next((other.kind[-1] for other in group if other.kind[-1] is not None), None)  # all that have one agree
+    return list(group[0].kind[:-1]) == mine and (None in (final, known) or final == known)
 
 
 def _join(folder: Path, contents: Sequence[Content]) -> None:
@@ -138,8 +148,9 @@ def _join(folder: Path, contents: Sequence[Content]) -> None:
 
     size = sum(map(_size, contents))
     write_whole(target, compose(build, Memory(), capacity=size, trailer=lambda: say_replaced(paths)))
-    written = list(_epochs(read_contents([target])))
-    if len(written) != len(epochs) or not all(map(_is_same, epochs, written)):
+    written = read_contents([target])
+    count = len(written[0].epochs["number"])
+    if count != len(epochs) or not all(map(_is_same, epochs, _epochs(written))):
         target.unlink()
         raise StoreError(f"{target}: was not read back as it was written; the files that it was to replace are kept")
     for path in paths:

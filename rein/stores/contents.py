@@ -26,7 +26,10 @@ def read_contents(paths: Sequence[Path]) -> list[Content]:
 
 def content_of(path: Path, stamp: Stamp, layout: Layout) -> Content:
     """The tables of a file that was scanned. Raises StoreError where they make no sense."""
+    file = MappedFile(path, stamp, layout)
     try:
-        return read_content(MappedFile(path, stamp, layout))
+        return read_content(file)
     except MISREAD as error:
         raise StoreError(f"{path}: is not laid out as a file of trajectories: {error}") from error
+    finally:
+        file.unmap()  # tables are copies, and of most files of a large run nothing else is read for long

@@ -132,7 +132,8 @@ class Run:
     def field(self, name: str, rows: slice = slice(None)) -> Tree:
         """A field of all epochs, (R, N, ...), or of those rows; a dictionary of arrays where it is nested.
 
-        Floats that lie in one file are a read-only map of it, which takes no memory; other arrays are their own.
+        Floats that lie in one file are a read-only map of it, which takes no memory (or a read-only copy, of less than
+        4 KiB); other arrays are their own.
         Raises ValueError where there is no such field, or not of the same kind in all files.
         """
         if not any(path == name or path.startswith(f"{name}/") for path in self.fields):

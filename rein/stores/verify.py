@@ -5,6 +5,7 @@ Files may be anybody's: HDF5 parses them in a child process alone (`rein.stores.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from rein.stores.state import TRAILER_LENGTH, find_texts
 from rein.stores.tables import Content
 
 _KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what this process or machine lacks, whatever the file is like
 
 
 class Problem(NamedTuple):
@@ -46,7 +48,10 @@ class Report(NamedTuple):
 
 
 def verify_run(path: str | Path) -> Report:
-    """Check every file of the run in the folder `path`, or that one file. Raises StoreError where there is nothing."""
+    """Check every file of the run in the folder `path`, or that one file.
+
+    Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
+    """
     path = Path(path)
     if path.is_dir():
         trajectories = list_files(path / TRAJECTORIES) or list_files(path)
@@ -83,15 +88,31 @@ def verify_run(path: str | Path) -> Report:
 
 
 def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem]]) -> None:
-    """Whatever a check raises of what a file may cause is what is wrong with that file."""
+    """Whatever a check raises of what a file may cause is what is wrong with that file.
+
+    Raises StoreError where the system lets no more files be opened or mapped, which says nothing about this one.
+    """
     try:
         problems += check()
     except StoreError as error:
+        if _is_scarce(error):
+            raise
         problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
     except OSError as error:
+        if _is_scarce(error):
+            raise StoreError(f"{path}: cannot be checked: {files.reason_of(error)}") from error
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))
     except (*MISREAD, MemoryError, OverflowError, RecursionError) as error:
         problems.append(Problem(path, f"makes no sense: {error!r:.300}"))
+
+
+def _is_scarce(error: BaseException | None) -> bool:
+    """Whether an error, or what has caused it, is that there are too many files or maps, or too little memory."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SCARCE:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _check_trajectories(paths: Sequence[Path], problems: list[Problem]) -> dict[Path, Content]:

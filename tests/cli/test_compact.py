@@ -1,5 +1,6 @@
 """`rein compact`: fewer files, the same run to the bit, and at every moment each epoch once."""
 
+import inspect
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import stream_seed
 from rein.ops.trees import leaves
 from rein.stores import files
-from rein.stores.compact import compact
+from rein.stores.compact import MAX_EPOCHS, compact
 from rein.stores.folder import list_files
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.reader import open_run
@@ -79,6 +80,16 @@ def test_files_are_joined_up_to_a_size(tmp_path):
     done = compact(path, max_bytes=int(3.5 * one))
     assert (done.files_before, done.files) == (9, 3)
     assert bits(path) == before
+
+
+def test_files_are_joined_up_to_as_many_epochs_as_a_store_puts_into_one(tmp_path):
+    path = write(tmp_path / "run", epochs(7))
+    before = bits(path)
+    done = compact(path, max_epochs=3)
+    assert names(path) == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
+    assert compact(path, max_epochs=3).files == done.files == 3
+    assert bits(path) == before
+    assert inspect.signature(HDF5Store).parameters["max_epochs"].default == MAX_EPOCHS
 
 
 def test_the_parts_of_an_epoch_become_one_file_where_they_fit(tmp_path):
@@ -176,7 +187,7 @@ def test_while_it_is_compacted_no_store_opens_it(tmp_path, monkeypatch):
 FORK_SERVER = """
 import os, signal, sys
 from pathlib import Path
-from rein.stores.compact import compact
+from rein.stores.compact import MAX_EPOCHS, compact
 
 left = 0
 

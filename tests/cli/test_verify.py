@@ -1,5 +1,6 @@
 """`rein verify`: a whole run has nothing wrong; what is broken is told by file and reason, and nothing crashes it."""
 
+import errno
 import hashlib
 import os
 import random
@@ -262,6 +263,28 @@ def test_hostile_files_with_hashes_that_are_right_are_told_one_by_one_and_crash_
     assert {f"{number:06d}-{number:06d}.h5" for number in (*range(6, 6 + MUTANTS), 100, 200, 300, 400)} <= told
     assert "epoch-000009.h5" in told
     assert not {file.name for file in files(run)[:5]} & told
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("as_read", [True, False])
+def test_what_the_system_lacks_is_no_damage_of_the_files(run, monkeypatch, code, as_read):
+    def refuse(path):
+        lack = OSError(code, os.strerror(code))
+        if not as_read:
+            raise lack
+        raise StoreError(f"{path}: cannot be read: {lack.strerror}") from lack
+
+    monkeypatch.setattr("rein.stores.files.verify", refuse)
+    with pytest.raises(StoreError, match=f"000001-000001.h5: cannot be .*: {os.strerror(code)}"):
+        verify_run(run)
+
+
+def test_what_a_disk_cannot_read_is_a_problem_of_the_file(run, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("rein.stores.files.verify", refuse)
+    assert (files(run)[0].name, f"cannot be read: {os.strerror(errno.EIO)}") in wrong(run)
 
 
 def test_one_file_may_be_checked(run):

@@ -152,6 +152,21 @@ def test_share_and_time_left_are_of_the_total_where_one_is_given(slow_step: Call
     assert re.fullmatch(r"100%  300 env_steps  10/s  halted after \d+:\d\d: that will do", lines[-1])
 
 
+@pytest.mark.parametrize(
+    ("iterations", "left"),
+    [(23, "0:18"), (86_404, "23:59:59"), (86_405, "1 d 00:00:00"), (604_805, "7 d 00:00:00"), (90_066, "1 d 01:01:01")],
+)
+def test_the_time_left_of_long_runs_is_told_in_days(
+    slow_step: Callable[[State], None], iterations: int, left: str
+) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, iterations=iterations)
+    progress(loop, file=file)
+    loop.iteration_completed(once=6)(lambda state: state.halt_loop())
+    loop.run()
+    assert file.getvalue().splitlines()[0].endswith(f"  {left} left")
+
+
 def test_a_run_without_an_end_has_neither_share_nor_time_left(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, epochs=None, iterations=4)
