@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rein.stores.reader import Run
 
 ITERATIONS = 100  # of an epoch, where nobody says
-ROUNDING = 1e-3  # of the width of a Box, by which actions may lie outside: files may hold half precision
+ROUNDING = 2.0**-9  # of a Box's width or bounds, by which actions may lie outside: what bfloat16 is off by, half less
 
 _by_chance: WeakSet[ReplayAgent[Any]] = WeakSet()  # agents whose seed was drawn here, for nobody had given one
 
@@ -187,7 +187,7 @@ def _refuse_outside(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> No
     if chunk.valid is None:
         return
     low, high = _bounds(agent)
-    rounding = (high - low) * ROUNDING
+    rounding = torch.maximum(high - low, torch.maximum(low.abs(), high.abs())) * ROUNDING
     wrong_B = ((chunk.action < low - rounding) | (chunk.action > high + rounding)).flatten(1).any(1)
     share = float((wrong_B & chunk.valid).sum()) / max(int(chunk.valid.sum()), 1)
     what = f"outside of {agent.action_space} ({100.0 * share:.3g}% of the rows here)"

@@ -20,6 +20,7 @@ class Stateful(Protocol):
 
     A state is made of dictionaries with string keys, lists, tensors, numbers, strings, booleans and None only, so that
     a checkpoint can hold it without pickle. `state_dict` may share memory with the part: whoever keeps it copies it.
+    Of wrappers ask with `hasattr`: they have a state where the environment inside has one.
     """
 
     def state_dict(self) -> dict[str, Any]:

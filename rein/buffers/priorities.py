@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from rein.buffers.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total
+
+logger = logging.getLogger(__name__)
 
 _INFINITY = float("inf")
 
@@ -60,8 +63,12 @@ class Priorities:
         self.device = torch.device(device)
         self._priority = torch.zeros(padded(capacity), dtype=torch.float64, device=self.device)
         self._maximum = torch.ones((), dtype=torch.float64, device=self.device)
-        self._by_numba = self.device.type == "cpu" and _has_numba()
         self._rebuild()
+
+    @property
+    def _compiled(self) -> Any:
+        """What works on the host, by numba; None for torch's operations. A copy may be where there is no numba."""
+        return _compiled_tree() if self.device.type == "cpu" else None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -97,11 +104,11 @@ class Priorities:
         shape = (len(self._sums), batch_size)
         uniform_LB = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.device)
         empty = "Priorities.sample: there is no row that can be drawn; append one first"
-        if self._by_numba:
-            index_B = torch.empty(batch_size, dtype=torch.int64)
-            probability_B = torch.empty(batch_size, dtype=torch.float64)
+        if (compiled := self._compiled) is not None:
+            index_B = torch.empty(batch_size, dtype=torch.int64, device=self.device)
+            probability_B = torch.empty(batch_size, dtype=torch.float64, device=self.device)
             found = index_B.numpy(), probability_B.numpy()
-            if not _compiled_tree().draw(_arrays(self._sums), uniform_LB.numpy(), *found):
+            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *found):
                 raise ValueError(empty)
             return index_B, probability_B
         try:
@@ -132,10 +139,10 @@ class Priorities:
         """
         if len(index_B) != len(td_error_B):
             raise ValueError(f"Priorities.update: {len(index_B)} rows, and errors of {len(td_error_B)}")
-        priority_B = td_error_B.detach().double().abs_().add_(self.epsilon).pow_(self.alpha)
-        if self._by_numba:
+        priority_B = td_error_B.detach().double().abs().add_(self.epsilon).pow_(self.alpha)
+        if (compiled := self._compiled) is not None:
             rows = index_B.contiguous().numpy(), priority_B.contiguous().numpy()
-            _compiled_tree().update(_arrays(self._sums), *rows, self._maximum.numpy())
+            compiled.update(_arrays(self._sums), *rows, self._maximum.numpy())
             if self._least:
                 self._outdate(index_B)
             return
@@ -152,11 +159,13 @@ class Priorities:
         return {"priority": self._priority, "sums": self._sums[1:], "stale": stale, "maximum": self._maximum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for the state of another capacity."""
+        """Take over what `state_dict` gave; ValueError for the state of another capacity, or a damaged one."""
         priority, sums, stale, maximum = (state[name] for name in ("priority", "sums", "stale", "maximum"))
         given, mine = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
         if given != mine:
             raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {mine}, not {given}")
+        if len(stale) and not 0 <= int(stale.amin()) <= int(stale.amax()) < len(priority) >> SHIFT:
+            raise ValueError(f"stale names blocks from {int(stale.amin())} to {int(stale.amax())}, which there are not")
         self._priority.copy_(priority)
         self._maximum.copy_(maximum)
         self._rebuild()
@@ -181,8 +190,8 @@ class Priorities:
     def _refresh(self) -> None:
         if self._stale:
             block_B = self._stale[0] if len(self._stale) == 1 else torch.cat(self._stale)
-            if self._by_numba:
-                _compiled_tree().refresh(_arrays(self._sums), block_B.numpy())
+            if (compiled := self._compiled) is not None:
+                compiled.refresh(_arrays(self._sums), block_B.numpy())
             else:
                 refresh_(self._sums, block_B, total)
             if self._least:
@@ -197,14 +206,15 @@ class Priorities:
 
 
 @functools.cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-@functools.cache
 def _compiled_tree() -> Any:
-    """`rein.buffers.compiled_tree`, which takes half a second to import."""
-    return importlib.import_module("rein.buffers.compiled_tree")
+    """`rein.buffers.compiled_tree`, which takes half a second to import; None without numba that works."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        return importlib.import_module("rein.buffers.compiled_tree")
+    except ImportError as error:  # numba refuses versions of numpy that are newer than it
+        logger.warning("prioritized replay goes without numba, which is installed and cannot be imported: %s", error)
+        return None
 
 
 def _arrays(levels: list[Tensor]) -> tuple[Any, ...]:

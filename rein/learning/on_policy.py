@@ -127,8 +127,9 @@ class OnPolicyAgent(Configurable, abc.ABC):
             distribution, value_N = self._look(observation)
             sample = distribution.sample(self._generator)
             action = self.networks.policy_head.to_action(distribution, sample)
-            self._said = action, _extras(distribution, value_N, sample, action)
-            return self._said
+            extras = _extras(distribution, value_N, sample, action)
+            self._said = action, dict(extras)  # a dictionary of its own: theirs may be written to
+            return action, extras
 
     def _look(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """What the networks say now; that they will have seen it is settled in `record_observation`."""
@@ -149,7 +150,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
             transition = transition._replace(action=as_own(transition.action, self.action_space))
             said, ours = self._say(transition), extras or {}
             # not what was said of another action, which may still be there beside what they say of theirs
-            theirs = {name: value for name, value in transition.extras.items() if value is not ours.get(name)}
+            theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
             theirs = _typed(theirs, {"sample": transition.action, **said})
             transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
         self._said = None, None
@@ -274,6 +275,13 @@ _CARRIES = ("_carry", "_first_carry", "_reset_N")
 def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
     said = {"value": value_N, "log_prob": distribution.log_prob(sample)}
     return said if sample is action else said | {"sample": sample}  # no file needs the same twice
+
+
+def _is_ours(value: Tree, ours: Tensor | None) -> bool:
+    """Whether this is what the agent said, be it in a copy, in another type or elsewhere."""
+    if value is ours or ours is None or not isinstance(value, Tensor):
+        return value is ours
+    return value.shape == ours.shape and torch.equal(value.to(ours), ours)
 
 
 def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tensor]) -> dict[str, Tree]:

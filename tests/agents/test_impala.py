@@ -159,7 +159,8 @@ def test_the_policy_that_acts_may_change_from_step_to_step() -> None:
 @pytest.mark.parametrize("kind", [IMPALA, PPO])
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
-def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, space, more) -> None:
+@pytest.mark.parametrize("how", ["merged", "copied", "in_place"])
+def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, space, more, how) -> None:
     """Whoever acts instead may well keep the agent's extras and add to them."""
     agent = kind(spaces.Box(-1.0, 1.0, (3,), np.float32), space, rollout_steps=2, seed=0)
     observation, never = torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool)
@@ -169,7 +170,11 @@ def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, spac
     else:
         taken = torch.tensor([0.5, 1.75]).expand(4, 2).clone()
     ends = torch.zeros(4), never, never, observation, ~never
-    agent.record_observation(rein.Transition(observation, taken, *ends, {**extras, **more}))
+    said = {name: value.double() if value.is_floating_point() else value.clone() for name, value in extras.items()}
+    given = {"merged": {**extras, **more}, "copied": {**said, **more}, "in_place": extras}[how]
+    if how == "in_place":
+        given.update(more)
+    agent.record_observation(rein.Transition(observation, taken, *ends, given))
     kept = agent._rollout
     distribution, _ = agent.networks(agent.networks.encoder(observation))
     sample = (kept["sample"] if "sample" in kept else kept["action"])[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from rein.buffers.priorities import Priorities
+from rein.buffers.priorities import Priorities, _compiled_tree
 from rein.buffers.sum_tree import TOP, WIDTH, draw, levels_of, padded, total
 from rein.ops.random import generator
 from rein.testing import StatefulContract
@@ -19,7 +20,7 @@ THREE_LEVELS = TOP * WIDTH + 1
 
 def by_torch_alone(patch: pytest.MonkeyPatch) -> None:
     """As where numba is not installed."""
-    patch.setattr("rein.buffers.priorities._has_numba", lambda: False)
+    patch.setattr("rein.buffers.priorities._compiled_tree", lambda: None)
 
 
 @pytest.fixture(autouse=True, params=["torch", "numba"])
@@ -28,7 +29,7 @@ def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if request.param == "torch":
         by_torch_alone(monkeypatch)
     else:
-        assert Priorities(1)._by_numba, "these tests need numba"
+        assert Priorities(1)._compiled is not None, "these tests need numba"
     return request.param
 
 
@@ -271,38 +272,76 @@ def test_an_index_that_its_owner_changes_afterwards_is_the_one_that_was_given() 
     assert set(priorities.sample(10, generator(0, "draw"))[0].tolist()) == {THREE_LEVELS - 1}
 
 
-@pytest.mark.parametrize("means", ["numba"], indirect=True)
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-@pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
-def test_numba_finds_what_torch_finds_to_the_bit(monkeypatch, capacity: int, normalize: str) -> None:
-    both = [Priorities(capacity, normalize=normalize)]
-    with monkeypatch.context() as patch:
-        by_torch_alone(patch)
-        both.append(Priorities(capacity, normalize=normalize))
-    assert [one._by_numba for one in both] == [True, False]
-    streams = [generator(0, "draw"), generator(0, "draw")]
-    changes = generator(1, "changes")
+def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
+    """What is drawn from rows that come, go and are learned from, and the priorities after each turn."""
+    one, seen = Priorities(capacity, normalize=normalize), []
+    stream, changes = generator(0, "draw"), generator(1, "changes")
     for turn in range(60):
         new_R = torch.randint(capacity, (30,), generator=changes).unique()
         valid_R = torch.rand(len(new_R), generator=changes) < 0.9
         gone_R = torch.randint(capacity, (3,), generator=changes)
         error_B = 10.0 ** (12.0 * torch.rand(64, generator=changes) - 6.0)
         error_B[torch.randint(64, (3,), generator=changes)] = torch.tensor([float("nan"), float("inf"), 0.0])
-        found = []
-        for one, stream in zip(both, streams, strict=True):
-            one.append(new_R if turn else torch.arange(min(capacity, 3000)), valid_R if turn else None)
-            index_B, probability_B = one.sample(64, stream)
-            weight_B = one.weights(probability_B, 0.4)
-            one.remove(gone_R)
-            one.update(index_B, error_B)
-            found.append((index_B, probability_B, weight_B, one[torch.arange(capacity)]))
-        for by_numba, by_torch in zip(*found, strict=True):
-            assert torch.equal(by_numba, by_torch)
-    other = Priorities(capacity, normalize=normalize)  # of either means, from a state of the other
-    other.load_state_dict(both[1].state_dict())
-    assert all(
-        torch.equal(*pair) for pair in zip(other.sample(64, streams[0]), both[1].sample(64, streams[1]), strict=True)
-    )
+        one.append(new_R if turn else torch.arange(min(capacity, 3000)), valid_R if turn else None)
+        index_B, probability_B = one.sample(64, stream)
+        seen += [index_B, probability_B, one.weights(probability_B, 0.4)]
+        one.remove(gone_R)
+        one.update(index_B, error_B)
+        seen.append(one[torch.arange(capacity)])
+    return one, seen
+
+
+@pytest.mark.parametrize("means", ["numba"], indirect=True)
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
+def test_numba_finds_what_torch_finds_to_the_bit(monkeypatch, capacity: int, normalize: str) -> None:
+    by_numba, found = story(capacity, normalize)
+    with monkeypatch.context() as patch:
+        by_torch_alone(patch)
+        by_torch, expected = story(capacity, normalize)
+        last = by_torch.sample(64, generator(2, "draw"))
+    assert len(found) == len(expected) == 4 * 60
+    assert all(map(torch.equal, found, expected))
+    for state in (by_torch.state_dict(), by_numba.state_dict()):  # of either means
+        other = Priorities(capacity, normalize=normalize)
+        other.load_state_dict(state)
+        assert all(map(torch.equal, other.sample(64, generator(2, "draw")), last))
+
+
+@pytest.mark.parametrize("means", ["numba"], indirect=True)
+def test_a_numba_that_cannot_be_imported_is_told_of_and_done_without(monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "rein.buffers.compiled_tree", None)  # whose import is an ImportError now
+    _compiled_tree.cache_clear()
+    try:
+        drawn, _ = filled(TWO_LEVELS).sample(100, generator(3, "draw"))
+    finally:
+        _compiled_tree.cache_clear()
+    assert "goes without numba" in caplog.text
+    monkeypatch.undo()
+    assert torch.equal(drawn, filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0])
+
+
+def test_the_default_device_is_no_concern_of_a_replay_that_is_somewhere_else() -> None:
+    priorities = filled(5, torch.ones(5))
+    torch.set_default_device("meta")
+    try:
+        index_B, _ = priorities.sample(3, generator(0, "draw"))
+    finally:
+        torch.set_default_device(None)
+    assert index_B.device.type == "cpu"
+
+
+@pytest.mark.parametrize("block", [-1, 10**12])
+def test_a_state_that_names_blocks_that_there_are_not_is_refused(block: int) -> None:
+    state = filled(TWO_LEVELS).state_dict() | {"stale": torch.tensor([0, block])}
+    with pytest.raises(ValueError, match=f"stale names blocks from .*{block}"):
+        Priorities(TWO_LEVELS).load_state_dict(state)
+
+
+def test_errors_stay_what_their_owner_gave() -> None:
+    error_B = torch.tensor([-3.0, 2.0], dtype=torch.float64)
+    filled(5, torch.ones(5)).update(torch.tensor([0, 1]), error_B)
+    assert error_B.tolist() == [-3.0, 2.0]
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -385,8 +385,8 @@ def test_clipping_makes_no_numbers_of_what_is_none():
         fill(agent(), [found], clip=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("low", "high"), [(-0.3, 0.3), (-2.0, 2.0), (0.1, 0.7), (-1e6, 1e6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("low", "high"), [(-0.3, 0.3), (-2.0, 2.0), (0.1, 0.7), (-1e6, 1e6), (99.0, 101.1)])
 def test_actions_that_are_outside_by_rounding_alone_are_kept_as_they_are(low, high, dtype):
     bounds = torch.tensor([low, high]).clamp(*((-6e4, 6e4) if dtype is torch.float16 else (low, high))).to(dtype)
     beyond = torch.nextafter(bounds.float(), torch.tensor([-torch.inf, torch.inf]))

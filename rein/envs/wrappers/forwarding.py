@@ -30,13 +30,18 @@ def where_inside(method: _Method) -> _Method:
     For `state_dict` and `load_state_dict`: an environment without begins new episodes at a resume, and there is nothing
     that a wrapper around it could go on with.
     """
-    function: Any = method
+    return cast(Any, _WhereInside(method))  # to type checkers the method that protocols ask for
 
-    def bound(wrapper: Any) -> Any:
-        getattr(wrapper.inner, function.__name__)  # whose AttributeError it is
-        return MethodType(function, wrapper)
 
-    return cast(Any, property(bound, doc=function.__doc__))  # to type checkers the method that protocols ask for
+class _WhereInside:
+    def __init__(self, method: Any) -> None:
+        self._method, self.__doc__ = method, method.__doc__
+
+    def __get__(self, wrapper: Any, owner: Any = None) -> Any:
+        if wrapper is None:
+            return self._method
+        getattr(wrapper.inner, self._method.__name__)  # whose AttributeError it is
+        return MethodType(self._method, wrapper)
 
 
 class Forwarding:

@@ -88,6 +88,16 @@ def test_a_wrapper_of_somebody_elses_may_have_a_state_without_asking_whether_the
     assert loaded.count == 4
 
 
+def test_a_wrapper_of_somebody_elses_may_name_the_class_that_it_extends() -> None:
+    class Doubled(FrameStack):
+        def state_dict(self) -> dict[str, Any]:
+            return {"twice": FrameStack.state_dict(self)}
+
+    doubled = Doubled(made(Gridworld, "scale_reward"), 2)
+    doubled.reset()
+    assert set(doubled.state_dict()["twice"]) == {"inner", "stack"}
+
+
 def test_a_film_of_an_environment_without_state_has_none_either(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     from rein.envs.wrappers.record_video import RecordVideo
