@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(words)
     except KeyboardInterrupt:
+        if sys.stdout.isatty():  # a second Ctrl-C may break off the bar that would show the cursor again
+            print("\033[?25h", end="", flush=True)
         raise SystemExit(_say("interrupted", 130)) from None
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         raise SystemExit(_unread(arguments is None)) from None

@@ -200,3 +200,15 @@ def test_threads_are_those_asked_for(here):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_interrupt_that_breaks_everything_off_leaves_a_terminal_with_its_cursor(monkeypatch, capsys, terminal):
+    def interrupted(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rein.cli._run", interrupted)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with pytest.raises(SystemExit, match="130"):
+        main(["train", "gridworld"])
+    assert capsys.readouterr() == ("\x1b[?25h" if terminal else "", "rein: interrupted\n")
