@@ -36,11 +36,10 @@ import os, sys, time
 from rein.stores.hdf5 import HDF5Store
 
 store = HDF5Store(sys.argv[1])
-worker = os.fork()
-if not worker:
+if not os.fork():
+    print(os.getpid(), flush=True)  # by the worker: it runs by now, and has let go of what it must not keep
     time.sleep(60)
     os._exit(0)
-print(worker, flush=True)
 time.sleep(60)
 """
 
