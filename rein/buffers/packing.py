@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from rein.ops.trees import map_tree
 from rein.types import Tree
 
 _LINE = 64  # bytes that memory is fetched by
+_SMALL = (
+    512  # bytes of a row, up to which numpy is faster; above it torch is no slower, and faster with several threads
+)
 
 
 class Place(NamedTuple):
@@ -84,26 +88,68 @@ class Packing:
 
 
 class Fields:
-    """Some fields of rows that were gathered. What can be known of them is worked out once: batches are read often."""
+    """Some fields of rows, read by the rows' numbers. What can be is worked out once: batches are read often."""
 
     def __init__(self, places: Sequence[Place], row_bytes: int) -> None:
         self._paths = [place.path for place in places]
         self._flat = all(len(path) == 1 for path in self._paths)
         self._names = [path[0] for path in self._paths]
+        self._record = _record(places, row_bytes) if row_bytes <= _SMALL else None
+        self._keys = [str(k) for k in range(len(places))]
+        self._odd = [(k, place.dtype) for k, place in enumerate(places) if not _is_numpys(place.dtype)]
         self._views = []
         for _, dtype, shape, offset in places:
             strides = row_bytes // dtype.itemsize, *(math.prod(shape[k + 1 :]) for k in range(len(shape)))
             self._views.append((dtype, shape, strides, offset // dtype.itemsize))
 
-    def of(self, rows_BX: Tensor) -> dict[str, Tree]:
-        """The tensors (B, ...) of these fields, by their names, as views."""
+    def of(self, storage: Tensor, index_B: Tensor) -> dict[str, Tree]:
+        """The tensors (B, ...) of these fields of rows of `storage` (R, row_bytes), by their names, as views of a copy.
+
+        Raises IndexError for rows that there are not.
+        """
+        small = self._record is not None and storage.device.type == "cpu"
+        found = self._by_numpy(storage, index_B) if small else self._by_torch(storage, index_B)
+        return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
+
+    def _by_numpy(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
+        """In two thirds of the time that `_by_torch` takes, where that goes into its operations, not their bytes."""
+        rows_BX = storage.numpy().take(index_B.numpy(), 0)
+        record_B = np.ndarray((len(rows_BX),), self._record, rows_BX)
+        found = [torch.from_numpy(record_B[key]) for key in self._keys]
+        for k, dtype in self._odd:
+            found[k] = found[k].view(dtype)
+        return found
+
+    def _by_torch(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
+        rows_BX = storage.index_select(0, index_B)  # by all threads
         rows, typed, found = rows_BX.shape[0], {}, []
         for dtype, shape, strides, offset in self._views:
             view = typed.get(dtype)
             if view is None:
                 view = typed[dtype] = rows_BX.view(dtype)
             found.append(view.as_strided((rows, *shape), strides, offset))  # all at once: one view
-        return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
+        return found
+
+
+def _is_numpys(dtype: torch.dtype) -> bool:
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:  # bfloat16 and its kin
+        return False
+    return True
+
+
+def _record(places: Sequence[Place], row_bytes: int) -> np.dtype:
+    """A row as numpy sees it; types that it does not have as integers of their size."""
+    known = [torch.empty(0, dtype=p.dtype).numpy().dtype if _is_numpys(p.dtype) else None for p in places]
+    return np.dtype(
+        {
+            "names": [str(k) for k in range(len(places))],  # paths may be of any characters
+            "formats": [(kind or f"i{p.dtype.itemsize}", p.shape) for kind, p in zip(known, places, strict=True)],
+            "offsets": [place.offset for place in places],
+            "itemsize": row_bytes,
+        }
+    )
 
 
 def fits(row: Mapping[str, Tree], like: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ Shapes: S slots in time, N environments, B rows of a batch, n steps of a return.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from rein.ops.n_step import NStep, n_step
 from rein.types import Transition, Tree
 
 LEARNED = ("observation", "action", "reward", "terminated", "next_observation")
+_learned = operator.itemgetter(*LEARNED)
 _STAGED, _STAGED_BYTES = 256, 1 << 20  # vector steps that are taken in together, at most, if nobody samples before
 
 
@@ -180,7 +182,7 @@ class Replay:
         if n_step == 1:
             found = self.rows(index_B, (*LEARNED, *fields))
             asked = {name: found[name] for name in fields}
-            return Sample(index_B, *[found[name] for name in LEARNED], gamma, asked)  # type: ignore[call-arg]  # LEARNED are the fields that follow
+            return Sample(index_B, *_learned(found), gamma, asked)  # type: ignore[call-arg]  # the fields that follow
         found = self.rows(index_B, ("observation", "action", *fields))
         window = self._window(index_B, n_step, gamma)
         last_B = self._later(index_B, window.last)
@@ -191,11 +193,10 @@ class Replay:
     def rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
         """Some fields of the rows of these numbers, (B, ...), by one gather."""
         self.flush()
-        packing = self._packed()
         fields = self._fields.get(names)
         if fields is None:
-            fields = self._fields[names] = packing.fields(names)
-        return fields.of(self._bytes.index_select(0, index_B))
+            fields = self._fields[names] = self._packed().fields(names)
+        return fields.of(self._bytes, index_B)
 
     def _window(self, index_B: Tensor, steps: int, gamma: float) -> NStep:
         """The returns of the next steps, of which those that are not known yet are not valid."""

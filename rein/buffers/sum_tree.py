@@ -17,8 +17,8 @@ from torch import Tensor
 
 # number n lies in block n >> SHIFT, which is faster than to divide; numba keeps what it compiled with it until
 # compiled_tree.py changes
-SHIFT = 5
-WIDTH = 1 << SHIFT  # W; with a million rows 16 and 64 are as fast, and so is a top of four times as many; 2 is not
+SHIFT = 4
+WIDTH = 1 << SHIFT  # W; with a million rows 8 is slower by torch, and 32 by numba; 2 by both
 TOP = 4096
 
 Reduce = Callable[[Tensor], Tensor]  # what makes one number of each block: (B, W) -> (B,)

@@ -10,7 +10,8 @@ import torch
 from rein.buffers.packing import Packing, example, fits, stack_rows
 
 TYPES = [torch.uint8, torch.float64, torch.bool, torch.int16, torch.float32, torch.int64, torch.float16, torch.int8]
-SHAPES = [(), (3,), (2, 5, 3), (1,), (7,), (2, 2), (1, 1, 1), (13,)]
+TYPES += [torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
+SHAPES = [(), (3,), (2, 5, 3), (1,), (7,), (2, 2), (1, 1, 1), (13,), (3, 2), (2,), (4,)]
 
 
 def row_of(num_envs=4, seed=0):
@@ -29,8 +30,10 @@ def flat(tree, path=()):
     }
 
 
-def test_what_is_written_by_columns_is_read_by_rows():
-    row = row_of()
+@pytest.mark.parametrize("more", [{}, {"large": torch.arange(4 * 600).view(4, 600)}], ids=["small", "large"])
+def test_what_is_written_by_columns_is_read_by_rows(more):
+    """Small rows go through numpy, and large ones through torch."""
+    row = {**row_of(), **more}
     packing = Packing(row)
     storage = torch.zeros(4, packing.row_bytes, dtype=torch.uint8)
     columns = packing.columns(storage)
@@ -38,11 +41,23 @@ def test_what_is_written_by_columns_is_read_by_rows():
         assert (columns[path].shape, columns[path].dtype) == (value.shape, value.dtype)
         columns[path].copy_(value)
     index = torch.tensor([3, 0, 0, 2])
-    found = packing.fields(["nested.deep", "flat"]).of(storage.index_select(0, index))
+    found = packing.fields(["nested.deep", "flat"]).of(storage, index)
     assert list(found) == ["nested.deep", "flat"]
-    for path, value in flat(row).items():
+    for path, value in flat(row_of()).items():
         assert torch.equal(flat(found)[path], value[index])
         assert flat(found)[path].dtype is value.dtype
+
+
+@pytest.mark.parametrize("size", [1, 600], ids=["small", "large"])
+def test_what_is_read_is_a_copy_of_rows_that_there_are(size):
+    packing = Packing({"x": torch.zeros(3, size), "y": torch.zeros(3, 0)})
+    storage = torch.zeros(3, packing.row_bytes, dtype=torch.uint8)
+    found = packing.fields(["x", "y"]).of(storage, torch.tensor([2]))
+    assert found["y"].shape == (1, 0)
+    found["x"].fill_(1.0)
+    assert not storage.any()
+    with pytest.raises(IndexError):
+        packing.fields(["x"]).of(storage, torch.tensor([3]))
 
 
 def test_no_two_fields_share_a_byte_and_each_is_aligned():
