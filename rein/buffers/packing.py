@@ -17,9 +17,8 @@ from rein.ops.trees import map_tree
 from rein.types import Tree
 
 _LINE = 64  # bytes that memory is fetched by
-_SMALL = (
-    512  # bytes of a row, up to which numpy is faster; above it torch is no slower, and faster with several threads
-)
+# bytes of a row, and of a batch, up to which numpy reads faster; for more torch has threads
+_SMALL, _FEW = 512, 2 << 20
 
 
 class Place(NamedTuple):
@@ -94,7 +93,8 @@ class Fields:
         self._paths = [place.path for place in places]
         self._flat = all(len(path) == 1 for path in self._paths)
         self._names = [path[0] for path in self._paths]
-        self._record = _record(places, row_bytes) if row_bytes <= _SMALL else None
+        self._most = _FEW // row_bytes if row_bytes <= _SMALL else 0  # rows that are read by numpy
+        self._record = _record(places, row_bytes)
         self._keys = [str(k) for k in range(len(places))]
         self._odd = [(k, place.dtype) for k, place in enumerate(places) if not _is_numpys(place.dtype)]
         self._views = []
@@ -105,9 +105,10 @@ class Fields:
     def of(self, storage: Tensor, index_B: Tensor) -> dict[str, Tree]:
         """The tensors (B, ...) of these fields of rows of `storage` (R, row_bytes), by their names, as views of a copy.
 
-        Raises IndexError for rows that there are not.
+        Raises IndexError for rows that there are not; whether numbers are below 0 is not looked at.
         """
-        small = self._record is not None and storage.device.type == "cpu"
+        plain = index_B.dtype is torch.int64 and index_B.ndim == 1  # of others numpy makes what torch refuses
+        small = plain and len(index_B) <= self._most and storage.is_cpu
         found = self._by_numpy(storage, index_B) if small else self._by_torch(storage, index_B)
         return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
 
@@ -133,7 +134,7 @@ class Fields:
 
 def _is_numpys(dtype: torch.dtype) -> bool:
     try:
-        torch.empty(0, dtype=dtype).numpy()
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:  # bfloat16 and its kin
         return False
     return True
@@ -141,11 +142,12 @@ def _is_numpys(dtype: torch.dtype) -> bool:
 
 def _record(places: Sequence[Place], row_bytes: int) -> np.dtype:
     """A row as numpy sees it; types that it does not have as integers of their size."""
-    known = [torch.empty(0, dtype=p.dtype).numpy().dtype if _is_numpys(p.dtype) else None for p in places]
+    empty = [torch.empty(0, *place.shape, dtype=place.dtype, device="cpu") for place in places]
+    kinds = [x.numpy().dtype if _is_numpys(x.dtype) else f"i{x.dtype.itemsize}" for x in empty]
     return np.dtype(
         {
             "names": [str(k) for k in range(len(places))],  # paths may be of any characters
-            "formats": [(kind or f"i{p.dtype.itemsize}", p.shape) for kind, p in zip(known, places, strict=True)],
+            "formats": [(kind, place.shape) for kind, place in zip(kinds, places, strict=True)],
             "offsets": [place.offset for place in places],
             "itemsize": row_bytes,
         }

@@ -131,7 +131,8 @@ class Priorities:
         else:
             self._refresh()
             least = _on_host(least_positive(self._least[-1]) / total(self._sums[-1]))
-        weight_B = (least / found_B) ** beta
+        with np.errstate(divide="ignore", invalid="ignore"):  # by 0 is infinity, as torch has it
+            weight_B = (least / found_B) ** float(beta)
         return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
 
     def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
@@ -148,7 +149,7 @@ class Priorities:
             if self._least:
                 self._outdate(index_B)
             return
-        priority_B = torch.as_tensor(new_B)
+        priority_B = new_B if isinstance(new_B, Tensor) else torch.from_numpy(new_B)
         before_B = self._priority.index_select(0, index_B)
         bound_B = before_B * _INFINITY  # NaN where it was 0: nothing is below that
         priority_B = torch.where(priority_B < bound_B, priority_B, before_B)

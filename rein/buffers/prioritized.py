@@ -60,7 +60,7 @@ class PrioritizedReplay(Replay):
             raise ValueError("sample(replacement=False): rows of a prioritized replay are drawn with replacement")
         self.flush()
         index_B, probability_B = self.priorities.sample(batch_size, generator)
-        found = self.take(index_B, n_step=n_step, gamma=gamma, fields=fields)
+        found = self._found(index_B, n_step, gamma, fields)
         return found._replace(probability=probability_B)
 
     def weights(self, probability_B: Tensor, beta: float) -> Tensor:

@@ -175,10 +175,18 @@ class Replay:
         """
         self.flush()
         index_B = self._valid.draw(batch_size, generator, replacement)
-        return self.take(index_B, n_step=n_step, gamma=gamma, fields=fields)
+        return self._found(index_B, n_step, gamma, fields)
 
     def take(self, index_B: Tensor, *, n_step: int = 1, gamma: float = 0.99, fields: Sequence[str] = ()) -> Sample:
-        """The rows of these numbers, as `sample` gives them: row n of slot s is s * num_envs + n."""
+        """The rows of these numbers, as `sample` gives them: row n of slot s is s * num_envs + n.
+
+        Raises IndexError for rows that there are not.
+        """
+        if self.device.type == "cpu" and index_B.numel() and int(index_B.min()) < 0:  # elsewhere to ask is to wait
+            raise IndexError(f"take: there is no row {int(index_B.min())}; rows are counted from 0")
+        return self._found(index_B, n_step, gamma, fields)
+
+    def _found(self, index_B: Tensor, n_step: int, gamma: float, fields: Sequence[str]) -> Sample:
         if n_step == 1:
             found = self.rows(index_B, (*LEARNED, *fields))
             asked = {name: found[name] for name in fields}

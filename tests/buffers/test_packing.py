@@ -56,8 +56,31 @@ def test_what_is_read_is_a_copy_of_rows_that_there_are(size):
     assert found["y"].shape == (1, 0)
     found["x"].fill_(1.0)
     assert not storage.any()
-    with pytest.raises(IndexError):
-        packing.fields(["x"]).of(storage, torch.tensor([3]))
+    for odd in (
+        torch.tensor([3]),
+        torch.tensor([[1, 2], [0, 1]]),
+        torch.tensor([True, False, True]),
+        torch.tensor([0.0]),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            packing.fields(["x"]).of(storage, odd)
+    assert packing.fields(["x"]).of(storage, torch.tensor(2))["x"].shape == (1, size)
+
+
+def test_the_default_device_is_no_concern_of_rows_on_the_host():
+    row = {name: torch.ones(3, 1, dtype=dtype) for name, dtype in zip("abc", TYPES[-3:], strict=True)}
+    row["d"] = torch.ones(3, dtype=torch.complex128)
+    packing = Packing(row)
+    storage = torch.zeros(3, packing.row_bytes, dtype=torch.uint8)
+    index = torch.tensor([1])
+    torch.set_default_device("meta")
+    try:
+        found = packing.fields(list(row)).of(storage, index)
+    finally:
+        torch.set_default_device(None)
+    assert {name: (x.dtype, x.device.type) for name, x in found.items()} == {
+        n: (x.dtype, "cpu") for n, x in row.items()
+    }
 
 
 def test_no_two_fields_share_a_byte_and_each_is_aligned():

@@ -325,10 +325,21 @@ def test_the_default_device_is_no_concern_of_a_replay_that_is_somewhere_else() -
     priorities = filled(5, torch.ones(5))
     torch.set_default_device("meta")
     try:
-        index_B, _ = priorities.sample(3, generator(0, "draw"))
+        index_B, probability_B = priorities.sample(3, generator(0, "draw"))
+        weight_B = priorities.weights(probability_B, 0.4)
+        priorities.update(index_B, weight_B)
     finally:
         torch.set_default_device(None)
-    assert index_B.device.type == "cpu"
+    assert index_B.device.type == weight_B.device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_a_weight_is_of_any_number_as_beta_and_says_nothing_of_a_row_without_probability(normalize: str) -> None:
+    priorities = filled(5, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), normalize=normalize)
+    _, probability_B = priorities.sample(3, generator(0, "draw"))
+    assert torch.equal(priorities.weights(probability_B, torch.tensor(1.0)), priorities.weights(probability_B, 1))
+    assert not priorities.weights(torch.zeros(2, dtype=torch.float64), 0.4).isfinite().any()
 
 
 @pytest.mark.parametrize("block", [-1, 10**12])

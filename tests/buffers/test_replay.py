@@ -132,6 +132,16 @@ def test_all_that_is_sampled_is_what_its_index_says(n_step):
     assert len(sample.row.unique()) == len(replay)
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_that_there_are_not_are_refused_and_not_counted_from_the_end(n_step):
+    replay, stream = Replay(8), Stream(2, 0)
+    for _ in range(4):
+        stream.step(replay)
+    for odd in (torch.tensor([-1]), torch.tensor([8])):
+        with pytest.raises(IndexError):
+            replay.take(odd, n_step=n_step)
+
+
 def test_a_reset_before_anything_was_appended_is_nothing():
     replay = Replay(10)
     replay.observe_reset(torch.ones(2, dtype=torch.bool))
