@@ -96,7 +96,7 @@ class Fields:
         self._most = _FEW // row_bytes if row_bytes <= _SMALL else 0  # rows that are read by numpy
         self._record = _record(places, row_bytes)
         self._keys = [str(k) for k in range(len(places))]
-        self._odd = [(k, place.dtype) for k, place in enumerate(places) if not _is_numpys(place.dtype)]
+        self._odd = [(k, place.dtype) for k, place in enumerate(places) if _numpys(place.dtype) is None]
         self._views = []
         for _, dtype, shape, offset in places:
             strides = row_bytes // dtype.itemsize, *(math.prod(shape[k + 1 :]) for k in range(len(shape)))
@@ -132,22 +132,20 @@ class Fields:
         return found
 
 
-def _is_numpys(dtype: torch.dtype) -> bool:
+def _numpys(dtype: torch.dtype) -> np.dtype | None:
+    """Numpy's name of a type; None of those that it does not have, bfloat16 and its kin."""
     try:
-        torch.empty(0, dtype=dtype, device="cpu").numpy()
-    except TypeError:  # bfloat16 and its kin
-        return False
-    return True
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    except TypeError:
+        return None
 
 
 def _record(places: Sequence[Place], row_bytes: int) -> np.dtype:
     """A row as numpy sees it; types that it does not have as integers of their size."""
-    empty = [torch.empty(0, *place.shape, dtype=place.dtype, device="cpu") for place in places]
-    kinds = [x.numpy().dtype if _is_numpys(x.dtype) else f"i{x.dtype.itemsize}" for x in empty]
     return np.dtype(
         {
             "names": [str(k) for k in range(len(places))],  # paths may be of any characters
-            "formats": [(kind, place.shape) for kind, place in zip(kinds, places, strict=True)],
+            "formats": [(_numpys(p.dtype) or f"i{p.dtype.itemsize}", p.shape) for p in places],
             "offsets": [place.offset for place in places],
             "itemsize": row_bytes,
         }

@@ -139,10 +139,11 @@ class Priorities:
         """These rows were learned from, with errors of these sizes. A row that comes twice takes the larger one.
 
         A row that was removed meanwhile stays so. An error that is not finite leaves its row what it was.
-        Raises ValueError where there are not as many errors as rows, IndexError for rows that there are not.
+        Raises ValueError where errors are not of the shape of the rows, IndexError for rows that there are not.
         """
-        if len(index_B) != len(td_error_B):
-            raise ValueError(f"Priorities.update: {len(index_B)} rows, and errors of {len(td_error_B)}")
+        if index_B.shape != td_error_B.shape:
+            given = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
+            raise ValueError(f"Priorities.update: {given}; give one error for each row")
         new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
         if (compiled := self._compiled) is not None:
             compiled.update(_arrays(self._sums), index_B.contiguous().numpy(), new_B, self._maximum.numpy())

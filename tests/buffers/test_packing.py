@@ -67,6 +67,15 @@ def test_what_is_read_is_a_copy_of_rows_that_there_are(size):
     assert packing.fields(["x"]).of(storage, torch.tensor(2))["x"].shape == (1, size)
 
 
+def test_a_large_batch_is_read_as_small_ones_are():
+    """By torch, and by numpy."""
+    packing = Packing({"x": torch.zeros(3, 2)})
+    storage = torch.arange(24, dtype=torch.uint8).view(3, 8)
+    index = torch.arange(300_000) % 3
+    large, small = (packing.fields(["x"]).of(storage, numbers)["x"] for numbers in (index, index[:3]))
+    assert torch.equal(large, small.repeat(100_000, 1))
+
+
 def test_the_default_device_is_no_concern_of_rows_on_the_host():
     row = {name: torch.ones(3, 1, dtype=dtype) for name, dtype in zip("abc", TYPES[-3:], strict=True)}
     row["d"] = torch.ones(3, dtype=torch.complex128)

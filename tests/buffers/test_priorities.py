@@ -373,8 +373,10 @@ def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> Non
 
 def test_errors_of_other_rows_than_were_named_are_refused() -> None:
     priorities = filled(5, torch.ones(5))
-    with pytest.raises(ValueError, match="2 rows, and errors of 3"):
+    with pytest.raises(ValueError, match=r"rows \(2,\), and errors \(3,\)"):
         priorities.update(torch.tensor([0, 1]), torch.tensor([3.0, 2.0, 1.0]))
+    with pytest.raises(ValueError, match=r"errors \(2, 1\); give one error for each row"):
+        priorities.update(torch.tensor([0, 1]), torch.tensor([[3.0], [2.0]]))
     assert priorities[torch.arange(5)].tolist() == [1.0] * 5
 
 
