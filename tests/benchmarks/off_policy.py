@@ -3,7 +3,8 @@
 `updates`: gradient updates, sampling included, of agents with two hidden layers of 256 and batches of 256, observations
 of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: pushes of 8 environments
 and samples of 256 rows of these shapes, and prioritized samples with the update of their priorities, by numba where it
-is installed.
+is installed. With `--repeated`, what torch would make of an agent's operations, or of their products, if there
+were nothing else: those of two updates over and over.
 
 Each row is a child process of one thread, and rows take turns, so that a busy machine slows all of them alike: read the
 ratios. Times are of the CPU. The peer is the dependency group `bench`.
@@ -25,6 +26,7 @@ from typing import Any
 
 OBSERVATION, ACTION, BATCH, HIDDEN, ROWS = 17, 6, 256, (256, 256), 100_000
 ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+PRODUCTS = "mm", "addmm", "bmm", "baddbmm"
 AGENTS = "SAC", "TD3", "DDPG", "DQN"
 SB3 = importlib.util.find_spec("stable_baselines3") is not None
 PARTS = "updates", "replay"
@@ -59,16 +61,49 @@ def transitions(name: str, num_envs: int = 8) -> Any:
         yield Transition(draw(OBSERVATION), action, draw(), draw() > 3.0, never, draw(OBSERVATION), always, {})
 
 
-def updates(name: str, **options: Any) -> Rounds:
+def filled(name: str, **options: Any) -> Any:
+    """An agent with a full replay, after its first updates."""
     kind = getattr(importlib.import_module(f"rein.agents.{name.lower()}"), name)
     shape = {"hidden": HIDDEN, "batch_size": BATCH, "capacity": ROWS}
     agent, stream = kind(*spaces_of(name), **shape, **options, seed=0), transitions(name)
     while len(agent.replay) < ROWS:
         agent.record_observation(next(stream))
     agent.learn(10)
+    return agent
+
+
+def updates(name: str, **options: Any) -> Rounds:
+    agent = filled(name, **options)
     yield 0
     while True:
         agent.learn(100)
+        yield 100
+
+
+def repeated(name: str, products: bool, **options: Any) -> Rounds:
+    """The operations of two updates with their inputs as they were, or the products among them; no replay, no agent."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls: list[tuple[Any, Any, Any]] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), how: Any = None) -> Any:
+            calls.append((function, arguments, how or {}))
+            return function(*arguments, **(how or {}))
+
+    agent = filled(name, **options)
+    with Recorder():
+        agent.learn(3)
+    names = [function.overloadpacket.__name__ for function, *_ in calls]
+    first, _, last = (k for k, called in enumerate(names) if called == "randint")  # which every update begins with
+    calls = [calls[k] for k in range(first, last) if not products or names[k] in PRODUCTS]
+    yield 0
+    while True:
+        with torch.no_grad():
+            for _ in range(50):
+                for function, arguments, how in calls:
+                    function(*arguments, **how)
         yield 100
 
 
@@ -154,6 +189,7 @@ def sb3_replay(what: str) -> Rounds:
 
 WORKERS: dict[str, Callable[..., Rounds]] = {
     "updates": updates,
+    "repeated": repeated,
     "sb3_updates": sb3_updates,
     "replay": replay,
     "sb3_replay": sb3_replay,
@@ -215,6 +251,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each row")
     parser.add_argument("--agents", nargs="*", default=AGENTS, help="for the part `updates`")
     parser.add_argument("--compile", action="store_true", help="rows with compile=True as well: minutes")
+    parser.add_argument("--repeated", action="store_true", help="rows of an agent's operations alone, and of products")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -229,6 +266,9 @@ def main() -> None:
             specs[f"{name}, rein"] = part, [name], like
             if part == "updates" and options.compile:
                 specs[f"{name}, rein, compile"] = part, [name], {**like, "compile": True}
+            if part == "updates" and options.repeated:
+                specs[f"{name}, operations alone"] = "repeated", [name, False], like
+                specs[f"{name}, products alone"] = "repeated", [name, True], like
             if SB3 and name != "prioritized":  # it has none
                 specs[f"{name}, SB3"] = f"sb3_{part}", [name], {}
         table(measure(specs, options.repeats), "updates" if part == "updates" else "env steps, or samples")
