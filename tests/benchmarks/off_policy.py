@@ -3,8 +3,8 @@
 `updates`: gradient updates, sampling included, of agents with two hidden layers of 256 and batches of 256, observations
 of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: pushes of 8 environments
 and samples of 256 rows of these shapes, and prioritized samples with the update of their priorities, by numba where it
-is installed. With `--repeated`, what torch would make of an agent's operations, or of their products, if there
-were nothing else: those of two updates over and over.
+is installed. With `--repeated`, what an agent's operations, and the products among them, take alone: those of two
+updates over and over.
 
 Each row is a child process of one thread, and rows take turns, so that a busy machine slows all of them alike: read the
 ratios. Times are of the CPU. The peer is the dependency group `bench`.
