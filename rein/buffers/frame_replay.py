@@ -64,11 +64,11 @@ class FrameReplay(Replay):
         how = {"storage": self.storage, "device": self.device}
         return Frames(self.slots, self.num_envs, self.frame_stack, shape, dtype, **how)
 
-    def rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
-        """See `Replay.rows`; the stacks by gathers of their own."""
+    def _rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
+        """See `Replay._rows`; the stacks by gathers of their own."""
         self.flush()  # the frames are further than rows that still wait
         others = tuple(name for name in names if name not in _STACKED)
-        found = super().rows(index_B, others) if others else {}
+        found = super()._rows(index_B, others) if others else {}
         if len(others) == len(names) or self.frames is None:
             return found
         if "next_observation" not in names:

@@ -125,6 +125,8 @@ class Priorities:
         `beta` = 1 makes up for all of the preference, 0 for none; the paper anneals it to 1. Ask before `update`, which
         changes the probabilities.
         """
+        if not len(probability_B):
+            return torch.zeros(0, device=probability_B.device)
         found_B = _on_host(probability_B)
         if self.normalize == "batch":
             least = found_B.min()
@@ -144,6 +146,8 @@ class Priorities:
         if index_B.shape != td_error_B.shape:
             given = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
             raise ValueError(f"Priorities.update: {given}; give one error for each row")
+        if not len(index_B):
+            return
         new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
         if (compiled := self._compiled) is not None:
             compiled.update(_arrays(self._sums), index_B.contiguous().numpy(), new_B, self._maximum.numpy())

@@ -188,18 +188,18 @@ class Replay:
 
     def _found(self, index_B: Tensor, n_step: int, gamma: float, fields: Sequence[str]) -> Sample:
         if n_step == 1:
-            found = self.rows(index_B, (*LEARNED, *fields))
+            found = self._rows(index_B, (*LEARNED, *fields))
             asked = {name: found[name] for name in fields}
             return Sample(index_B, *_learned(found), gamma, asked)  # type: ignore[call-arg]  # the fields that follow
-        found = self.rows(index_B, ("observation", "action", *fields))
+        found = self._rows(index_B, ("observation", "action", *fields))
         window = self._window(index_B, n_step, gamma)
         last_B = self._later(index_B, window.last)
-        after = self.rows(last_B, ("next_observation",))["next_observation"]
+        after = self._rows(last_B, ("next_observation",))["next_observation"]
         asked, learned = {name: found[name] for name in fields}, (found["observation"], found["action"])
         return Sample(index_B, *learned, window.return_, window.terminated, after, window.discount, asked)
 
-    def rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
-        """Some fields of the rows of these numbers, (B, ...), by one gather."""
+    def _rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
+        """Some fields of these rows, (B, ...), by one gather. That there are such rows is for who asks to know."""
         self.flush()
         fields = self._fields.get(names)
         if fields is None:

@@ -182,9 +182,9 @@ class Learner:
         half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
         with torch.set_grad_enabled(bool(learned)), half:
             loss, metrics = self._loss(self.networks, batch, coefficients, report=report)
-        if share is not None:
-            loss = loss * share
-            metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
+            if share is not None:
+                loss = loss * share
+                metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
         gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
         found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
         return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics

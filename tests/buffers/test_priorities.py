@@ -371,6 +371,16 @@ def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> Non
     assert priorities[torch.arange(5)].tolist() == [1.0] * 5
 
 
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_no_rows_have_no_weights_and_change_nothing(normalize: str) -> None:
+    priorities = filled(5, torch.ones(5), normalize=normalize)
+    index_B, probability_B = priorities.sample(0, generator(0, "draw"))
+    weight_B = priorities.weights(probability_B, 0.4)
+    assert weight_B.shape == (0,) and weight_B.dtype == torch.float32
+    priorities.update(index_B, weight_B)
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
+
+
 def test_errors_of_other_rows_than_were_named_are_refused() -> None:
     priorities = filled(5, torch.ones(5))
     with pytest.raises(ValueError, match=r"rows \(2,\), and errors \(3,\)"):

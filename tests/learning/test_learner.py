@@ -162,6 +162,13 @@ def test_the_loss_may_be_reported_or_not_and_the_step_is_the_same() -> None:
     assert first_difference(*found) is None
 
 
+@pytest.mark.parametrize("micro_batch", [None, 7])
+def test_whoever_wants_no_gradients_around_it_gets_the_same_step(micro_batch: int | None) -> None:
+    expected = stepped(batch(), micro_batch=micro_batch)
+    with torch.no_grad():
+        assert first_difference(stepped(batch(), micro_batch=micro_batch), expected) is None
+
+
 def test_a_guard_is_told_the_norm_and_what_is_reported() -> None:
     told = []
     guarded = learner(networks(), guard=lambda metrics, gradients: told.append(set(metrics)) is None)
