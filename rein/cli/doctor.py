@@ -23,6 +23,7 @@ from rein.cli.show import plain
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
+from rein.ops.products import suits_onednn
 from rein.saved import load_agent
 from rein.stores.hdf5 import HDF5Store
 from rein.stores.verify import verify_run
@@ -59,6 +60,8 @@ def _versions() -> Table:
     table.add_row("machine", f"{os.cpu_count()} cores, {platform.machine()}")
     threads = torch.get_num_threads()
     table.add_row("torch", f"{_version('torch')}, {threads} thread{'s' * (threads != 1)}, {_accelerator()}")
+    faster = "oneDNN's, as fast again as MKL's" if suits_onednn() else "those that torch chooses"
+    table.add_row("products", f"of large float32 matrices: {faster}")
     table.add_row("h5py", f"{_version('h5py')}, HDF5 {h5py.version.hdf5_version}")
     for name in sorted({name for name, _ in _requirements("rein", None)} - {"torch", "h5py"}):
         table.add_row(name, _version(name) or "missing")

@@ -26,6 +26,7 @@ from rein.learning.update import (
     plain_state,
 )
 from rein.ops.parallel import processes
+from rein.ops.products import fast_products, largest_matrix
 from rein.ops.statistics import explained_variance
 from rein.ops.trees import map_tree
 from rein.schedules import Schedule
@@ -110,6 +111,7 @@ class Learner:
         self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
         self._parameters = [*networks.parameters()]
+        self._largest = largest_matrix(self._parameters)
         self._device = self._parameters[0].device
         self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
         self._compiled, self._bfloat16 = compile, precision == "bfloat16"
@@ -131,10 +133,11 @@ class Learner:
         if self._compiled:  # tensors, so that a schedule does not compile anew
             coefficients = map_tree(self._tensor, coefficients)
         parts = self._parts(batch)
-        if len(parts) == 1:
-            gradients, metrics = self._gradients(batch, coefficients, report)
-        else:
-            gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
+        with fast_products(parts[0].size * self._largest):
+            if len(parts) == 1:
+                gradients, metrics = self._gradients(batch, coefficients, report)
+            else:
+                gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
         if self._processes > 1 or processes() > 1:
             gradients, metrics = self._of_all_processes(gradients, metrics, batch)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

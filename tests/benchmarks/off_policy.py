@@ -3,8 +3,8 @@
 `updates`: gradient updates, sampling included, of agents with two hidden layers of 256 and batches of 256, observations
 of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: pushes of 8 environments
 and samples of 256 rows of these shapes, and prioritized samples with the update of their priorities, by numba where it
-is installed. With `--repeated`, what an agent's operations, and the products among them, take alone: those of two
-updates over and over.
+is installed. With `--mkl`, agents that multiply by MKL even where rein would use oneDNN. With `--repeated`, what an
+agent's operations, and the products among them, take alone: those of two updates over and over.
 
 Each row is a child process of one thread, and rows take turns, so that a busy machine slows all of them alike: read the
 ratios. Times are of the CPU. The peer is the dependency group `bench`.
@@ -72,7 +72,11 @@ def filled(name: str, **options: Any) -> Any:
     return agent
 
 
-def updates(name: str, **options: Any) -> Rounds:
+def updates(name: str, mkl: bool = False, **options: Any) -> Rounds:
+    if mkl:
+        import torch
+
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"
     agent = filled(name, **options)
     yield 0
     while True:
@@ -84,6 +88,8 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     """The operations of two updates with their inputs as they were, or the products among them; no replay, no agent."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
+
+    from rein.ops.products import fast_products
 
     calls: list[tuple[Any, Any, Any]] = []
 
@@ -100,7 +106,7 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     calls = [calls[k] for k in range(first, last) if not products or names[k] in PRODUCTS]
     yield 0
     while True:
-        with torch.no_grad():
+        with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):
             for _ in range(50):
                 for function, arguments, how in calls:
                     function(*arguments, **how)
@@ -251,6 +257,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each row")
     parser.add_argument("--agents", nargs="*", default=AGENTS, help="for the part `updates`")
     parser.add_argument("--compile", action="store_true", help="rows with compile=True as well: minutes")
+    parser.add_argument("--mkl", action="store_true", help="rows by MKL's products alone as well")
     parser.add_argument("--repeated", action="store_true", help="rows of an agent's operations alone, and of products")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -266,6 +273,8 @@ def main() -> None:
             specs[f"{name}, rein"] = part, [name], like
             if part == "updates" and options.compile:
                 specs[f"{name}, rein, compile"] = part, [name], {**like, "compile": True}
+            if part == "updates" and options.mkl:
+                specs[f"{name}, rein, MKL"] = part, [name], {**like, "mkl": True}
             if part == "updates" and options.repeated:
                 specs[f"{name}, operations alone"] = "repeated", [name, False], like
                 specs[f"{name}, products alone"] = "repeated", [name, True], like

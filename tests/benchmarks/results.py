@@ -348,7 +348,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/results"))
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args(words)
+    options = parser.parse_intermixed_args(words)
     if options.what == "train":
         train_all(options.names, options.seeds, options.runs)
     page = functools.partial(table, options.runs)

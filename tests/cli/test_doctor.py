@@ -19,7 +19,7 @@ def test_versions_extras_and_what_works_are_told(capsys, tmp_path, monkeypatch):
     main(["doctor"])
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     first = [words[0] for words in shown if words]
-    for name in ("rein", "Python", "machine", "torch", "h5py", "numpy", "gymnasium"):
+    for name in ("rein", "Python", "machine", "torch", "products", "h5py", "numpy", "gymnasium"):
         assert name in first
     assert set(PROJECT["optional-dependencies"]) <= {*first}
     assert [" ".join(words[:2]) for words in shown[-3:]] == ["training works:", "files work:", "checkpoints work:"]

@@ -1,0 +1,110 @@
+"""Products of float32 matrices by oneDNN, where MKL leaves half of the processor unused.
+
+torch multiplies float32 by MKL, which on AMD's processors calculates with 256 bits at once; those since Zen 5 have 512,
+which oneDNN uses. torch hands it such products where bfloat16 is permitted: a permission that oneDNN makes use of on
+processors with units for that, Intel's AMX, and on no others. That it does not here is calculated, and not believed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WIDE_SINCE = 26  # AMD's family of Zen 5, the first whose units for 512 bits are no two halves
+ENOUGH = 6_000_000  # multiplications of a product: with less, what oneDNN takes to begin one is more than it saves
+CPUINFO = Path("/proc/cpuinfo")
+
+_MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's declarations lack it
+
+
+def largest_matrix(parameters: Iterable[Tensor]) -> int:
+    """How many numbers the largest matrix among them has, in the last two axes; 0 where there is none."""
+    return max((p.shape[-1] * p.shape[-2] for p in parameters if p.ndim > 1), default=0)
+
+
+@contextmanager
+def fast_products(multiplications: int) -> Iterator[None]:
+    """Products of float32 matrices in here, on the CPU, are oneDNN's where `suits_onednn`; elsewhere nothing changes.
+
+    `multiplications` are those of the largest product, its rows times its `largest_matrix`; with less than `ENOUGH` of
+    them nothing changes either. What oneDNN makes of a product differs from what MKL makes of it by rounding, and is
+    the same each time. Whoever has set `torch.backends.mkldnn.matmul.fp32_precision`, or what it follows, has decided:
+    "ieee" is MKL. The permission is the process's: what other threads multiply meanwhile is oneDNN's, too.
+    """
+    if multiplications < ENOUGH:
+        yield
+        return
+    _permission.give()
+    try:
+        yield
+    finally:
+        _permission.take_back()
+
+
+@functools.cache
+def suits_onednn() -> bool:
+    """Whether oneDNN is the faster one by far on this machine, and rounds as float32 does."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and wide_amd()):
+        return False
+    before, _MATMUL.fp32_precision = _MATMUL.fp32_precision, "bf16"
+    try:
+        return rounds_as_float32(torch.bmm)
+    finally:
+        _MATMUL.fp32_precision = before
+
+
+def wide_amd(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this is an AMD processor with units for 512 bits; False where there is no Linux to say so."""
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as file:
+            first = file.read(4096)  # the same is said of each core
+    except OSError:
+        return False
+    family = re.search(r"^cpu family\s*:\s*(\d+)$", first, re.MULTILINE)
+    amd = re.search(r"^vendor_id\s*:\s*AuthenticAMD$", first, re.MULTILINE)
+    return amd is not None and family is not None and int(family[1]) >= WIDE_SINCE and " avx512bw " in first
+
+
+def rounds_as_float32(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    """Whether products (K, I, J) x (K, J, L) are as good as float32 allows, of standard normals and for some shapes.
+
+    The worst of them is then off by some 3e-6 J^(1/2), and by 1e-2 J^(1/2) with factors in bfloat16.
+    """
+    drawing = torch.Generator().manual_seed(0)
+    for k, i, j, m in ((1, 64, 128, 64), (2, 64, 17, 64), (1, 64, 64, 2)):
+        a, b = torch.randn(k, i, j, generator=drawing), torch.randn(k, j, m, generator=drawing)
+        for left in (a, a.mT.contiguous().mT):
+            error = (product(left, b) - left.double() @ b.double()).abs().amax()
+            if not error < 2e-5 * j**0.5:  # NaN is not
+                return False
+    return True
+
+
+class _Permission:
+    """To multiply by bfloat16: given to all who asked, until the last of them takes it back."""
+
+    def __init__(self) -> None:
+        self._lock, self._asked, self._ours = threading.Lock(), 0, False
+
+    def give(self) -> None:
+        with self._lock:
+            self._asked += 1
+            if self._asked == 1 and _MATMUL.fp32_precision == "none" and suits_onednn():
+                _MATMUL.fp32_precision, self._ours = "bf16", True
+
+    def take_back(self) -> None:
+        with self._lock:
+            self._asked -= 1
+            if self._asked == 0 and self._ours:
+                _MATMUL.fp32_precision, self._ours = "none", False
+
+
+_permission = _Permission()
