@@ -129,7 +129,7 @@ class Learner:
 
     def step(self, batch: Rows, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
-        report = report or self._compiled  # so that there is one program
+        asked, report = report, report or self._compiled  # so that there is one program
         if self._compiled:  # tensors, so that a schedule does not compile anew
             coefficients = map_tree(self._tensor, coefficients)
         parts = self._parts(batch)
@@ -144,7 +144,7 @@ class Learner:
             parameter.grad = gradient
         if all(gradient is None for gradient in gradients):  # all of them are frozen
             return {**metrics, "grad_norm": torch.zeros((), device=self._device)} if report else metrics
-        how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": report}
+        how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": asked}
         norm = apply_gradients(self.optimizer, metrics, **how)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
 

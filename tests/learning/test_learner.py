@@ -142,6 +142,14 @@ def test_compiled_it_is_the_same_in_one_graph(core: str | None, masked: bool, mo
         assert node.target != "item" and not isinstance(node.kwargs.get("alpha"), torch.fx.Node)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_no_norm_is_taken_that_nobody_asked_for(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+    made = learner(networks(), compile=compile)
+    assert "grad_norm" not in made.step(batch(), COEFFICIENTS, report=False)
+    assert made.step(batch(), COEFFICIENTS)["grad_norm"] > 0
+
+
 @pytest.mark.parametrize("core", [None, *CORES])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_in_half_precision_it_is_nearly_the_same(action: str, core: str | None) -> None:
