@@ -19,6 +19,7 @@ from rein.learning.imitation import ImitationBatch, likelihood_loss
 from rein.learning.options import Scheduled, above_zero, at_least_one
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
+from rein.learning.without_gradient import without_gradient
 from rein.networks.continuous import ContinuousNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
@@ -107,14 +108,14 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
 
-    @torch.no_grad()
+    @without_gradient
     def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
         networks = self.networks
         action_BA = networks.actor.distribution(next_features).sample(self._generator).tanh()
         value_B = networks.target_critics(next_features, action_BA).amin(0)
         return td_target(sample.reward, sample.terminated, value_B, sample.discount)
 
-    @torch.no_grad()
+    @without_gradient
     def _advantage(self, features: Tensor, action_BA: Tensor) -> Tensor:
         networks = self.networks
         own_BA = networks.actor.distribution(features).sample(self._generator).tanh()

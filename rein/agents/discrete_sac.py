@@ -25,6 +25,7 @@ from rein.learning.temperature import (
     temperature_gradient,
     temperature_loss,
 )
+from rein.learning.without_gradient import without_gradient
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
@@ -123,7 +124,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
             self._temperature.step(TemperatureBatch(log_prob_B), self._target_entropy, report=False)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
-    @torch.no_grad()
+    @without_gradient
     def _target(self, sample: Sample, next_features: Tensor, alpha: Tensor) -> Tensor:
         log_prob_BA = self.networks.actor(next_features).log_probs
         value_BA = self.networks.target_critics(next_features).amin(0) - alpha * log_prob_BA

@@ -16,6 +16,7 @@ from rein.learning.exploration import Amount
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
 from rein.learning.value_loss import Batch, has_closed_form, td_gradient, td_loss
+from rein.learning.without_gradient import without_gradient
 from rein.networks.online_target import OnlineAndTarget
 from rein.networks.q_network import QNetwork
 from rein.ops.values import td_target
@@ -87,7 +88,7 @@ class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
         target_B = self._target(sample, online.encoder(sample.next_observation))
         return Batch(online.encoder(sample.observation), self._taken(sample), target_B, target_B, None, weight_B)
 
-    @torch.no_grad()
+    @without_gradient
     def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
         target_BA = self.networks.target(next_features)
         if self._options["double"]:

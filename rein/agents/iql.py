@@ -19,6 +19,7 @@ from rein.learning.imitation import ImitationBatch, ValueBatch, expectile_loss, 
 from rein.learning.options import Scheduled, above_zero, at_least_one
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
+from rein.learning.without_gradient import without_gradient
 from rein.networks.continuous import ContinuousNetworks
 from rein.networks.own_stem import stem_for
 from rein.networks.state_value import StateValue
@@ -107,15 +108,13 @@ class IQL(ReplayAgent["_Networks"]):
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
-        with torch.no_grad():
-            done_B = networks.target_critics(features, action_BA).amin(0)
+        done_B = self._done(features, action_BA)
         metrics = self._value.step(ValueBatch(features, done_B, weight_B), self._options["expectile"], report=report)
-        with torch.no_grad():
-            value_B, next_value_B = networks.state_value(torch.cat((features, next_features))).chunk(2)
-            advantage_B = done_B - value_B
-            imitated_B = (advantage_B * self._options["inverse_temperature"]).exp_()
-            imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
-            target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
+        value_B, next_value_B = self._values(features, next_features)
+        advantage_B = done_B - value_B
+        imitated_B = (advantage_B * self._options["inverse_temperature"]).exp_()
+        imitated_B = imitated_B.clamp_(max=self._options["max_weight"])
+        target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
         recorded = ImitationBatch(features, action_BA, imitated_B if weight_B is None else imitated_B * weight_B)
         metrics |= self._actor.step(recorded, None, report=report)
         metrics |= self._critics.step(CriticBatch(features, action_BA, target_B, weight_B), None, report=report)
@@ -123,6 +122,14 @@ class IQL(ReplayAgent["_Networks"]):
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
+
+    @without_gradient
+    def _done(self, features: Tensor, action_BA: Tensor) -> Tensor:
+        return self.networks.target_critics(features, action_BA).amin(0)
+
+    @without_gradient
+    def _values(self, features: Tensor, next_features: Tensor) -> tuple[Tensor, ...]:
+        return self.networks.state_value(torch.cat((features, next_features))).chunk(2)
 
     def policy(self, deterministic: bool = True) -> ActorPolicy:
         """Acts by the actor as it is at any time: the middle of its distribution, or samples under an own generator."""

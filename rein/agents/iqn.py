@@ -17,6 +17,7 @@ from rein.learning.options import at_least_one
 from rein.learning.quantile_loss import QuantileBatch, quantile_loss
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
+from rein.learning.without_gradient import without_gradient
 from rein.networks.online_target import OnlineAndTarget
 from rein.networks.quantile_network import QuantileNetwork, even_levels
 from rein.ops.values import td_target
@@ -104,7 +105,7 @@ class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
         self.follow(networks.target, networks.online)
         return networks
 
-    @torch.no_grad()
+    @without_gradient
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> QuantileBatch:
         """What is learned from a sample, at levels that are drawn here."""
         online, target = self.networks.online, self.networks.target

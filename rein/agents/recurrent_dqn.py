@@ -23,6 +23,7 @@ from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import ReplayOptions
 from rein.learning.sequence_loss import SequenceBatch, sequence_td_loss
 from rein.learning.value_policy import exploring
+from rein.learning.without_gradient import without_gradient
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.online_target import OnlineAndTarget
 from rein.networks.recurrent import LSTM
@@ -175,7 +176,7 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
             metrics["epsilon"] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
         return metrics, metrics.pop("td_error")
 
-    @torch.no_grad()
+    @without_gradient
     def batch(self, clips: Clips) -> SequenceBatch:
         """What is learned from clips: their steps after the warm-up, with the targets of their values."""
         warm = self.replay.before

@@ -25,6 +25,7 @@ from rein.learning.temperature import (
     temperature_gradient,
     temperature_loss,
 )
+from rein.learning.without_gradient import without_gradient
 from rein.networks.continuous import ContinuousNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
@@ -145,7 +146,7 @@ class SAC(ReplayAgent["_Networks"]):
             self._temperature.step(TemperatureBatch(log_prob_B), self._target_entropy, report=False)
         return metrics
 
-    @torch.no_grad()
+    @without_gradient
     def _target(self, sample: Sample, next_features: Tensor, noise_BA: Tensor, alpha: Tensor) -> Tensor:
         distribution = self.networks.actor.distribution(next_features)
         action = distribution.sample_from(noise_BA)

@@ -60,8 +60,8 @@ def _versions() -> Table:
     table.add_row("machine", f"{os.cpu_count()} cores, {platform.machine()}")
     threads = torch.get_num_threads()
     table.add_row("torch", f"{_version('torch')}, {threads} thread{'s' * (threads != 1)}, {_accelerator()}")
-    faster = "oneDNN's, as fast again as MKL's" if suits_onednn() else "those that torch chooses"
-    table.add_row("products", f"of large float32 matrices: {faster}")
+    products = "oneDNN's" if suits_onednn() else "torch's own choice"
+    table.add_row("products", f"of large float32 matrices, to learn by: {products}")
     table.add_row("h5py", f"{_version('h5py')}, HDF5 {h5py.version.hdf5_version}")
     for name in sorted({name for name, _ in _requirements("rein", None)} - {"torch", "h5py"}):
         table.add_row(name, _version(name) or "missing")

@@ -21,6 +21,7 @@ from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, dete
 from rein.learning.options import Scheduled, at_least_one, not_negative, refuse_unknown
 from rein.learning.replay_agent import ReplayAgent
 from rein.learning.replay_options import REPLAY_DEFAULTS
+from rein.learning.without_gradient import without_gradient
 from rein.networks.continuous import DeterministicNetworks
 from rein.ops.random import generator
 from rein.ops.values import td_target
@@ -109,7 +110,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
             metrics["noise"] = torch.tensor(self.noise.amount(**self.counts), device=self.device)
         return metrics, error_B
 
-    @torch.no_grad()
+    @without_gradient
     def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
         networks, spread, clip = self.networks, self._options["target_noise"], self._options["target_noise_clip"]
         action_BA = networks.target_actor.action(next_features)

@@ -111,7 +111,7 @@ class Learner:
         self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
         self._parameters = [*networks.parameters()]
-        self._largest = largest_matrix(self._parameters)
+        self._largest = largest_matrix(networks)
         self._device = self._parameters[0].device
         self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
         self._compiled, self._bfloat16 = compile, precision == "bfloat16"

@@ -40,7 +40,7 @@ from rein.learning.seeding import seed_anew
 from rein.learning.update import describe_optimizer, set_learning_rate
 from rein.ops.parallel import processes, rank
 from rein.ops.polyak import polyak_
-from rein.ops.products import fast_products, largest_matrix
+from rein.ops.products import largest_matrix
 from rein.ops.random import checked_seed, generator, restore
 from rein.types import Transition, Tree
 
@@ -115,7 +115,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         self.learners: dict[str, Learner] = {}
         self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
         self.networks = self._make_networks(generator(seed, "networks", device=self.device))
-        self._largest = largest_matrix(self.networks.parameters())
+        self.largest_matrix = largest_matrix(self.networks)
         self._returns = EpisodeReturns() if isinstance(self.exploration, Plateau) else None
         self._since = 0  # env_steps, or episodes, since the last round of updates
         self._owed = 0.0  # updates that were not whole yet
@@ -225,16 +225,15 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         metrics: dict[str, Tensor] = {}
         for name, learner in self.learners.items():
             set_learning_rate(learner.optimizer, self._rate(name))
-        with fast_products(self.batch_size * self._largest):
-            for last in range(updates - 1, -1, -1):
-                sample, weight_B = self._sample()
-                metrics, error_B = self._update(sample, weight_B, report=not last)
-                if isinstance(self.replay, PrioritizedReplay):
-                    self.replay.update(sample.row, error_B)
-                self.updates += 1
-                if self.updates % self._options["target_frequency"] == 0:
-                    for targets, networks in self._followed:
-                        polyak_(targets, networks, self._options["tau"])
+        for last in range(updates - 1, -1, -1):
+            sample, weight_B = self._sample()
+            metrics, error_B = self._update(sample, weight_B, report=not last)
+            if isinstance(self.replay, PrioritizedReplay):
+                self.replay.update(sample.row, error_B)
+            self.updates += 1
+            if self.updates % self._options["target_frequency"] == 0:
+                for targets, networks in self._followed:
+                    polyak_(targets, networks, self._options["tau"])
         return metrics
 
     def _rate(self, learner: str) -> float:

@@ -106,7 +106,7 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     calls = [calls[k] for k in range(first, last) if not products or names[k] in PRODUCTS]
     yield 0
     while True:
-        with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):
+        with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):  # as all but small ones are made there
             for _ in range(50):
                 for function, arguments, how in calls:
                     function(*arguments, **how)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rein.networks.stack import Stack
 from rein.ops import products
 from rein.ops.products import ENOUGH, fast_products, largest_matrix, rounds_as_float32, suits_onednn, wide_amd
 
@@ -27,13 +28,18 @@ def permitted() -> str:
 
 
 @pytest.fixture
-def suitable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if this were such a machine, whatever it is."""
-    monkeypatch.setattr(products, "suits_onednn", lambda: True)
+def undecided() -> Iterator[None]:
+    """As torch is when nobody has said anything."""
     before = permitted()
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     yield
     torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.fixture
+def suitable(undecided, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this were such a machine, whatever it is."""
+    monkeypatch.setattr(products, "suits_onednn", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -55,28 +61,49 @@ def test_products_are_as_good_as_float32_allows(batch, rows, inputs, outputs, tr
             "mm": torch.stack([torch.mm(*factors) for factors in zip(a, b, strict=True)]),
             "linear": torch.stack([torch.nn.functional.linear(x, y.mT) for x, y in zip(a, b, strict=True)]),
         }
-    for name, product in found.items():
-        error = (product - exact).abs().amax()
-        assert error < 5e-6 * inputs**0.5, (
-            f"{name} is off by {error}"
-        )  # with factors in bfloat16 some 1e-2 of that root
+    limit = 5e-6 * inputs**0.5  # with factors in bfloat16 it would be some 1e-2 of that root
+    errors = {name: float((product - exact).abs().amax()) for name, product in found.items()}
+    assert all(error < limit for error in errors.values()), (errors, limit)
 
 
-def test_what_bfloat16_multiplies_is_found_out() -> None:
-    def half(a: Tensor, b: Tensor) -> Tensor:
-        return (a.bfloat16() @ b.bfloat16()).float()
+def half(a: Tensor, b: Tensor) -> Tensor:
+    return (a.bfloat16() @ b.bfloat16()).float()
 
-    def one_of_them(a: Tensor, b: Tensor) -> Tensor:
-        return a.bfloat16().float() @ b
 
-    def nothing(a: Tensor, b: Tensor) -> Tensor:
-        return torch.full((*a.shape[:2], b.shape[2]), torch.nan)
-
+@pytest.mark.parametrize(
+    "product",
+    [
+        half,
+        lambda a, b: a.bfloat16().float() @ b,
+        lambda a, b: a @ b if a.is_contiguous() else half(a, b),
+        lambda a, b: a @ b * (1.0 + 3e-5),
+        lambda a, b: a @ b * torch.nan,
+    ],
+    ids=["bfloat16", "one factor", "transposed", "16 bits", "NaN"],
+)
+def test_what_is_not_float32_is_found_out(product) -> None:
     assert rounds_as_float32(torch.bmm)
-    assert not any(map(rounds_as_float32, (half, one_of_them, nothing)))
+    assert not rounds_as_float32(product)
 
 
-def test_a_machine_whose_permitted_products_are_bfloat16s_is_left_alone(suitable, monkeypatch) -> None:
+def test_what_is_checked_is_float32_whatever_is_the_default(monkeypatch) -> None:
+    monkeypatch.setattr(products, "wide_amd", lambda: True)
+    suits_onednn.cache_clear()
+    expected = suits_onednn()
+    assert expected == (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available())
+    before = torch.get_default_dtype()
+    try:
+        suits_onednn.cache_clear()
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+            assert suits_onednn() == expected
+            assert not rounds_as_float32(half)
+    finally:
+        torch.set_default_dtype(before)
+        suits_onednn.cache_clear()
+
+
+def test_a_machine_whose_permitted_products_are_bfloat16s_is_left_alone(undecided, monkeypatch) -> None:
     seen = []
 
     def checked(product) -> bool:
@@ -85,16 +112,29 @@ def test_a_machine_whose_permitted_products_are_bfloat16s_is_left_alone(suitable
 
     monkeypatch.setattr(products, "wide_amd", lambda: True)
     monkeypatch.setattr(products, "rounds_as_float32", checked)
-    for before in ("none", "ieee"):
-        torch.backends.mkldnn.matmul.fp32_precision = before
+    suits_onednn.cache_clear()
+    try:
+        for _ in range(2):
+            with fast_products(ENOUGH):
+                assert permitted() == "none"
+    finally:
         suits_onednn.cache_clear()
-        try:
-            assert not suits_onednn()
-        finally:
-            suits_onednn.cache_clear()
-        assert permitted() == before
     if torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():
-        assert seen == ["bf16", "bf16"]  # what is checked is what would be used
+        assert seen == ["bf16"]  # what is checked, once, is what would be used
+    assert permitted() == "none"
+
+
+def test_a_check_that_is_broken_off_is_made_again(undecided, monkeypatch) -> None:
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(products, "suits_onednn", interrupted)
+    with pytest.raises(KeyboardInterrupt), fast_products(ENOUGH):
+        pass
+    monkeypatch.setattr(products, "suits_onednn", lambda: True)
+    with fast_products(ENOUGH):
+        assert permitted() == "bf16"
+    assert permitted() == "none"
 
 
 def test_it_is_permitted_in_there_and_nowhere_else(suitable) -> None:
@@ -124,6 +164,20 @@ def test_whoever_has_decided_is_obeyed(suitable, decided: str) -> None:
     with fast_products(ENOUGH):
         assert permitted() == decided
     assert permitted() == decided
+
+
+def test_whoever_decides_in_there_is_obeyed(suitable) -> None:
+    with fast_products(ENOUGH):
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    assert permitted() == "ieee"
+
+
+def test_a_compiler_that_tries_products_out_is_left_alone(suitable) -> None:
+    """It asks torch for the precision, which torch refuses to say while bfloat16 is permitted by its newer switch."""
+    from torch._inductor import config
+
+    with config.patch(max_autotune=True), fast_products(ENOUGH):
+        assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_the_last_of_several_threads_takes_the_permission_back(suitable) -> None:
@@ -166,7 +220,10 @@ def test_without_linux_nothing_is_known(tmp_path: Path) -> None:
     assert not wide_amd(tmp_path / "cpuinfo")
 
 
-def test_the_largest_matrix_is_that_of_one_network() -> None:
-    shapes = [(2, 17, 64), (2, 1, 64), (64, 32), (500,), (), (8, 4, 3, 3)]
-    assert largest_matrix(map(torch.zeros, shapes)) == 64 * 32
-    assert largest_matrix([torch.zeros(3)]) == 0
+def test_the_largest_matrix_is_one_that_rows_are_multiplied_by() -> None:
+    networks = nn.ModuleDict({"embedding": nn.Embedding(5_000, 32), "convolution": nn.Conv2d(4, 8, 60)})
+    assert largest_matrix(networks) == 0
+    networks["hidden"] = Stack(2, 17, (64, 32), "tanh", torch.Generator().manual_seed(0))
+    networks["head"] = nn.Linear(32, 6)
+    assert largest_matrix(networks) == 64 * 32  # of each network in the stack
+    assert largest_matrix(networks.to("meta")) == 0  # which is not the CPU
