@@ -45,6 +45,12 @@ class TestOfOneEnvironment(TestSAC):
     options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
 
 
+class TestOfLargeNetworks(TestSAC):
+    """Whose products are oneDNN's on some machines, while they learn."""
+
+    options: ClassVar[dict[str, Any]] = {"hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}
+
+
 class TestWithAFixedTemperatureAndThreeCritics(TestSAC):
     options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
 
