@@ -17,8 +17,8 @@ def without_gradient(method: Method) -> Method:
     """A method of a `ReplayAgent` by which no gradient goes, its products made as those of a `Learner` are."""
 
     @functools.wraps(method)
-    def run(agent: Any, *given: Any) -> Any:
+    def run(agent: Any, *given: Any, **named: Any) -> Any:
         with torch.no_grad(), fast_products(agent.batch_size * agent.largest_matrix):
-            return method(agent, *given)
+            return method(agent, *given, **named)
 
     return run  # type: ignore[return-value]  # which takes what `method` takes

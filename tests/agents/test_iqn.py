@@ -185,7 +185,9 @@ def test_errors_of_rows_are_the_mean_over_all_pairs_and_become_their_priorities(
     agent = filled(prioritized=True)
     sample, weight_B = agent._sample()
     state = agent._generator.get_state()
-    quantile_BQA = agent.networks.online.quantiles(sample.observation, (batch := agent.batch(sample, weight_B)).level)
+    quantile_BQA = agent.networks.online.quantiles(
+        sample.observation, (batch := agent.batch(sample, weight_B=weight_B)).level
+    )
     agent._generator.set_state(state)
     assert torch.equal(batch.weight, weight_B)
     _, error_B = agent._update(sample, weight_B, report=False)
