@@ -303,14 +303,14 @@ runs (Agarwal et al. 2021): of so few runs, it says little more than their sprea
 left out) are medians, to the end of the run: where a recipe stops when it is solved, that is when.
 
 The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind. They were
-trained on a Zen 5, beside other work, but for Pong and for Stable-Baselines3's SAC at twice the steps, which are of
-another day and a slower machine (Zen 4), as their CPU seconds are. On that machine too, with earlier code, every score
-was what it is here, to the last digit that is shown, but for HalfCheetah by SAC. Its networks are large enough to learn
-by oneDNN on a Zen 5, which rounds otherwise, and another run comes of that: elsewhere the six seeds ended at 1466,
-350.5, 26.49, 403.1, 1104 and 803.5, and at twice the steps three of them at 3411, 885.8 and 889.4. Seeds 3 to 5 of
-Stable-Baselines3's SAC, on a Xeon, had ended at 975.8, 447.9 and 1199. Pong is one run of a fifth of the recipe's env
-steps: its training episodes rose from -20.4 to -0.4, nearly evenly from 0.35 M steps on and to the end, and its CPU
-seconds count the evaluation, in which the greedy policy may keep a ball in play until 10,000 steps.
+trained on a Zen 5, beside other work, but for Pong, which is of another day and a slower machine (Zen 4), as its CPU
+seconds are. On that machine too, with earlier code, every score was what it is here, to the last digit that is shown,
+but for HalfCheetah by SAC. Its networks are large enough to learn by oneDNN on a Zen 5, which rounds otherwise, and
+another run comes of that: elsewhere the six seeds ended at 1466, 350.5, 26.49, 403.1, 1104 and 803.5, and at twice the
+steps three of them at 3411, 885.8 and 889.4. Seeds 3 to 5 of Stable-Baselines3's SAC, on a Xeon, had ended at 975.8,
+447.9 and 1199. Pong is one run of a fifth of the recipe's env steps: its training episodes rose from -20.4 to -0.4,
+nearly evenly from 0.35 M steps on and to the end, and its CPU seconds count the evaluation, in which the greedy policy
+may keep a ball in play until 10,000 steps.
 
 SAC has only begun to learn HalfCheetah after 30,000 steps, and six seeds of either library do not tell the two apart;
 after twice the steps three seeds do not tell either.
