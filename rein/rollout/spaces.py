@@ -84,15 +84,18 @@ class Codec:
             self._inner = {key: Codec(f"{field}.{key}", child) for key, child in inner.items()}
             self._places = dict(zip(inner, places, strict=True))
 
-    def stack(self, values: Sequence[Any]) -> Tree:
-        """Fresh tensors (N, ...) of N values; EnvironmentContractError if one does not fit the space."""
+    def stack(self, values: Sequence[Any], first_row: int = 0) -> Tree:
+        """Stack N values to fresh tensors (N, ...); errors count rows from `first_row`.
+
+        Raises EnvironmentContractError if a value does not fit the space.
+        """
         if self._inner is None:
-            return torch.from_numpy(column(self._field, values, self._dtype, self._shape))
+            return torch.from_numpy(column(self._field, values, self._dtype, self._shape, first_row))
         try:
             parts = {key: [value[place] for value in values] for key, place in self._places.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(f"{self._field}: expected values of {self._space}: {error!r}") from error
-        return {key: inner.stack(parts[key]) for key, inner in self._inner.items()}
+        return {key: inner.stack(parts[key], first_row) for key, inner in self._inner.items()}
 
     def split(self, tree: Tree, rows: int) -> list[Any]:
         """The values of `rows` rows, which share no memory with the tensors; EnvironmentContractError by shape."""
@@ -123,11 +126,11 @@ class Codec:
 
 
 def column(
-    field: str, values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+    field: str, values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...] = (), first_row: int = 0
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """N values as one fresh array (N, *shape) of `dtype`, cast where that loses no more than precision.
+    """Return N values as one fresh array (N, *shape) of `dtype`. A cast may lose precision, but nothing else.
 
-    Raises EnvironmentContractError, which names field and row.
+    Raises EnvironmentContractError, which names the field and the row, counted from `first_row`.
     """
     if not values:
         return np.empty((0, *shape), dtype)
@@ -139,8 +142,8 @@ def column(
         if array.dtype is dtype:
             return array
         if array.dtype.kind in _FROM[dtype.kind]:
-            return cast(field, array, dtype)
-    for row, value in enumerate(values):
+            return cast(field, array, dtype, first_row)
+    for row, value in enumerate(values, first_row):
         try:
             got = np.asarray(value)
         except ValueError:
@@ -148,7 +151,7 @@ def column(
         if got.shape != shape or got.dtype.kind not in _FROM[dtype.kind]:
             what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
             raise EnvironmentContractError(f"{field}, row {row}: expected {dtype} of shape {shape}, got {what}")
-    each = [cast(field, np.asarray(value)[None], dtype, row) for row, value in enumerate(values)]  # of different types
+    each = [cast(field, np.asarray(value)[None], dtype, row) for row, value in enumerate(values, first_row)]  # of different types
     return np.concatenate(each)
 
 

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TransformObservation
 
 from rein.integrations.gymnasium.making import make, name_of
-from rein.integrations.gymnasium.workers import starting
+from rein.integrations.gymnasium.workers import closed_on_error, starting
 from rein.rollout.contract import checked_num_envs
 
 
@@ -41,14 +41,21 @@ def opened(
         raise ValueError(f"num_envs={num_envs}: {source} has {source.num_envs}")
     else:
         environment = source
-    mode = _mode_of(environment, mode)
+    made_here = isinstance(source, str | EnvSpec)
+    with closed_on_error(environment) if made_here else contextlib.nullcontext():
+        return environment, _usable_mode(environment, mode)
+
+
+def _usable_mode(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
+    """Return the autoreset mode, and prepare the environment for it. Raises ValueError if it does not work."""
+    mode = _mode_of(environment, asked)
     bare = environment.unwrapped
     if mode is AutoresetMode.SAME_STEP and isinstance(bare, SyncVectorEnv):
         _keep_final_observations(bare)
     if mode is AutoresetMode.NEXT_STEP and isinstance(bare, AsyncVectorEnv) and not bare.shared_memory:
         # its workers do not forget in `reset` that they have to reset, and do it again (Gymnasium 1.4)
         raise ValueError(f"{environment}: shared_memory=False does not go with {mode}; share it, or reset otherwise")
-    return environment, mode
+    return mode
 
 
 def _asked_for(value: AutoresetMode | str) -> AutoresetMode:

@@ -1,4 +1,4 @@
-"""What `reset` and `step` hand over: as many parts as they have, and of the infos what is wanted.
+"""Checks of what `reset` and `step` return: the number of parts, the flags and the wanted infos.
 
 Shapes: N environments.
 """
@@ -18,6 +18,7 @@ from rein.rollout.spaces import column
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
+_BOOL = np.dtype(np.bool_)
 
 
 def check_parts(who: str, method: str, result: Any, parts: tuple[str, ...]) -> None:
@@ -39,16 +40,35 @@ def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, 
     return {key: _missing_value(key, value) for key, value in info.items()}
 
 
-def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any]) -> Tensor:
-    """What N infos have under `key`, as a fresh tensor (N, ...); EnvironmentContractError if one does not fit."""
+def ended_flags(
+    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], nobody: tuple[bool, ...], first_row: int = 0
+) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return `terminated` and `truncated` as one array (2, N), or None if both equal `nobody`, N times False.
+
+    Raises EnvironmentContractError for a flag that is not a boolean.
+    """
+    try:
+        if terminateds == nobody and truncateds == nobody:
+            return None
+    except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+        pass
+    flags = (("terminated", terminateds), ("truncated", truncateds))
+    return np.stack([column(field, values, _BOOL, first_row=first_row) for field, values in flags])
+
+
+def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], first_row: int = 0) -> Tensor:
+    """Return what N infos have under `key` as a fresh tensor (N, ...); the first info is that of row `first_row`.
+
+    Raises EnvironmentContractError if a value does not fit the missing value.
+    """
     try:
         values = [info.get(key, missing) for info in infos]
     except AttributeError:
-        for row, info in enumerate(infos):
+        for row, info in enumerate(infos, first_row):
             if not isinstance(info, Mapping):
                 raise EnvironmentContractError(f"info, row {row}: expected a dictionary, got {info!r}") from None
         raise
-    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape))
+    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape, first_row))
 
 
 def _missing_value(key: str, value: Any) -> np.ndarray[Any, Any]:

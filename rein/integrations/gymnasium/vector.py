@@ -10,8 +10,9 @@ Shapes: N environments, O one observation, A one action.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from rein.integrations.gymnasium.batches import BatchCodec, array
 from rein.integrations.gymnasium.making import Source, as_json, name_of
 from rein.integrations.gymnasium.opening import opened
 from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values
-from rein.integrations.gymnasium.workers import Workers, in_processes
+from rein.integrations.gymnasium.workers import Workers, closed_on_error, in_processes
 from rein.ops.trees import map_tree
 from rein.rollout.contract import check_action, check_observation, checked_num_envs
 from rein.rollout.seeds import UNKNOWN, HostEpisodeSeeds
@@ -72,6 +73,16 @@ class GymnasiumVectorEnvironment:
         self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
         self._make_kwargs = make_kwargs
         self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
+        made_here = isinstance(source, str | EnvSpec)
+        with closed_on_error(self._environment) if made_here else contextlib.nullcontext():
+            self._prepare(seed, timeout)
+        self._observation: Tree = None  # the current one; None where there are no episodes
+        self._nobody_N = np.zeros(self.num_envs, np.bool_)
+        self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
+        self._checked, self._closed = False, False
+
+    def _prepare(self, seed: int | None, timeout: float | None) -> None:
+        """Set up everything that depends on the source. Raises if the source does not fit."""
         self._workers = Workers(self._environment, self._name, timeout)
         self.num_envs = checked_num_envs(self._environment.num_envs)
         self.device = torch.device("cpu")
@@ -83,10 +94,6 @@ class GymnasiumVectorEnvironment:
         self._observations = BatchCodec("observation", self.single_observation_space, observations, self.num_envs)
         self._actions = BatchCodec("action", self.single_action_space, actions, self.num_envs)
         self._finals = Codec("info.final_obs", self.single_observation_space)
-        self._observation: Tree = None  # the current one; None where there are no episodes
-        self._nobody_N = np.zeros(self.num_envs, np.bool_)
-        self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
-        self._checked, self._closed = False, False
 
     @classmethod
     def in_processes(
@@ -113,8 +120,9 @@ class GymnasiumVectorEnvironment:
             why = "all of them step together, so none can repeat its episode at a resume; GymnasiumEnvironment can"
             raise ValueError(f"in_processes(replayable={replayable}): {why}")
         missing = missing_values(info)  # refused before there are processes
-        source = in_processes(id_or_factory, num_envs, make_kwargs)
-        environment = cls(source, seed=seed, timeout=timeout, info=missing)
+        source = in_processes(id_or_factory, num_envs, make_kwargs, missing)
+        with closed_on_error(source):
+            environment = cls(source, seed=seed, timeout=timeout, info=missing)
         environment._name = environment._workers.name = name_of(id_or_factory)
         environment._make_kwargs = make_kwargs
         return environment
@@ -181,14 +189,28 @@ class GymnasiumVectorEnvironment:
             info=wanted,
         )
 
+    @property
+    def render_fps(self) -> float | None:
+        """Frames per second that the source declares for its videos; None if it declares none."""
+        return self._environment.metadata.get("render_fps")
+
     def render(self, index: int = 0) -> Any:
-        """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
-        mode, frames = self._environment.render_mode, None
+        """Render an RGB frame of one environment; the other processes are not asked.
+
+        Raises ValueError unless built with `render_mode="rgb_array"`.
+        """
+        mode, frame = self._environment.render_mode, None
         if mode == "rgb_array":
-            frames = self._call("render")
-        if frames is None:
+            bare = self._environment.unwrapped
+            if self._environment is bare and isinstance(bare, AsyncVectorEnv):
+                frame = self._call(self._workers.render, index)
+            elif self._environment is bare and isinstance(bare, SyncVectorEnv):
+                frame = bare.envs[index].render()
+            elif (frames := self._call(self._environment.render)) is not None:
+                frame = frames[index]
+        if frame is None:
             raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
-        return frames[index]
+        return frame
 
     def reseed(self, seed: int) -> None:
         """Take `seed` for all streams; RuntimeError after the first reset."""
@@ -212,17 +234,17 @@ class GymnasiumVectorEnvironment:
         if self._seeds.started:
             logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the source, whose processes may die of it."""
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the source, whose processes may die of it."""
         self._workers.check()
         try:
-            return getattr(self._environment, method)(*args, **kwargs)
+            return method(*args, **kwargs)
         except BaseException as error:  # is explained, or raised again; KeyboardInterrupt leaves a call without answer
             self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
             raise
 
     def _parts(self, method: str, parts: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-        result = self._call(method, *args, **kwargs)
+        result = self._call(getattr(self._environment, method), *args, **kwargs)
         check_parts(self._name, method, result, parts)
         return result
 
