@@ -151,7 +151,8 @@ def column(
         if got.shape != shape or got.dtype.kind not in _FROM[dtype.kind]:
             what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
             raise EnvironmentContractError(f"{field}, row {row}: expected {dtype} of shape {shape}, got {what}")
-    each = [cast(field, np.asarray(value)[None], dtype, row) for row, value in enumerate(values, first_row)]  # of different types
+    # the values have different types
+    each = [cast(field, np.asarray(value)[None], dtype, row) for row, value in enumerate(values, first_row)]
     return np.concatenate(each)
 
 

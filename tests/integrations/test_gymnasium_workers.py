@@ -9,8 +9,12 @@ import math
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,7 +23,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 import rein
 from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
@@ -32,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
 ]
 
+ROOT = Path(__file__).parents[2]
 N = 3
 ZEROS = torch.zeros(N, dtype=torch.int64)
 
@@ -245,7 +250,7 @@ def test_one_whose_worker_is_dead_is_closed_with_a_warning(caplog: pytest.LogCap
     environment._environment.processes[1].kill()
     environment._environment.processes[1].join()
     environment.close()
-    assert "a worker died before it was closed" in caplog.text
+    assert "a worker died before or while it was closed" in caplog.text
 
 
 def test_one_whose_worker_does_not_close_is_killed_when_its_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,3 +350,237 @@ def test_one_that_is_dropped_leaves_no_process() -> None:
     pids = {process.pid for process in environment._environment.processes}
     del environment
     assert not children() & pids
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Nothing may rely on the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def is_closed() -> None:
+    environment = in_processes()
+    environment.reset()
+    environment.close()
+
+
+def is_dropped() -> None:
+    in_processes().reset()
+
+
+def dies() -> None:
+    environment = in_processes(exits)
+    with pytest.raises(rein.WorkerDied):
+        run(environment)
+    environment.close()
+
+
+def dies_while_it_is_made() -> None:
+    with pytest.raises(rein.WorkerDied):
+        in_processes(exits, "making")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts file descriptors by /proc")
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("use", [is_closed, is_dropped, dies, dies_while_it_is_made])
+def test_no_pipe_is_left_without_a_garbage_collection(use: Callable[[], None]) -> None:
+    use()  # the first one opens what the module multiprocessing keeps
+    before = descriptors()
+    for _ in range(3):
+        use()
+    assert descriptors() == before
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_start_that_fails_leaves_no_process_and_no_pipe(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    def build() -> GymnasiumVectorEnvironment:
+        if asynchronous:
+            return GymnasiumVectorEnvironment("CartPole-v1", N, vectorization_mode="async")
+        return in_processes()
+
+    build().close()
+    start, before, started = BaseProcess.start, descriptors(), []
+
+    def fails(process: Any) -> None:
+        started.append(process)
+        if len(started) == N:
+            raise OSError("no more processes")
+        start(process)
+
+    monkeypatch.setattr(BaseProcess, "start", fails)
+    with pytest.raises(OSError, match="no more processes"):
+        build()
+    assert len(started) == N
+    assert not children() and descriptors() == before
+
+
+def test_too_few_descriptors_are_refused_before_a_process_is_started() -> None:
+    resource = pytest.importorskip("resource")
+    in_processes().close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = descriptors()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, hard))
+    try:
+        with pytest.raises(OSError, match="ulimit -n"):
+            GymnasiumVectorEnvironment.in_processes(Counter, 20)
+        assert not children() and descriptors() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Unlearnable(Counter):
+    observation_space = spaces.Text(3)  # type: ignore[assignment]  # not a tensor
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: GymnasiumVectorEnvironment.in_processes(Counter, N, timeout=0.0),
+        lambda: GymnasiumVectorEnvironment("CartPole-v1", N, vectorization_mode="async", timeout=0.0),
+        lambda: GymnasiumVectorEnvironment(
+            "CartPole-v1", N, vectorization_mode="async", vector_kwargs={"shared_memory": False}
+        ),
+        lambda: GymnasiumVectorEnvironment.in_processes(Unlearnable, N),
+        lambda: GymnasiumVectorEnvironment(
+            EnvSpec("Unlearnable-v0", entry_point=Unlearnable),  # type: ignore[arg-type]
+            N,
+            vectorization_mode="async",
+        ),
+    ],
+)
+def test_processes_are_ended_if_the_adapter_refuses_what_was_started(build: Callable[[], Any]) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:  # whose traceback keeps what was built
+        build()
+    assert not children(), caught.value
+
+
+LIFELINE: list[int] = []  # the ends of a pipe: its children live until all others have closed the second end
+
+
+def dies_and_leaves_a_child_that_holds_the_pipe() -> None:
+    if os.fork() == 0:  # as simulators do
+        os.close(LIFELINE[1])
+        os.read(LIFELINE[0], 1)
+        os._exit(0)
+    os._exit(3)
+
+
+@pytest.fixture
+def lifeline() -> Iterator[None]:
+    LIFELINE[:] = os.pipe()
+    yield
+    for end in LIFELINE:
+        os.close(end)
+
+
+@pytest.mark.usefixtures("lifeline")
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_dead_worker_is_noticed_although_its_child_holds_the_pipe(where: str) -> None:
+    environment = in_processes(dies_and_leaves_a_child_that_holds_the_pipe, where)
+    with pytest.raises(rein.WorkerDied, match=r"worker 1 of 3 \(pid \d+, exit code 3, episode seed"):
+        run(environment)
+
+
+@pytest.mark.usefixtures("lifeline")
+def test_a_worker_that_dies_while_it_is_made_is_noticed_although_its_child_holds_the_pipe() -> None:
+    with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
+        in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "making")
+
+
+@pytest.mark.usefixtures("lifeline")
+def test_close_returns_although_a_child_of_a_dead_worker_holds_the_pipe(caplog: pytest.LogCaptureFixture) -> None:
+    environment = in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "close")
+    environment.reset()
+    environment.close()
+    assert "exit codes [0, 3, 0]" in caplog.text
+
+
+PARENT = """
+import os, signal, torch
+from tests.integrations.test_gymnasium_workers import N, hangs, in_processes
+
+environment = in_processes(hangs, "step", (N - 1,))
+environment.reset()
+for _ in range(3):
+    environment._environment.step_async([0] * N)
+    if _ < 2:
+        environment._environment.step_wait()
+print("killed", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parent")
+def test_workers_end_with_a_killed_parent_although_one_is_stuck() -> None:
+    """The workers hold standard output as well: the call returns when all of them have ended."""
+    ended = subprocess.run([sys.executable, "-c", PARENT], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout == "killed\n" and ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def test_an_answer_that_gymnasium_cannot_use_ends_the_workers() -> None:
+    """Gymnasium leaves the answers of the others in their pipes: they would be taken for those to the next call."""
+
+    class NoInfo(Counter):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], None
+
+    environment = GymnasiumVectorEnvironment(AsyncVectorEnv([NoInfo] * N), seed=7)
+    environment.reset()
+    with pytest.raises(AttributeError):
+        environment.apply_action(ZEROS)
+    with pytest.raises(RuntimeError, match="its workers were ended after a failure; build it anew"):
+        environment.apply_action(ZEROS)
+    assert not children()
+    environment.close()
+
+
+class Drawn(Counter):
+    """Shows how often it was drawn."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012  # as Gymnasium has it
+    render_mode, drawn = "rgb_array", 0
+
+    def render(self) -> Any:
+        self.drawn += 1
+        return np.full((2, 2, 3), self.drawn, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: GymnasiumVectorEnvironment.in_processes(Drawn, N),
+        lambda: GymnasiumVectorEnvironment(AsyncVectorEnv([Drawn] * N)),
+        lambda: GymnasiumVectorEnvironment(SyncVectorEnv([Drawn] * N)),
+    ],
+)
+def test_only_the_environment_that_is_asked_renders(build: Callable[[], GymnasiumVectorEnvironment]) -> None:
+    environment = build()
+    environment.reset()
+    assert [int(environment.render(1).max()) for _ in range(3)] == [1, 2, 3]
+    assert environment._environment.get_attr("drawn") == (0, 3, 0)
+    assert environment.render_fps == 12
+    environment.apply_action(ZEROS)  # the workers are in step
+    environment.close()
+
+
+@pytest.mark.parametrize(("fault", "error"), [(exits, rein.WorkerDied), (raises, ZeroDivisionError)])
+def test_a_worker_that_fails_as_it_renders_is_named(fault: Any, error: Any) -> None:
+    class Fails(Drawn):
+        def render(self) -> Any:
+            fault()
+
+    environment = GymnasiumVectorEnvironment.in_processes(Fails, N, seed=7)
+    environment.reset()
+    with pytest.raises(error) as caught:
+        environment.render(1)
+    assert "worker 1 of 3" in str([caught.value, *getattr(caught.value, "__notes__", [])])
+    environment.close()

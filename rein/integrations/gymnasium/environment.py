@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
-from rein.integrations.gymnasium.results import RESET, STEP, check_parts, ended_flags, missing_values, wanted_infos
+from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values, wanted_infos
 from rein.ops.trees import leaves, map_tree
 from rein.rollout.contract import check_action, check_observation, check_rows_of, checked_num_envs, restored
 from rein.rollout.seeds import HostEpisodeSeeds
@@ -29,7 +29,7 @@ from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)
 
-_FLOAT = np.dtype(np.float32)
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 class GymnasiumEnvironment:
@@ -139,9 +139,13 @@ class GymnasiumEnvironment:
             raise
         final_observation = self._observation = self._observations.stack(observations)
         flags_3N = self._no_flags_3N.copy()
-        ended_2N = ended_flags(terminateds, truncateds, self._nobody)
-        if ended_2N is not None:
-            flags_3N[:2] = ended_2N
+        try:
+            ended = terminateds != self._nobody or truncateds != self._nobody
+        except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+            ended = True
+        if ended:
+            flags_3N[0] = column("terminated", terminateds, _BOOL)
+            flags_3N[1] = column("truncated", truncateds, _BOOL)
             self._observation = self._begin_where(flags_3N[0] | flags_3N[1], list(observations))
         terminated_N, truncated_N, valid_N = torch.from_numpy(flags_3N).unbind()
         return TimeStep(

@@ -135,7 +135,7 @@ class Workers:
         if None in codes:
             logger.warning("%s: its workers did not close in time, and were killed", self.name)
         if any(codes):
-            logger.warning("%s: a worker died before it was closed, or as it was closed: exit codes %s", self.name, codes)
+            logger.warning("%s: a worker died before or while it was closed: exit codes %s", self.name, codes)
         _end(bare)
 
     def _dead(self) -> list[int]:
@@ -223,10 +223,10 @@ def closed_on_error(environment: Any) -> Iterator[None]:
 
 def _check_descriptors(num_envs: int) -> None:
     """Raise OSError if the file descriptors of so many processes cannot be opened: before any process is started."""
-    needed, held = 3 * num_envs + 8, []  # a pipe and two ends of its process's own for each
+    needed = 3 * num_envs + 8  # for each a pipe, and two descriptors that the module multiprocessing keeps
+    held: list[int] = []
     try:
-        for _ in range(needed):
-            held.append(os.open(os.devnull, os.O_RDONLY))
+        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -360,8 +360,8 @@ def _await_exits(processes: Sequence[Any], seconds: float) -> None:
 def _await_answers(bare: Any, seconds: float | None, indices: Sequence[int] | None = None) -> None:
     """Wait until all workers, or those of `indices`, have answered.
 
-    Raises multiprocessing.TimeoutError after `seconds` and EOFError if any worker is dead and has not answered: its pipe
-    does not tell if a child of the worker holds the pipe open, so silent workers are looked at every second.
+    Raises multiprocessing.TimeoutError after `seconds` and EOFError if any worker is dead and has not answered. The
+    pipe of a dead worker stays open if a child of the worker holds it, so the exit codes are checked every second.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     for index in range(len(bare.parent_pipes)) if indices is None else indices:

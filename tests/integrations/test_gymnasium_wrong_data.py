@@ -1,0 +1,145 @@
+"""Wrong data is refused with the same error, whether environments are stepped one by one or in processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception)"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
+]
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,))
+SPACES: dict[str, spaces.Space[Any]] = {
+    "vector": VECTOR,
+    "discrete": spaces.Discrete(5),
+    "bytes": spaces.Box(-100, 100, (2,), np.int8),
+    "dict": spaces.Dict({"camera": spaces.Box(0, 255, (2, 2, 1), np.uint8), "joints": VECTOR}),
+    "tuple": spaces.Tuple((spaces.Discrete(3), VECTOR)),
+}
+INFO = {"count": np.int8(0), "position": np.zeros(2, np.float32), "success": False}
+ZEROS = np.zeros(3, np.float32)
+
+
+class Wrong(gymnasium.Env[Any, Any]):
+    """Environment 1 of 2 returns `parts` instead of good data, from `method`."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: str, method: str, parts: dict[str, Any]) -> None:
+        self.observation_space = SPACES[space]
+        self.observation_space.seed(0)
+        self.parts, self.method = parts, method
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.wrong = seed == SECOND
+        parts = {"observation": self.observation_space.sample(), "info": {}}
+        return self._returned("reset", parts)
+
+    def step(self, action: Any) -> Any:
+        parts = {
+            "observation": self.observation_space.sample(), "reward": 1.0, "terminated": False, "truncated": False,
+            "info": {"count": 3},
+        }  # fmt: skip
+        return self._returned("step", parts)
+
+    def _returned(self, method: str, parts: dict[str, Any]) -> Any:
+        if self.wrong and method == self.method:
+            if "all" in self.parts:
+                return self.parts["all"]
+            parts |= self.parts
+        return tuple(parts.values())
+
+
+SECOND = int(GymnasiumEnvironment("CartPole-v1", 2, 7)._seeds.advance(1))  # the seed of environment 1's first episode
+
+# space of observations, method, what is wrong in its result, a part of the error
+TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "a scalar for a vector": ("vector", "step", {"observation": 0.5}, "observation, row 1"),
+    "one number for three": ("vector", "step", {"observation": np.zeros(1, np.float32)}, "observation, row 1"),
+    "a matrix of as many numbers": ("vector", "step", {"observation": ZEROS[None]}, "observation, row 1"),
+    "no observation": ("vector", "step", {"observation": None}, "observation, row 1"),
+    "no numbers in an observation": ("vector", "step", {"observation": [None] * 3}, "observation, row 1"),
+    "a complex observation": ("vector", "step", {"observation": ZEROS + 1j}, "observation, row 1"),
+    "text for numbers": ("vector", "step", {"observation": ["1", "2", "3"]}, "observation, row 1"),
+    "a ragged observation": ("vector", "step", {"observation": [[1.0], [2.0, 3.0]]}, "observation, row 1"),
+    "a float for an integer": ("discrete", "step", {"observation": 2.7}, "observation, row 1"),
+    "an array for an integer": ("discrete", "step", {"observation": np.array([2])}, "observation, row 1"),
+    "a float for a byte": ("bytes", "step", {"observation": np.array([0.5, 1.0])}, "observation, row 1"),
+    "an integer beyond a byte": ("bytes", "step", {"observation": np.array([300, 0])}, "does not reach 300"),
+    "a missing key": ("dict", "step", {"observation": {"joints": ZEROS}}, "observation"),
+    "a wrong shape in a dict": (
+        "dict", "step", {"observation": {"camera": np.uint8(7), "joints": ZEROS}}, "observation.camera, row 1"
+    ),
+    "a tuple that is too short": ("tuple", "step", {"observation": (1,)}, "observation"),
+    "no reward": ("vector", "step", {"reward": None}, "reward, row 1"),
+    "a reward in words": ("vector", "step", {"reward": "1.0"}, "reward, row 1"),
+    "a complex reward": ("vector", "step", {"reward": 1 + 2j}, "reward, row 1"),
+    "two rewards": ("vector", "step", {"reward": np.ones(2)}, "reward, row 1"),
+    "a reward in a list": ("vector", "step", {"reward": [1.0]}, "reward, row 1"),
+    "terminated in words": ("vector", "step", {"terminated": "False"}, "terminated, row 1"),
+    "terminated as a number": ("vector", "step", {"terminated": 1}, "terminated, row 1"),
+    "terminated as None": ("vector", "step", {"terminated": None}, "terminated, row 1"),
+    "terminated twice": ("vector", "step", {"terminated": np.array([True, False])}, "terminated, row 1"),
+    "truncated as a float": ("vector", "step", {"truncated": 0.5}, "truncated, row 1"),
+    "truncated as a list": ("vector", "step", {"truncated": []}, "truncated, row 1"),
+    "no info": ("vector", "step", {"info": None}, "info, row 1"),
+    "a list of infos": ("vector", "step", {"info": [("count", 3)]}, "info, row 1"),
+    "a float for an integer of the info": ("vector", "step", {"info": {"count": 2.7}}, "info.count, row 1"),
+    "a number beyond the info's": ("vector", "step", {"info": {"count": 300}}, "does not reach 300"),
+    "a scalar for an array of the info": ("vector", "step", {"info": {"position": 1.0}}, "info.position, row 1"),
+    "None in the info": ("vector", "step", {"info": {"success": None}}, "info.success, row 1"),
+    "four parts of a step": ("vector", "step", {"all": (ZEROS, 1.0, False, {})}, "from step, got"),
+    "nothing from a step": ("vector", "step", {"all": None}, "from step, got"),
+    "an observation alone from reset": ("vector", "reset", {"all": ZEROS}, "from reset, got"),
+    "five parts of a reset": ("vector", "reset", {"all": (ZEROS, 1.0, False, False, {})}, "from reset, got"),
+    "a scalar for a vector in reset": ("vector", "reset", {"observation": 0.0}, "observation, row 1"),
+    "no observation in reset": ("vector", "reset", {"observation": None}, "observation, row 1"),
+}  # fmt: skip
+
+
+def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[str, Any]) -> EnvironmentContractError:
+    """What one step after a reset raises."""
+    environment = adapter(functools.partial(Wrong, space, method, parts), 2, 7, info=INFO)
+    try:
+        with pytest.raises(EnvironmentContractError) as caught:
+            environment.reset()
+            environment.apply_action(torch.zeros(2, dtype=torch.int64))
+    finally:
+        environment.close()
+    return caught.value
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_wrong_data_raises_the_same_error_in_processes(case: str) -> None:
+    space, method, parts, keyword = TABLE[case]
+    one_by_one = error_of(GymnasiumEnvironment, space, method, parts)
+    in_processes = error_of(GymnasiumVectorEnvironment.in_processes, space, method, parts)
+    assert keyword in str(one_by_one)
+    assert (type(in_processes), str(in_processes)) == (type(one_by_one), str(one_by_one))
+
+
+def test_infos_that_are_not_wanted_do_not_reach_the_main_process() -> None:
+    """They may be None, of another type in each environment, or not picklable."""
+    for info in (None, {"count": 1, "simulator": lambda: 1}, {"count": 1, "other": "text"}):
+        parts = {"info": info}
+        source = functools.partial(Wrong, "vector", "step", parts)
+        environment = GymnasiumVectorEnvironment.in_processes(source, 2, 7, info={} if info is None else {"count": 0})
+        environment.reset()
+        for _ in range(2):
+            time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
+            assert time_step.info.get("count", torch.tensor([3, 1])).tolist() == [3, 1]
+        environment.close()
