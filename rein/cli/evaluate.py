@@ -47,6 +47,7 @@ def _options(
     seed: int | None = None,
     device: str = "cpu",
     video: Path | None = None,
+    fps: float | None = None,
     environment: str | None = None,
 ) -> None:
     """Let the agent of a run play episodes that training has not seen, and say what their returns are.
@@ -61,12 +62,15 @@ def _options(
         deterministic: take the action that the policy thinks most of; else act as it explores.
         seed: of the episodes; drawn and told by default.
         device: where the agent computes, and the environment where it can.
-        video: film all episodes, one after another, into this folder.
+        video: record all episodes, one after another, to files in this folder.
+        fps: frames per second of the videos; by default those that the environment declares, or 30.
         environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
             environments or the run's loop. rein's own environments, Gymnasium's and recipes need none.
     """
     if best and checkpoint is not None:
         raise ValueError(f"rein evaluate: give --best or --checkpoint {checkpoint}, not both")
+    if fps is not None and video is None:
+        raise ValueError(f"--fps {fps:g}: give --video as well")
     if episodes < 1:
         raise ValueError(f"--episodes {episodes}: give 1 or more")
     torch.set_num_threads(1)  # for a few rows at a time one is fastest
@@ -75,7 +79,7 @@ def _options(
     found = part_at(checkpoint or (run / FOLDER / BEST if best else run))
     made = None if environment is None else made_by(environment)
     agent = _agent(found, described, made, device, episodes)
-    with contextlib.closing(_environment(described, made, episodes, device, video)) as played_in:
+    with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
     how = "without exploring" if deterministic else "as it explores"
@@ -99,8 +103,8 @@ def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: 
     return loop.parts["agent"]
 
 
-def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None) -> Any:
-    """Environments of which nothing has been asked yet; one alone to film, so that every episode is filmed whole."""
+def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None, fps: float | None) -> Any:
+    """Build the environments. For a video only one, so that every episode is recorded completely."""
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
     if made is None:
@@ -108,7 +112,7 @@ def _environment(run: Described, made: Any, episodes: int, device: str, video: P
         built = environment_of(run, num_envs=count, device=device, filming=video is not None)
     else:
         built = made.parts["environment"] if isinstance(made, Loop) else made
-    return built if video is None else RecordVideo(built, video)
+    return built if video is None else RecordVideo(built, video, fps=fps)
 
 
 def _table(result: Evaluation) -> Table:

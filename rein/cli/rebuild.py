@@ -28,7 +28,10 @@ from rein.loop import Loop
 from rein.stores.reader import Run
 
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # of an environment, here
-_ADAPTER = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
+_ADAPTERS = (
+    "rein.integrations.gymnasium.environment.GymnasiumEnvironment",
+    "rein.integrations.gymnasium.vector.GymnasiumVectorEnvironment",
+)
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # wrappers around wrappers
 
@@ -133,7 +136,7 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     try:
-        if kind == _ADAPTER:
+        if kind in _ADAPTERS:
             return rebuild(config, given["num_envs"], filming=filming)
         if kind not in own_environments():
             raise _NotOurs(

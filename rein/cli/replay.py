@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import tyro
 
 from rein.cli.rebuild import environment_of
+from rein.envs.wrappers.forwarding import unwrapped
 from rein.rollout.replay import Difference, Replay, replay
+from rein.rollout.video import Video, as_frame, frames_per_second
 from rein.stores.reader import open_run
 
 _WORDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rewards"}
-_FPS = 30
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,6 +32,7 @@ def _options(
     *,
     episode: tuple[int, ...],
     video: Path | None = None,
+    fps: float | None = None,
     environment: str | None = None,
 ) -> list[Replay]:
     """Play stored episodes of a run again, and say whether observations and rewards agree bit for bit.
@@ -38,12 +40,15 @@ def _options(
     Args:
         run: the folder of a run.
         episode: the numbers of the episodes.
-        video: film the episode, one frame for each step, into this file.
+        video: record the episode to this file, one frame for each step: .mp4, .mkv, .mov or .avi.
+        fps: frames per second of the video; by default those that the environment declares, or 30.
         environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
             environments or a loop that has some. rein's own environments, Gymnasium's and recipes need none.
     """
     if not episode:
         raise ValueError("--episode: give the number of an episode, or several")
+    if fps is not None and video is None:
+        raise ValueError(f"--fps {fps:g}: give --video as well")
     if video is not None and len(episode) > 1:
         raise ValueError(f"--video {video}: a film is of one episode, and --episode gives {len(episode)}")
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
@@ -55,7 +60,7 @@ def _options(
         if video is None:
             results = replay(built, episodes)
         else:
-            with film(video) as add:
+            with film(video, built, fps) as add:
                 results = replay(built, episodes, film=add)
     for result in results:
         print(_told(result))
@@ -80,21 +85,14 @@ def _where(difference: Difference, steps: str) -> str:
 
 
 @contextlib.contextmanager
-def film(path: Path, fps: int = _FPS) -> Iterator[Callable[[Any], None]]:
-    """What takes the frames of a film, which appears at `path` when it is whole. ImportError without the extra."""
-    try:
-        import imageio.v2
-        import imageio_ffmpeg  # noqa: F401  # what imageio writes films with
-    except ImportError as error:
-        raise ImportError("--video needs imageio with ffmpeg: pip install imageio imageio-ffmpeg") from error
+def film(path: Path, environment: Any, fps: float | None = None) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that takes the frames of a video, which appears at `path` when it is finished."""
     if not path.parent.is_dir():
         raise ValueError(f"--video {path}: there is no folder {path.parent}")
-    part = path.with_name(f".{path.stem}.part-{os.getpid()}{path.suffix or '.mp4'}")
-    writer: Any = imageio.v2.get_writer(part, format="FFMPEG", fps=fps, macro_block_size=2)
+    inside = unwrapped(environment)
+    video = Video(path, frames_per_second(inside, fps, "--fps "), "--video ")
     try:
-        yield writer.append_data
-        writer.close()
-        part.replace(path)
+        yield lambda rendered: video.add(as_frame(rendered, inside))
+        video.finish()
     finally:
-        writer.close()
-        part.unlink(missing_ok=True)
+        video.discard()

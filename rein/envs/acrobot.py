@@ -85,6 +85,8 @@ class Acrobot(SimulatedEnvironment):
     equations are those of Sutton and Barto's book, which correct the paper's.
     """
 
+    render_fps = 15  # frames per second of its videos
+
     def __init__(
         self,
         num_envs: int = 16,

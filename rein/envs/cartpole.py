@@ -71,6 +71,8 @@ class CartPole(SimulatedEnvironment):
     problems; the equations are Florian's of 2007, without friction.
     """
 
+    render_fps = 50  # frames per second of its videos
+
     def __init__(
         self,
         num_envs: int = 16,

@@ -41,6 +41,8 @@ class MountainCar(SimulatedEnvironment):
     Source: Moore 1990, Efficient Memory-based Learning for Robot Control.
     """
 
+    render_fps = 30  # frames per second of its videos
+
     def __init__(
         self,
         num_envs: int = 16,

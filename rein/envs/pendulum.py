@@ -59,6 +59,8 @@ class Pendulum(SimulatedEnvironment):
     Source: the equations are Gymnasium's, in which a thin rod of 1 kg and 1 m hangs in a gravity of 10 m/s^2.
     """
 
+    render_fps = 30  # frames per second of its videos
+
     def __init__(
         self,
         num_envs: int = 16,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rein.agents.ppo import PPO
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
+from rein.integrations.gymnasium import GymnasiumVectorEnvironment
 from rein.stores.checkpoint import read_checkpoint, write_checkpoint
 
 
@@ -179,3 +181,24 @@ def test_a_film_of_every_episode(run, here, capsys):
     pytest.importorskip("imageio_ffmpeg")
     assert f"filmed: {here}/films\n" in said(capsys, run, "--episodes", 2, "--video", here / "films")
     assert sorted(film.name for film in (here / "films").iterdir()) == ["episode-000001.mp4", "episode-000002.mp4"]
+
+
+def test_the_videos_have_the_frame_rate_that_is_given(run, here, capsys):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
+    said(capsys, run, "--episodes", 1, "--video", here / "videos", "--fps", 12)
+    told = subprocess.run([ffmpeg, "-i", here / "videos/episode-000001.mp4"], capture_output=True, text=True).stderr
+    assert " 12 fps" in told
+    assert "--video" in refused(capsys, run, "--fps", 12)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_run_in_processes_is_evaluated(here, capsys):
+    environment = GymnasiumVectorEnvironment.in_processes("CartPole-v1", 2, 0, max_episode_steps=9)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
+    store = rein.HDF5Store("run")
+    loop = rein.training_loop(agent, environment, store, epochs=1, iterations=8)
+    checkpoint(loop, store, every=1)
+    loop.run()
+    store.close()
+    environment.close()
+    assert "episodes  3, 3 of them truncated" in said(capsys, "run", "--episodes", 3)

@@ -28,7 +28,7 @@ from rein.envs.wrappers.clip_reward import ClipReward
 from rein.envs.wrappers.forwarding import Forwarding
 from rein.envs.wrappers.frame_stack import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.ops.random import generator
 from rein.rollout.replay import replay
 
@@ -363,6 +363,45 @@ def test_a_film_has_a_frame_for_each_step(source: str, tmp_path: Path, capsys: A
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "run"]
 
 
+@pytest.fixture(scope="module")
+def in_processes(tmp_path_factory: pytest.TempPathFactory) -> rein.Run:
+    """A run whose environments had a process each."""
+    environment = GymnasiumVectorEnvironment.in_processes("CartPole-v1", 2, 5, max_episode_steps=30)
+    run = record(environment, tmp_path_factory.mktemp("in_processes") / "run", 8)
+    environment.close()
+    return run
+
+
+def test_a_run_in_processes_is_replayed(in_processes: rein.Run, tmp_path: Path, capsys: Any) -> None:
+    assert isinstance(environment_of(in_processes), GymnasiumEnvironment)
+    agree(in_processes, 8)
+    words = ["replay", str(in_processes.path), "--episode", "2", "--video", str(tmp_path / "video.mp4")]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "agree bit for bit" in capsys.readouterr().out
+
+
+def test_a_run_of_a_vector_environment_that_resets_by_itself_is_not_built_again(
+    in_processes: rein.Run, tmp_path: Path
+) -> None:
+    def resets_by_itself(parts: Any) -> None:
+        parts["environment"]["config"]["autoreset_mode"] = "NextStep"
+
+    run = rein.open_run(edited(in_processes, tmp_path / "run", resets_by_itself))
+    with pytest.raises(ValueError, match="autoreset mode 'NextStep'"):
+        environment_of(run)
+
+
+def test_the_frame_rate_of_a_video_is_that_of_the_environment_or_is_given(cartpole: rein.Run, tmp_path: Path) -> None:
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+    for words, fps in (([], "50 fps"), (["--fps", "12"], "12 fps")):
+        with pytest.raises(SystemExit):
+            main(["replay", str(cartpole.path), "--episode", "1", "--video", str(tmp_path / "video.mp4"), *words])
+        told = subprocess.run([ffmpeg, "-i", str(tmp_path / "video.mp4")], capture_output=True, text=True).stderr
+        assert f" {fps}" in told
+
+
 def test_a_film_needs_an_extra_and_the_error_names_it(
     cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -441,6 +480,10 @@ def test_an_environment_that_is_named_is_used(
         (["--episode", "1", "2", "--video", "film.mp4"], "a film is of one episode"),
         (["--episode", "1", "--video", "no/such/film.mp4"], "there is no folder no/such"),
         (["--episode", "1", "--environment", "cartpole"], "my_module:make"),
+        (["--episode", "1", "--video", "video.txt"], ".mp4"),
+        (["--episode", "1", "--video", "video"], ".mp4"),
+        (["--episode", "1", "--video", "video.mp4", "--fps", "0"], "--fps 0"),
+        (["--episode", "1", "--fps", "10"], "--video"),
     ],
 )
 def test_an_error_is_one_line(words: list[str], text: str, cartpole: rein.Run, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""Films of episodes.
+"""Videos of episodes.
 
 Shapes: N environments.
 """
@@ -11,37 +11,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, require, where_inside
+from rein.envs.wrappers.forwarding import Forwarding, require, unwrapped, where_inside
 from rein.protocols import Environment
+from rein.rollout.video import Video, as_frame, frames_per_second, imageio
 from rein.types import TimeStep, Tree
 
 
 class RecordVideo(Forwarding):
-    """Films every `every`-th episode of environment 0: `folder`/episode-000100.mp4, one frame for each step.
+    """Records every `every`-th episode of environment 0: `folder`/episode-000100.mp4, one frame for each step.
 
-    A frame shows what the action was selected from; what the last action led to is gone when the step returns, for the
-    next episode has begun. An episode that a reset or `close` cuts short is filmed as far as it went. A film appears in
-    the folder when it is finished, and is never written over: a second one gets the next free name. After
-    `load_state_dict`, filming waits for the next episode. Every step waits for the device, to see whether it ended one.
+    `fps` is the number of frames per second: by default the environment's `render_fps`, or 30 if it declares none. A
+    frame shows the state in which the action was selected. The state after the last action is not shown, because the
+    next episode has begun when the step returns. An episode that a reset or `close` cuts short is recorded up to there.
+    A video appears in the folder when it is finished. It never replaces a file: a second one gets the next free name.
+    After `load_state_dict`, recording waits for the next episode. Every step waits for the device.
 
-    Raises ImportError without the extra `video`, TypeError for environments that do not render and ValueError for
-    numbers below 1.
+    `apply_action` raises EnvironmentContractError for a frame that is not (height, width, 3) of uint8, or of floats
+    from 0 to 1. The constructor raises ImportError without the extra `video`, TypeError for environments that do not
+    render and ValueError for numbers below 1.
     """
 
-    def __init__(self, inner: Environment, folder: str | os.PathLike[str], *, every: int = 1, fps: int = 30) -> None:
-        if every < 1 or fps < 1:
-            raise ValueError(f"RecordVideo(every={every}, fps={fps}): give 1 or more")
+    def __init__(
+        self, inner: Environment, folder: str | os.PathLike[str], *, every: int = 1, fps: float | None = None
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"RecordVideo(every={every}): give 1 or more")
         require("RecordVideo", inner, "render", "there is nothing to film")
-        _imageio()
+        imageio("RecordVideo")
         self.inner = inner
         self.folder = Path(folder)
-        self.every, self.fps = every, fps
+        self.every, self.fps = every, frames_per_second(unwrapped(inner), fps, "RecordVideo: fps=")
         self._episodes, self._steps = 0, 0  # of environment 0: ended, and taken since the last end
-        self._film: Any = None
+        self._video: Video | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -49,7 +53,7 @@ class RecordVideo(Forwarding):
         return self._config(folder=str(self.folder), every=self.every, fps=self.fps)
 
     def close(self) -> None:
-        """Finish the film that is being made, and close the inner environment."""
+        """Finish the open video and close the inner environment."""
         self._end_episode()
         self.inner.close()
 
@@ -72,15 +76,17 @@ class RecordVideo(Forwarding):
         return observation
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
-        begins_film = self._steps == 0 and (self._episodes + 1) % self.every == 0
-        frame = self.inner.render(0) if begins_film or self._film is not None else None
+        begins_video = self._steps == 0 and (self._episodes + 1) % self.every == 0
+        frame = None
+        if begins_video or self._video is not None:
+            frame = as_frame(self.inner.render(0), self.unwrapped)
         time_step = self._step_inner(action, mask)
         ended, valid = torch.stack([(time_step.terminated | time_step.truncated)[0], time_step.valid[0]]).tolist()
         if valid:
             self._steps += 1
             if frame is not None:
-                self._film = self._film or _Film(self.folder / f"episode-{self._episodes + 1:06d}.mp4", self.fps)
-                self._film.add(frame)
+                self._video = self._video or self._opened()
+                self._video.add(frame)
         if ended:
             self._end_episode()
         return time_step
@@ -88,32 +94,16 @@ class RecordVideo(Forwarding):
     def _end_episode(self) -> None:
         self._episodes += self._steps > 0
         self._steps = 0
-        film, self._film = self._film, None
-        if film is not None:
-            film.finish()
+        video, self._video = self._video, None
+        if video is not None:
+            video.finish(_free(video.path))
+
+    def _opened(self) -> Video:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Video(self.folder / f"episode-{self._episodes + 1:06d}.mp4", self.fps)
 
 
-class _Film:
-    """A film that is being made, under another name until it is finished."""
-
-    def __init__(self, path: Path, fps: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._part = path, path.with_suffix(".part.mp4")
-        self._writer = _imageio().get_writer(self._part, format="FFMPEG", fps=fps, macro_block_size=2)
-
-    def add(self, frame: np.ndarray[Any, Any]) -> None:
-        self._writer.append_data(frame)
-
-    def finish(self) -> None:
-        self._writer.close()
-        others = (self._path.with_stem(f"{self._path.stem}-{k}") for k in itertools.count(2))
-        self._part.replace(next(path for path in itertools.chain([self._path], others) if not path.exists()))
-
-
-def _imageio() -> Any:
-    try:
-        import imageio.v2
-        import imageio_ffmpeg  # noqa: F401  # what imageio writes films with
-    except ImportError as error:
-        raise ImportError("RecordVideo needs imageio with ffmpeg: pip install imageio imageio-ffmpeg") from error
-    return imageio.v2
+def _free(path: Path) -> Path:
+    """Return `path`, or the next free name if it exists: `episode-000100-2.mp4`."""
+    others = (path.with_stem(f"{path.stem}-{k}") for k in itertools.count(2))
+    return next(path for path in itertools.chain([path], others) if not path.exists())

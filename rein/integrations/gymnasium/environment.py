@@ -158,6 +158,11 @@ class GymnasiumEnvironment:
             info={key: wanted_infos(infos, key, missing) for key, missing in self._info.items()},
         )
 
+    @property
+    def render_fps(self) -> float | None:
+        """Frames per second that the environment declares for its videos; None if it declares none."""
+        return self._envs[0].metadata.get("render_fps")
+
     def render(self, index: int = 0) -> Any:
         """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
         environment = self._envs[index]

@@ -1,4 +1,4 @@
-"""The adapter, built again from its configuration as a file tells it."""
+"""Building the adapter again from a configuration that was read from a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import AutoresetMode
 
 from rein.integrations.gymnasium.environment import GymnasiumEnvironment
 
@@ -15,11 +16,16 @@ _OWN = "gymnasium.envs."  # the module of an entry point that a file may choose
 
 
 def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) -> GymnasiumEnvironment:
-    """`num_envs` environments of what `GymnasiumEnvironment.config` says; with `filming` they can be rendered.
+    """Build `num_envs` environments from the `config` of an adapter. With `filming` they can be rendered.
 
-    The configuration may be anybody's, so it chooses among Gymnasium's own environments and Atari's only: an id of
-    Gymnasium's may name a module to import. Raises ValueError for any other, and for options that JSON could not hold.
+    A `GymnasiumVectorEnvironment` whose episodes rein resets, as `in_processes` does, becomes a `GymnasiumEnvironment`:
+    it gives the same episodes, bit for bit, and can replay them. The configuration is not trusted, and an id of
+    Gymnasium's may name a module to import. Only Gymnasium's own environments and Atari's are built. Raises ValueError
+    for all others and for options that JSON could not hold.
     """
+    mode = config.get("autoreset_mode", AutoresetMode.DISABLED.value)
+    if mode != AutoresetMode.DISABLED.value:
+        raise ValueError(f"its vector environment resets by itself (autoreset mode {mode!r})")
     name, options, info = config.get("id"), config.get("make_kwargs"), config.get("info")
     if not isinstance(name, str) or not _is_known(name):
         raise ValueError(f"{name!r} is not one of Gymnasium's own environments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.wrappers.record_video import RecordVideo
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.rollout import evaluate
 
 
@@ -154,6 +159,91 @@ def test_environments_that_do_not_render_and_numbers_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(TypeError, match=r"RecordVideo: Scripted has no render\(\); there is nothing to film"):
         RecordVideo(scripted([3]), tmp_path)
-    for options in ({"every": 0}, {"fps": 0}):
-        with pytest.raises(ValueError, match="give 1 or more"):
+    wrong: tuple[dict[str, Any], ...] = ({"every": 0}, {"fps": 0}, {"fps": float("nan")}, {"fps": float("inf")})
+    for options in wrong:
+        with pytest.raises(ValueError, match="give 1"):
             RecordVideo(clockwork(1), tmp_path, **options)
+
+
+def rate(path: Path) -> float:
+    """Frames per second, as ffmpeg tells."""
+    told = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
+    found = re.search(r"([\d.]+) fps", told)
+    assert found is not None, told
+    return float(found[1])
+
+
+def a_video_of(environment: Any, folder: Path, **options: Any) -> Path:
+    """The video of the first two steps."""
+    recorded = RecordVideo(environment, folder, **options)
+    recorded.reset()
+    for _ in range(2):
+        recorded.apply_action(torch.zeros(recorded.num_envs, dtype=torch.int64))
+    recorded.close()
+    return folder / "episode-000001.mp4"
+
+
+def test_videos_have_the_frame_rate_that_the_environment_declares(tmp_path: Path) -> None:
+    gym = GymnasiumEnvironment("CartPole-v1", 1, 0, render_mode="rgb_array")
+    assert rate(a_video_of(gym, tmp_path / "gymnasium")) == 50
+    assert rate(a_video_of(TimeLimit(CartPole(2, seed=0), 9), tmp_path / "native")) == 50
+    assert rate(a_video_of(Gridworld(1, seed=0), tmp_path / "none")) == 30
+    assert rate(a_video_of(CartPole(2, seed=0), tmp_path / "given", fps=7)) == 7
+
+
+class Renders(CartPole):
+    """Renders whatever it is told."""
+
+    rendered: Any
+
+    def render(self, index: int = 0) -> Any:
+        return self.rendered
+
+
+GREY = np.full((32, 48, 3), 128, np.uint8)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rendered", [GREY / 255, (GREY / 255).astype(np.float32), GREY.astype(np.int64), GREY])
+def test_frames_of_floats_and_of_integers_are_recorded_without_a_warning(rendered: Any, tmp_path: Path) -> None:
+    environment = Renders(1, seed=0)
+    environment.rendered = rendered
+    seen = film(a_video_of(environment, tmp_path))
+    assert len(seen) == 2 and np.abs(seen.astype(float) - 128).max() < 6  # encoding loses a little
+
+
+@pytest.mark.parametrize(
+    ("rendered", "keyword"),
+    [
+        ([GREY, GREY], "a list of 2 frames"),
+        (GREY.transpose(2, 0, 1), "move the channels to the end"),
+        (None, "got None"),
+        (GREY[0, 0], "height, width"),
+        (GREY.astype(np.float32), "float32 beyond 0..1"),
+        (GREY / 255 * np.nan, "float64 beyond 0..1"),
+        (GREY.astype(np.int64) * 2, "int64 beyond 0..255"),
+        (GREY.astype(str), "uint8"),
+    ],
+)
+def test_what_is_not_a_frame_is_named_before_the_step(rendered: Any, keyword: str, tmp_path: Path) -> None:
+    environment = Renders(1, seed=0)
+    environment.rendered = rendered
+    recorded = RecordVideo(environment, tmp_path)
+    recorded.reset()
+    with pytest.raises(EnvironmentContractError, match=rf"render\(\) of Renders: .*{re.escape(keyword)}"):
+        recorded.apply_action(torch.zeros(1, dtype=torch.int64))
+    recorded.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_frame_of_another_shape_than_the_first_is_named(tmp_path: Path) -> None:
+    environment = Renders(1, seed=0)
+    recorded = RecordVideo(environment, tmp_path)
+    recorded.reset()
+    environment.rendered = GREY
+    recorded.apply_action(torch.zeros(1, dtype=torch.int64))
+    environment.rendered = GREY[:16]
+    with pytest.raises(EnvironmentContractError, match="shape of the first"):
+        recorded.apply_action(torch.zeros(1, dtype=torch.int64))
+    recorded.close()
+    assert len(film(tmp_path / "episode-000001.mp4")) == 1
