@@ -77,6 +77,8 @@ class Codec:
         self._inner = None
         if inner is None:
             self._shape, self._dtype = layout(space)
+            of_space = np.dtype(space.dtype)
+            self._narrow = of_space if of_space.kind in "iu" and of_space != self._dtype else None
             self._tensor_dtype = tensor_dtype(space)
             self._rounded = rounded_bounds(space)
         else:
@@ -90,7 +92,10 @@ class Codec:
         Raises EnvironmentContractError if a value does not fit the space.
         """
         if self._inner is None:
-            return torch.from_numpy(column(self._field, values, self._dtype, self._shape, first_row))
+            array = column(self._field, values, self._dtype, self._shape, first_row)
+            if self._narrow is not None:
+                cast(self._field, array, self._narrow, first_row)  # raises for what the space's own dtype cannot hold
+            return torch.from_numpy(array)
         try:
             parts = {key: [value[place] for value in values] for key, place in self._places.items()}
         except (KeyError, IndexError, TypeError) as error:

@@ -26,6 +26,8 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "vector": VECTOR,
     "discrete": spaces.Discrete(5),
     "bytes": spaces.Box(-100, 100, (2,), np.int8),
+    "narrow indices": spaces.MultiDiscrete([3, 3], dtype=np.uint8),
+    "unsigned": spaces.Box(0, 1000, (2,), np.uint16),
     "dict": spaces.Dict({"camera": spaces.Box(0, 255, (2, 2, 1), np.uint8), "joints": VECTOR}),
     "tuple": spaces.Tuple((spaces.Discrete(3), VECTOR)),
 }
@@ -80,6 +82,9 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "an array for an integer": ("discrete", "step", {"observation": np.array([2])}, "observation, row 1"),
     "a float for a byte": ("bytes", "step", {"observation": np.array([0.5, 1.0])}, "observation, row 1"),
     "an integer beyond a byte": ("bytes", "step", {"observation": np.array([300, 0])}, "does not reach 300"),
+    "an index that would wrap around": ("narrow indices", "step", {"observation": [258, 0]}, "does not reach 258"),
+    "a number that would wrap around": ("unsigned", "step", {"observation": [70_000, 0]}, "does not reach 70000"),
+    "a negative number without a sign": ("unsigned", "reset", {"observation": [-1, 0]}, "does not reach -1"),
     "a missing key": ("dict", "step", {"observation": {"joints": ZEROS}}, "observation"),
     "a wrong shape in a dict": (
         "dict", "step", {"observation": {"camera": np.uint8(7), "joints": ZEROS}}, "observation.camera, row 1"
