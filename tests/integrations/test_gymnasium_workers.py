@@ -584,3 +584,19 @@ def test_a_worker_that_fails_as_it_renders_is_named(fault: Any, error: Any) -> N
         environment.render(1)
     assert "worker 1 of 3" in str([caught.value, *getattr(caught.value, "__notes__", [])])
     environment.close()
+
+
+class Differs(Counter):
+    """The environment in worker 1 has another space."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if multiprocessing.current_process().name.endswith(">-1"):
+            setattr(self, kind, spaces.Box(0.0, 9.0, (1,)))
+
+
+@pytest.mark.parametrize("kind", ["observation_space", "action_space"])
+def test_processes_whose_environments_have_different_spaces_are_refused_and_ended(kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"environment 1 has the {kind} .* equal spaces") as caught:
+        GymnasiumVectorEnvironment.in_processes(functools.partial(Differs, kind), N)
+    assert not children(), caught.value

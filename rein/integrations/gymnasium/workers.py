@@ -162,8 +162,9 @@ def in_processes(
 ) -> AsyncVectorEnv[Any, Any]:
     """Start N processes with one environment each, which rein resets. `info` has the missing values of wanted infos.
 
-    Raises ValueError for an id that Gymnasium does not know, TypeError for a number that is not an integer, OSError if
-    there are too few file descriptors, and WorkerDied if a process ends while it makes its environment.
+    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
+    number that is not an integer, OSError if there are too few file descriptors, and WorkerDied if a process ends while
+    it makes its environment.
     """
     num_envs = checked_num_envs(num_envs)
     _check_descriptors(num_envs)
@@ -178,13 +179,19 @@ def in_processes(
 
 
 class _Processes(AsyncVectorEnv[Any, Any]):
-    """Notices a process that dies while it makes its environment, even if a child of the process holds the pipe."""
+    """Notices a process that dies while it makes its environment, and names the environment with another space."""
 
     def _check_spaces(self) -> None:
-        self.call_async("render_mode")  # any attribute: only the answer matters
-        _await_answers(self, None)
-        self.call_wait()
-        super()._check_spaces()
+        for kind in ("observation_space", "action_space"):
+            expected = getattr(self, f"single_{kind}")
+            self.call_async(kind)
+            _await_answers(self, None)
+            for index, space in enumerate(self.call_wait()):
+                if space != expected:
+                    raise ValueError(
+                        f"environment {index} has the {kind} {space}, others have {expected}; all environments must"
+                        " have equal spaces"
+                    )
 
 
 @contextlib.contextmanager
