@@ -12,7 +12,7 @@ def newton(state):
 
 loop = rein.Loop(newton)
 loop.metric("residual", lambda state: abs(state.step_state**2 - state.batch), reduce="last")
-early_stop(loop, "residual", patience=0)
+early_stop(loop, "residual", mode="min", patience=0)
 
 for state in loop.stream([2.0], epochs=50, init=1.0):
     print(f"epoch {state.epoch}: {state.step_state:.15f}, residual {state.metrics['residual']:.1e}")

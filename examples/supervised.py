@@ -26,8 +26,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
 loop = trainer(model, nn.functional.cross_entropy, optimizer, epochs=100)
 validate(loop, model, held_out, {"loss": nn.functional.cross_entropy, "accuracy": accuracy})
-reduce_learning_rate(loop, optimizer, "validation_loss", factor=0.3, patience=2)
-early_stop(loop, "validation_loss", patience=8)
+reduce_learning_rate(loop, optimizer, "validation_loss", mode="min", factor=0.3, patience=2)
+early_stop(loop, "validation_loss", mode="min", patience=8)
 log(loop, every=5)
 
 state = loop.run(data)

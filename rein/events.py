@@ -3,6 +3,9 @@
 Handlers may change the run: they are called one after the other in the order of attachment, each is held strongly, and
 what one raises ends the run. Observers must not: they hang on a blinker signal, are called after the handlers, and one
 that raises is reported once and disconnected.
+
+Wiring is what a loop is composed with, by `training_loop` for example. It runs before the handlers, or after them with
+`last=True`. It is not listed, and it cannot be muted or detached.
 """
 
 from __future__ import annotations
@@ -57,6 +60,17 @@ class _Signal(blinker.Signal):
     set_class = _OrderedSet  # type: ignore[assignment]  # blinker says `set`, and uses no more than this has
 
 
+class Postponed(Exception):
+    """Raised by a handler that an interrupt cut short: the next run calls that handler again, and those after it.
+
+    Only the loop's own events can be postponed, see `rein.loop.engine.POSTPONES`.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(f"{handle.key} was interrupted")
+        self.event, self.key = handle.event.name, handle.key
+
+
 @attrs.define(eq=False)
 class Handle:
     """One attachment of a function to an event; `detach()` takes it off again."""
@@ -90,6 +104,10 @@ class Event:
         self._state = state
         self._count = count
         self._handles: tuple[Handle, ...] = ()
+        self._first: tuple[Handler, ...] = ()  # wiring that runs before the handlers
+        self._last: tuple[Handler, ...] = ()  # wiring that runs after them
+        self._gated: tuple[tuple[Handler, int, Gate | None], ...] = ()
+        self._observed = False
         self._signal: blinker.Signal | None = None
         self._muted = 0
 
@@ -132,6 +150,20 @@ class Event:
         for handle in found:
             handle.detach()
 
+    def wire(self, function: F, *, last: bool = False) -> F:
+        """Attach a function that the loop itself depends on, before all handlers or, with `last`, after them.
+
+        It is not listed in `handlers`, and it cannot be muted, filtered or detached. `last` functions run even if a
+        handler raised.
+        """
+        check_function(self.name, "handler", function)
+        if last:
+            self._last = (*self._last, function)
+        else:
+            self._first = (*self._first, function)
+        self._rebuild()
+        return function
+
     def observe(self, function: F) -> F:
         """Call `function(loop, state=state)` after the handlers; it watches and must change nothing.
 
@@ -157,8 +189,13 @@ class Event:
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
-        """The attached functions, in the order in which they are called."""
+        """The attached functions in the order of their calls, without the wiring."""
         return tuple(handle.function for handle in self._handles)
+
+    @property
+    def wiring(self) -> tuple[Handler, ...]:
+        """The functions that the loop itself depends on, see `wire`."""
+        return (*self._first, *self._last)
 
     def fire(self, state: State) -> None:
         """Count this firing and call everything attached. What a handler raises gets a note that says where."""
@@ -189,11 +226,27 @@ class Event:
                 error.add_note("values of your own go into state.memory, which is saved with the run")
 
     def _dispatch(self, state: State) -> None:
-        """The general way, where something is filtered or observed."""
+        """Call everything, if a handler is filtered, or if something runs after the handlers."""
+        self._call(self._gated, state)
+
+    def go_on(self, key: str, state: State, *, wired: bool) -> None:
+        """Finish a firing that was postponed: call the handler with this key, and those after it.
+
+        The firing is not counted again. `wired` calls the wiring again as well.
+        """
+        keys = [handle.key for handle in self._handles]
+        if key not in keys:
+            logger.warning("%s was interrupted, and is not attached any more; it is left out", key)
+            return
+        first, rest = keys.index(key), self._entries(self._handles[keys.index(key) + 1 :])
+        again = tuple((function, 0, None) for function in self._first) if wired else ()
+        self._call((*again, (self._handles[first].function, 0, None), *rest), state)
+
+    def _call(self, entries: tuple[tuple[Handler, int, Gate | None], ...], state: State) -> None:
         count = state.counts.get(self.name, 0) if self._count is None else self._count(state)
-        function = None
+        function, last, observed = None, self._last, self._observed
         try:
-            for function, modulus, gate in self._gated:
+            for function, modulus, gate in entries:
                 if modulus:
                     if count % modulus:
                         continue
@@ -205,7 +258,9 @@ class Event:
             self.annotate(error, function, state)
             raise
         finally:  # a display must hear of an end also when a handler raised there
-            if self._signal is not None:
+            for wired in last:
+                wired(state)
+            if observed and self._signal is not None:
                 self._signal.send(self._owner, state=state)
 
     def _free_key(self, name: str) -> str:
@@ -232,7 +287,7 @@ class Event:
         return make_gate(filter, key, self._state)
 
     def mute(self, by: int) -> None:
-        """Call nothing while muted more often than unmuted; firings are counted all the same."""
+        """Call no handler and no observer while muted more often than unmuted; firings are counted all the same."""
         self._muted += by
         if self._muted == 0:  # what clocks crossed meanwhile was muted too, and is not made up for
             for handle in self._handles:
@@ -240,17 +295,20 @@ class Event:
             self.recount()
         self._rebuild()
 
+    def _entries(self, handles: Iterable[Handle]) -> tuple[tuple[Handler, int, Gate | None], ...]:
+        heard = [h for h in handles if h.filter is None or not h.filter.never]
+        return tuple((h.function, h.filter.modulus if h.filter else 0, h.gate) for h in heard)
+
     def _rebuild(self) -> None:
-        heard = [h for h in self._handles if h.filter is None or not h.filter.never]
-        self._gated = tuple((h.function, h.filter.modulus if h.filter else 0, h.gate) for h in heard)
-        observed = self._signal is not None and bool(self._signal.receivers)
-        if self._muted:
-            self.calls = ()
-        elif observed or any(h.filter is not None for h in heard):
+        heard = () if self._muted else self._entries(self._handles)
+        self._gated = (*((function, 0, None) for function in self._first), *heard)
+        receivers = self._signal is not None and bool(self._signal.receivers)
+        self._observed = receivers and not self._muted
+        if self._last or self._observed or any(modulus or gate for _, modulus, gate in heard):
             self.calls = (self._dispatch,)
         else:
-            self.calls = tuple(h.function for h in heard)
-        self.listened_to = observed or bool(self._handles)
+            self.calls = tuple(function for function, _, _ in self._gated)
+        self.listened_to = receivers or bool(self._handles or self._first or self._last)
 
     def __repr__(self) -> str:
         return f"Event({self.name!r}, handlers=[{', '.join(name_of(f) for f in self.handlers)}])"

@@ -95,7 +95,7 @@ def offline_loop(
         loop.own("store", store)
         describe_run(loop, store)
 
-    @loop.started
+    @loop.started.wire
     def take_clocks(state: State) -> None:
         if not len(agent.replay):
             raise ValueError("offline_loop: there is nothing to learn from; give data=, or fill(agent, data) before")

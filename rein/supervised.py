@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from rein.handlers.torch_generators import torch_generators
 from rein.learning.update import Guard, Optimizer, apply_gradients
 from rein.loop import Loop
+from rein.loop.interruptible import Interruptible, Unfinished
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Store
 from rein.training import describe_run
@@ -156,16 +158,33 @@ def validate(
 ) -> None:
     """Evaluate `model` on `data` when `event` fires: the metrics `<name>_<metric>`; see `evaluator`.
 
-    Attach it before what reads them. Raises ValueError for a bare iterator, which the first epoch would use up.
+    Attach it before the handlers that read them. `loop.stop` ends a validation at its next batch, and the metrics are
+    NaN then. `loop.interrupt` ends it as well, and the next run does it again first. Raises ValueError for a bare
+    iterator, which the first epoch would use up.
     """
     if isinstance(data, Iterator):
         raise ValueError("validate(data=...): a bare iterator is used up once; give data that can be iterated anew")
     evaluate = evaluator(model, metrics)
 
-    @loop.event(event)(**filters)
+    work = Interruptible()
+
+    def until_left(state: State) -> Iterator[Any]:
+        for batch in data:
+            work.check(state)
+            yield batch
+
     def validate_model(state: State) -> None:
-        for metric, value in evaluate(data).items():
+        found = dict.fromkeys(metrics, math.nan)
+        work.begin(state)
+        try:
+            if not state._left:
+                found = evaluate(until_left(state))
+        except Unfinished:
+            work.leave(state)
+        for metric, value in found.items():
             state.metrics[f"{name}_{metric}"] = value
+
+    work.attach(loop, event, validate_model, **filters)
 
 
 def _pair(batch: Any) -> tuple[Tree, Tree]:

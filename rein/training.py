@@ -1,6 +1,6 @@
 """Training: the loop, the agent, the environments and the store, wired together.
 
-Each of rein's own handlers is a function of a loop, as yours are; leave one out or put another in its place.
+Each part of the wiring is a function of a loop. Compose a loop of your own from these functions, or leave some out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def training_loop(
     def step(state: State) -> StepState:
         # assigned here already: with it the step has ended, whatever is raised after it
         state.step_state = result = batch_step(state, agent, environment, rows, emit)
-        return _announce_ends(state, episodes_completed) if episodes_completed.calls else result
+        return _announce_ends(state, episodes_completed) if episodes_completed.listened_to else result
 
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug)
@@ -84,7 +84,7 @@ def training_loop(
     if store is not None:
         loop.own("store", store)
         if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
-            loop.started(lambda state: begin(state.clocks.epochs))
+            loop.started.wire(lambda state: begin(state.clocks.epochs))
         describe_run(loop, store)
         write_trajectories(loop, store, rows, statistics)
     return loop
@@ -161,17 +161,18 @@ def reset_environments(
             logger.warning("the open episodes of %s %s; new ones begin", type(environment).__name__, reason)
             begin(state, state.step_state.active)
 
-    loop.on("epoch_ended", "completed", "halted", "failed")(look)
+    for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
+        event.wire(look)
     if episodic:
 
-        @loop.epoch_started
+        @loop.epoch_started.wire
         def reset_for_epoch(state: State) -> None:
             begin(state, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
 
     else:
-        loop.epoch_started.attach(begin_where_lost)
+        loop.epoch_started.wire(begin_where_lost)
 
-    @loop.started
+    @loop.started.wire
     def reset_once(state: State) -> None:
         if loop.resumed:  # what we saw was before that
             seeds.clear()
@@ -187,7 +188,7 @@ def halt_when_all_ended(loop: Loop) -> None:
     Where the epoch's last step had to cut an episode, `iterations` ran out first and the epoch completes.
     """
 
-    @loop.iteration_completed
+    @loop.iteration_completed.wire
     def halt_if_all_ended(state: State) -> None:
         known: StepState = state.step_state
         transition, time_step = known.transition, known.time_step
@@ -205,7 +206,7 @@ def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> No
     go on together; if it has no row yet, it gets one that is not valid, or the epoch's rows begin after it.
     """
 
-    @loop.started
+    @loop.started.wire
     def count_cut_step(state: State) -> None:
         vector_steps = state.clocks.vector_steps
         if not loop.step_cut or vector_steps != state.total_iterations + 1:
@@ -219,7 +220,7 @@ def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> No
         else:
             statistics.begin_epoch(vector_steps)
 
-    @loop.epoch_started
+    @loop.epoch_started.wire
     def begin_rows(state: State) -> None:
         statistics.begin_epoch(state.clocks.vector_steps)
         rows.clear()
@@ -250,15 +251,18 @@ def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: Episode
     """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
 
     def write_trajectory(state: State) -> None:
-        store.append(trajectory(state, rows, statistics))
+        if not state.epoch_open:  # otherwise its end was interrupted, and the next run asks again
+            store.append(trajectory(state, rows, statistics))
 
-    @loop.epoch_ended
+    @loop.epoch_ended.wire
     def ask_to_write(state: State) -> None:
         state.request(write_trajectory)  # at the edge: handlers of this event may still add metrics
 
-    @loop.on("completed", "halted", "failed")
     def flush_store(state: State) -> None:
         store.flush()
+
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.wire(flush_store)
 
 
 def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Trajectory:

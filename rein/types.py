@@ -129,6 +129,9 @@ class State:
     _epoch_open: bool = False
     _epoch_status: str | None = None
     _halts: dict[int, str | None] = attrs.field(factory=dict)  # what was asked for in this run, each with its reason
+    _postponed: dict[str, Any] | None = None  # the firing that an interrupt cut short, which the next run finishes
+    _left: bool = False  # whether `stop` has ended an evaluation of this run early: no other one begins in it
+    _late: bool = False  # whether an end was asked for in the final event of this run
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
 
     def __repr__(self) -> str:
@@ -196,6 +199,7 @@ class State:
 
     def _ask(self, halt: int, reason: str | None) -> None:
         if self.status != "running":
+            self._late = True
             ended = f"in `{self.status}` or later is ignored: the run has ended"
             when = ended if self.status else "before a run is ignored"
             warnings.warn(f"a halt asked for {when}", RuntimeWarning, stacklevel=3)

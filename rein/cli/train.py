@@ -84,10 +84,15 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
             if store is not None:
                 store.close()
                 _remove_if_empty(store.path)
-        print(summary(final, store))
+        try:
+            print(summary(final, store))
+            if received is not None:
+                again = f"go on with: rein resume {shlex.quote(str(store.path))}" if store else ""
+                print(again or "nothing was stored, so it cannot be resumed")
+        except OSError:  # SIGHUP tells that the terminal is gone
+            if received is None:
+                raise
         if received is not None:
-            again = f"go on with: rein resume {shlex.quote(str(store.path))}" if store else ""
-            print(again or "nothing was stored, so it cannot be resumed")
             raise SystemExit(128 + received)
 
 
@@ -158,7 +163,7 @@ def _resume(loop: Loop, store: HDF5Store) -> None:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[Callable[[], None]]:
-    """Have SIGTERM, outside a run too, end the program as an exit does: what is open is closed.
+    """Have SIGTERM and SIGHUP end the program as an exit does, outside a run too: open files are closed.
 
     What it gives is called when a run is over: what is left, to close it and to say how it went, takes no time and is
     done whatever signal comes.
@@ -174,7 +179,12 @@ def _terminable() -> Iterator[Callable[[], None]]:
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
 
-    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, leave), signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU")  # Windows has only the first two
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        if number != signal.SIGINT and previous[number] != signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         yield settle
     finally:

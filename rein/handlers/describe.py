@@ -12,6 +12,6 @@ from rein.types import State
 def describe(loop: Loop, store: Any) -> None:
     """Have `store.write_run(info)` called when the loop starts, with all that is known of the run then."""
 
-    @loop.started
+    @loop.started.wire
     def write_run(state: State) -> None:
         store.write_run(run_info(loop))

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from rein.events import Event
 from rein.loop import Loop
 from rein.loop.info import run_info
+from rein.loop.interruptible import Interruptible, Unfinished
+from rein.ops.trees import map_tree, to_device
 from rein.protocols import Environment, Policy, Stateful, Store
 from rein.rollout import Evaluation, Recorder
 from rein.rollout import evaluate as play
+from rein.rollout.evaluate import check_policy
 from rein.rollout.fit import check_held
-from rein.types import INTERRUPT, State
+from rein.types import INTERRUPT, State, Tree
 
 logger = logging.getLogger("rein")
+
+_FOUND = {  # metric -> attribute of the evaluation
+    "return": "mean_return",
+    "length": "mean_length",
+    "return_std": "std_return",
+    "return_min": "min_return",
+    "return_max": "max_return",
+}
 
 
 def evaluate(
@@ -47,8 +61,12 @@ def evaluate(
     that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
     `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
     raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
-    One that was begun when `loop.interrupt` or `loop.stop` ask for an end is played to its end. See
-    `rein.rollout.evaluate`.
+    See `rein.rollout.evaluate`.
+
+    `loop.stop` during an evaluation ends it at its next step. Its metrics are NaN, and no other evaluation begins in
+    that run. `loop.interrupt` ends it as well: environment and policy go back to the beginning of the round, and the
+    next run first finishes the evaluation and the handlers after it, so a resumed run equals one without a break. An
+    event that fires within a step or before it has to finish then: there the evaluation is played to its end.
 
     A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
     environment plays one. To keep only these, build the training's store with `every=0`.
@@ -65,12 +83,13 @@ def evaluate(
         raise ValueError(f'evaluate(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
+    check_policy(policy)
     _check_free(loop, environment, store)
     check_held(environment, store)
     if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
         kind = type(environment).__name__
         raise ValueError(f"evaluate(same_episodes=True): {kind} cannot begin an episode again: it is not replayable")
-    attach = loop.event(event)(**filters)
+    loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
     loop.own(f"{name}_environment", environment)
     if isinstance(policy, Stateful):
         loop.own(f"{name}_policy", policy)
@@ -81,13 +100,14 @@ def evaluate(
     if at_end:
         loop.on("completed", "halted")(evaluator.evaluate_end)
 
-    @attach
     def evaluate_policy(state: State) -> None:
         evaluator.evaluate(state)
 
+    evaluator.work.attach(loop, event, evaluate_policy, **filters)
+
 
 class _Evaluator:
-    """Plays the episodes, and says what was found."""
+    """Plays the episodes, and reports the result."""
 
     def __init__(
         self,
@@ -101,46 +121,108 @@ class _Evaluator:
     ) -> None:
         self._policy, self._environment, self._options, self._name = policy, environment, options, name
         self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
-        # in state.memory: where the latest one took place, which episodes it played
-        self._at, self._seeds = (f"{name}/{what}" for what in ("iterations", "seeds"))
+        # in state.memory: where the latest one took place, its episodes, and the rounds of one that was interrupted
+        self._at, self._seeds, self._rounds = (f"{name}/{what}" for what in ("iterations", "seeds", "rounds"))
+        self.work = Interruptible()
 
     def evaluate(self, state: State) -> None:
         """Play, set the metrics and fire `evaluated`."""
+        if state._left:
+            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            return
+        self.work.begin(state)
         try:
             result = self._play(state)
+        except Unfinished:
+            self.work.leave(state)
+            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            return
         except Exception as error:  # raised or logged, as the user chose
             recorder = self._options["recorder"]
             if not self._drops or (recorder is not None and recorder.failure is error):
                 raise
             logger.exception("%s failed in epoch %d and is dropped", self._name, state.epoch)
             return
-        found = {"return": result.mean_return, "length": result.mean_length, "return_std": result.std_return}
-        found |= {"return_min": result.min_return, "return_max": result.max_return}
-        for key, value in found.items():
-            state.metrics[f"{self._name}_{key}"] = value
+        found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
+        self._report(state, found)
         number = state.memory.get("evaluations", {"number": 0})["number"] + 1
         episodes = self._options["episodes"]
         state.memory["evaluations"] = {"number": number, "name": self._name, **found, "episodes": episodes}
         state.memory[self._at] = state.total_iterations
         self._evaluated.fire(state)
 
+    def _report(self, state: State, found: dict[str, float]) -> None:
+        for key, value in found.items():
+            state.metrics[f"{self._name}_{key}"] = value
+
     def evaluate_end(self, state: State) -> None:
         """Evaluate a run that is over, unless that was done where it stands; a handler of its final events."""
-        goes_on = state.epoch_open or INTERRUPT in state.halts  # when it is resumed
+        goes_on = state.epoch_open or state._left or INTERRUPT in state.halts
         if not goes_on and state.memory.get(self._at) != state.total_iterations:
             self.evaluate(state)
 
     def _play(self, state: State) -> Evaluation:
-        options, seeds = self._options, state.memory.get(self._seeds, ()) if self._same_episodes else ()
-        if len(seeds) == options["episodes"]:
-            options = {**options, "episode_seeds": torch.tensor(seeds, device=self._environment.device)}
-        elif seeds:
-            there = options["episodes"]
-            logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, len(seeds), there)
-        result = play(self._policy, self._environment, **options)
+        """Play the rounds that are left, one episode of every environment each. Raises `Unfinished`."""
+        episodes, seed_E = self._options["episodes"], self._chosen_seeds(state)
+        columns = state.memory.pop(self._rounds, None)
+        rounds = [] if columns is None else [to_device(Evaluation(**columns), self._environment.device)]
+        done = sum(len(played.seed) for played in rounds)
+        policy = _Leaving(self._policy, self._environment, lambda: self.work.check(state))
+        while done < episodes:
+            options = {**self._options, "episodes": min(self._environment.num_envs, episodes - done)}
+            if seed_E is not None:
+                options["episode_seeds"] = seed_E[done : done + options["episodes"]]
+            parts: list[Any] = [self._policy, self._environment, self._options["recorder"]]
+            parts = [part for part in parts if _has_state(part)]
+            before = [_copied(part.state_dict()) for part in parts]
+            try:
+                rounds.append(play(policy, self._environment, **options))
+            except Unfinished:
+                for part, saved in zip(parts, before, strict=True):
+                    part.load_state_dict(saved)
+                if rounds and INTERRUPT in state.halts:
+                    state.memory[self._rounds] = to_device(_joined(rounds), torch.device("cpu"))._asdict()
+                raise
+            done += options["episodes"]
+        result = _joined(rounds)
         if self._same_episodes:
             state.memory[self._seeds] = result.seed.tolist()
         return result
+
+    def _chosen_seeds(self, state: State) -> Tensor | None:
+        """The seeds (E,) of the episodes to play, if they are those of the first evaluation."""
+        seeds, episodes = state.memory.get(self._seeds, ()) if self._same_episodes else (), self._options["episodes"]
+        if len(seeds) == episodes:
+            return torch.tensor(seeds, device=self._environment.device)
+        if seeds:
+            there = len(seeds)
+            logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, there, episodes)
+        return None
+
+
+class _Leaving:
+    """A policy that first calls `check` whenever it selects an action."""
+
+    def __init__(self, policy: Policy, environment: Environment, check: Callable[[], None]) -> None:
+        self.device = getattr(policy, "device", environment.device)
+        self.reset, self._select, self._check = policy.reset, policy.select_action, check
+
+    def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
+        """Select an action, unless `check` raises."""
+        self._check()
+        return self._select(observation)
+
+
+def _joined(rounds: list[Evaluation]) -> Evaluation:
+    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def _has_state(part: Any) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _copied(tree: Any) -> Any:
+    return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:
@@ -165,14 +247,15 @@ def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Reco
     recorder = loop.own(f"{name}_recorder", Recorder(store, environment.num_envs))
     if hasattr(store, "write_run"):  # it has the folder of a run, of these environments
 
-        @loop.started
+        @loop.started.wire
         def write_run(state: State) -> None:
             info = run_info(loop)
             mine = {kind: info["parts"][f"{name}_{kind}"] for kind in ("environment", "store")}
             store.write_run({**info, "parts": {**info["parts"], **mine}})
 
-    @loop.on("completed", "halted", "failed")
     def flush_store(state: State) -> None:
         store.flush()
 
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.wire(flush_store)
     return recorder

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from rein.loop import Loop
 from rein.types import State
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
-_SAVING = getattr(signal, "SIGUSR1", None)  # Windows has none
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU")
+_SAVING = ("SIGUSR1", "SIGUSR2")
+_FORCING = (signal.SIGINT, signal.SIGTERM)  # the system may send the others several times
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -25,18 +26,20 @@ class Asked(Protocol):
 
 
 def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | None = None) -> Interrupts:
-    """Have SIGINT (Ctrl-C) and SIGTERM end a run at the iteration's edge, and SIGUSR1 save it and go on.
+    """Have signals end a run at the iteration's edge, or save it.
 
         interrupts(loop, checkpoint(loop, store, every=10))
 
-    The epoch stays open, so that a run that is saved there is resumed in its middle as if nothing had happened; attach
-    it after `checkpoint`, which saves at the end of every run. What its handlers are at, an evaluation for instance, is
-    finished first. A second signal raises KeyboardInterrupt, or for SIGTERM
-    SystemExit(143), wherever the run is; with `force_after` the process is ended after so many seconds if that did not
-    help. Nothing that is on the disk is damaged by it.
+    SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless it is ignored, as under `nohup`) and SIGXCPU end the run. The epoch stays
+    open, so a saved run resumes exactly in its middle. An evaluation ends at its next step, and the resumed run
+    finishes it. SIGUSR1 and SIGUSR2 have `saver` save the run, which goes on. Attach `interrupts` after `checkpoint`,
+    which saves at the end of every run.
 
-    Handlers of signals are installed while the loop runs on the main thread, and put back afterwards. What is returned
-    says in `signal` which one ended the last run; None where none did.
+    A second SIGINT raises KeyboardInterrupt and a second SIGTERM SystemExit(143), wherever the run is. With
+    `force_after`, the process is ended after that many seconds if it still runs. No file is damaged by it.
+
+    Signal handlers are installed while the loop runs on the main thread; the previous ones are restored afterwards. The
+    attribute `signal` of the returned object is the signal that ended the last run, or None.
     """
     caught = Interrupts(loop, saver, force_after)
     loop.started.attach(caught.install)
@@ -57,8 +60,9 @@ class Interrupts:
         self.signal, self._closing = None, False
         if threading.current_thread() is not threading.main_thread():
             return
-        saving = () if self._saver is None or _SAVING is None else (_SAVING,)
-        for number in (*_ENDING, *saving):
+        for number in (*_numbers(_ENDING), *(_numbers(_SAVING) if self._saver is not None else ())):
+            if number not in _FORCING and signal.getsignal(number) == signal.SIG_IGN:  # as under nohup
+                continue
             self._previous[number] = signal.signal(number, self._receive)
         self._loop.cleanups.insert(0, self.restore)  # the last of all: what is being closed then is closed whole
 
@@ -70,13 +74,14 @@ class Interrupts:
 
     def _receive(self, number: int, frame: Any) -> None:
         """Only ask here: a signal comes in the middle of anything."""
-        if number == _SAVING:
+        if number in _numbers(_SAVING):
             assert self._saver is not None
             self._saver.ask()
         elif self.signal is not None or self._closing:
-            self._end(number)
+            if number in _FORCING:
+                self._end(number)
         elif self._loop.state.status != "running":
-            self._closing = True
+            self._closing = self._loop.state._late = True  # which ends an evaluation in the run's final event
         else:
             self.signal = number
             name = signal.Signals(number).name
@@ -92,6 +97,10 @@ class Interrupts:
             forced.daemon = True
             forced.start()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _numbers(names: tuple[str, ...]) -> list[int]:
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows has only SIGINT and SIGTERM
 
 
 def _exit(status: int) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TextIO
 
 from rein.loop import Loop
+from rein.loop.output import write_line
 from rein.types import State
+
+logger = logging.getLogger("rein")
 
 
 def log(
@@ -19,19 +23,27 @@ def log(
 ) -> None:
     """Write `message(state)` as a line to `file` (standard output by default) when `event` fires.
 
-    The default message is `default_message`. What `message` raises ends the run, as in any handler. Raises TypeError
-    where it is no function, and at the firing where it returns no string.
+    The default message is `default_message`. A line that cannot be written does not end the run: the first error is
+    logged. Characters that the encoding of the file does not have are written as escapes. An error in `message` ends
+    the run, as in any handler. Raises TypeError if `message` is not a function, and at the firing if it returns no
+    string.
     """
     text_of = default_message if message is None else message
     if not callable(text_of):
         raise TypeError(f"log(message=...): a function of the state that returns a line, not {message!r}")
 
+    failed = False
+
     @loop.event(event)(**filters)
-    def write_line(state: State) -> None:
+    def write_message(state: State) -> None:
+        nonlocal failed
         text = text_of(state)
         if not isinstance(text, str):
             raise TypeError(f"log: message(state) returned {text!r}; return the line to write, as a string")
-        print(text, file=file, flush=True)
+        error = write_line(text, file)
+        if error is not None and not failed:
+            failed = True
+            logger.warning("log: a line could not be written (%r); the run goes on", error)
 
 
 def default_message(state: State) -> str:

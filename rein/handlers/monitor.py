@@ -23,8 +23,8 @@ def monitor(
     metric: str,
     action: Callable[[State], None],
     *,
+    mode: Mode,
     patience: int = 3,
-    mode: Mode = "min",
     min_delta: float = 0.0,
     event: str = "epoch_ended",
     name: str | None = None,
@@ -32,14 +32,15 @@ def monitor(
 ) -> None:
     """Call `action(state)` at the (`patience` + 1)-th firing in a row at which `metric` has not improved.
 
-    Improved means: lower (`mode="min"`) or higher ("max") than the best so far by more than `min_delta`; NaN never is,
-    and the first number always. After the action patience begins anew, and the best stays the best: while nothing
-    improves, it is called at every (`patience` + 1)-th firing. Attach it after whatever sets the metric, with the same
-    filters. Best value and count belong to the part `name` (`monitor/<metric>` by default), so a resumed run goes on
-    counting.
+    A value improves the metric if it is lower (`mode="min"`) or higher ("max") than the best so far by more than
+    `min_delta`. The first number always does, and NaN never does. NaN before the first number does not count, and a
+    warning is logged after `patience` of them. After the action the count begins anew, and the best value stays: while
+    nothing improves, `action` is called at every (`patience` + 1)-th firing. Attach `monitor` after the handler that
+    sets the metric, with the same filters. The best value and the count belong to the part `name` (`monitor/<metric>`
+    by default), so a resumed run continues to count.
 
-    Raises ValueError for numbers out of range and where the loop owns a part of that name, TypeError where `action` is
-    no function; KeyError at a firing, with the metrics there are, where there is no such metric.
+    Raises ValueError for numbers out of range, and if the loop owns a part of that name. Raises TypeError if `action`
+    is not a function. Raises KeyError at a firing if the metric does not exist; the message lists the metrics.
     """
     check_function("monitor(...)", "callback", action)
     attach = loop.event(event)(**filters)
@@ -51,10 +52,10 @@ def reduce_learning_rate(
     of: Any,
     metric: str,
     *,
+    mode: Mode,
     factor: float = 0.1,
     patience: int = 3,
     minimum: float = 0.0,
-    mode: Mode = "min",
     min_delta: float = 0.0,
     event: str = "epoch_ended",
     name: str | None = None,

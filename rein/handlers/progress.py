@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import math
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import NamedTuple, TextIO
 
 from rein.clocks import CLOCKS
 from rein.loop import Loop
+from rein.loop.output import write_line
 from rein.types import State
 
 BAR_SECONDS = 0.2  # between two drawings of the bar
@@ -204,8 +204,9 @@ class _Lines:
 
     def draw(self, done: float, text: str) -> None:
         """Write this now."""
-        with contextlib.suppress(BrokenPipeError):  # its reader has gone, as `head` does, and the run goes on
-            print(*self._label, text, sep="  ", file=self._file, flush=True)
+        error = write_line("  ".join([*self._label, text]), self._file)
+        if error is not None and not isinstance(error, BrokenPipeError):  # as `head` causes it
+            raise error
 
     def end(self, done: float, parts: dict[str, str], ending: str) -> None:
         """Write all of it."""

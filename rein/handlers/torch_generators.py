@@ -39,9 +39,10 @@ def torch_generators(
         for inner in _within(loop):  # begins later, when others have drawn from torch's own
             inner.leave_global()
 
-    loop.started.attach(begin)
-    loop.on("iteration_started", "epoch_completed", "epoch_halted")(part.settle)  # the open epoch goes on, or ends
-    loop.epoch_started.observe(lambda loop, state: part.remember(state))  # when all handlers have drawn
+    loop.started.wire(begin)
+    for event in (loop.iteration_started, loop.epoch_completed, loop.epoch_halted, loop.epoch_ended):
+        event.wire(part.settle)  # the open epoch goes on, or ends
+    loop.epoch_started.wire(part.remember, last=True)  # when all handlers have drawn
 
 
 def _within(loop: Loop) -> Iterator[TorchGenerators]:
@@ -85,7 +86,7 @@ class TorchGenerators:
             self._waiting = None
 
     def remember(self, state: State) -> None:
-        """How they stand as the data of an epoch begins; an observer."""
+        """Keep the generators' states as the data of an epoch begins; a handler."""
         self._epoch_began = self._read()
 
     def leave_global(self) -> None:

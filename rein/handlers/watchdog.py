@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import multiprocessing
@@ -11,6 +12,7 @@ import threading
 from typing import TextIO
 
 from rein.loop import Loop
+from rein.loop.output import write_line
 from rein.types import State
 
 HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
@@ -37,8 +39,9 @@ def watchdog(
         while not ended.wait(seconds):
             if state.total_iterations == seen:
                 stream = sys.stderr if file is None else file
-                print(f"rein: no iteration has ended for {seconds:g} s; what the threads do:", file=stream, flush=True)
-                faulthandler.dump_traceback(stream)
+                write_line(f"rein: no iteration has ended for {seconds:g} s; what the threads do:", stream)
+                with contextlib.suppress(Exception):  # a stream that cannot be written is no reason not to interrupt
+                    faulthandler.dump_traceback(stream)
                 loop.interrupt(f"watchdog: no iteration ended for {seconds:g} s")
                 if kill_after is not None and not ended.wait(kill_after) and state.total_iterations == seen:
                     _end_process(stream, f"rein: none for {kill_after:g} s more; the process ends with exit code")
@@ -62,7 +65,7 @@ def _end_process(stream: TextIO, text: str) -> None:
     """Whatever hangs may hold locks of what is flushed here, so that gets a moment and no more."""
 
     def flush() -> None:
-        print(f"{text} {HUNG_EXIT_CODE}", file=stream, flush=True)
+        write_line(f"{text} {HUNG_EXIT_CODE}", stream)
         logging.shutdown()
         sys.stdout.flush()
 

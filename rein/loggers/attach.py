@@ -75,6 +75,9 @@ class _Attachment:
         loaded = self._loop.resumed and state.clocks.iterations > 0
         if loaded and not self._failed and hasattr(self._logger, "go_on"):
             self._guarded(lambda: self._logger.go_on(state.clocks.as_dict()))  # type: ignore[attr-defined]  # one of its own
+        if f"{self._key}/due" in state.memory:
+            self._due = list(state.memory[f"{self._key}/due"])
+            state.request(self.write_epochs)
         self._loop.cleanups.append(lambda: self._guarded(self._close, state))
 
     def gather(self, state: State) -> None:
@@ -93,7 +96,15 @@ class _Attachment:
             state.request(self.write_epochs if ends else self.write_metrics)
 
     def write_epochs(self, state: State) -> None:
-        """Tell the logger of the epoch that has just ended, and of those that it was not told of; at an edge."""
+        """Write the epoch that has just ended, and those that were not written before; at an edge.
+
+        If an interrupt has postponed the end of the epoch, they are written when the next run has ended it.
+        """
+        if state.epoch_open:
+            state.memory[f"{self._key}/due"] = self._due
+            state.request(self.write_epochs)
+            return
+        state.memory.pop(f"{self._key}/due", None)
         self._guarded(lambda: self._logger.write(state.clocks.as_dict(), self._take_epochs(state)))
 
     def write_metrics(self, state: State) -> None:

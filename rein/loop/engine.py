@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rein.data import END, Batches
-from rein.events import Event
+from rein.events import Event, Postponed
 from rein.functions import name_of
 from rein.types import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rein.loop.loop import Loop
 
 logger = logging.getLogger("rein")
+
+# events in which an interrupt may cut a handler short, which the next run then calls first
+POSTPONES = ("epoch_started", "iteration_completed", "epoch_completed", "epoch_halted", "epoch_ended")
+_ENDS = ("epoch_completed", "epoch_halted", "epoch_ended")
 
 
 def run(loop: Loop, source: Batches | None) -> Iterator[State]:
@@ -24,21 +28,29 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     loop.running = True
     # an epoch that an interrupt or a failure left open still ends if it was to; other halts ended the run before
     state._halts = {HALT_EPOCH: None} if state._epoch_open and state._cut else {}
-    state.status = "running"
+    state.status, state._left, state._late = "running", False, False
     state.clocks.start()
     try:
         try:
             loop.started.fire(state)  # its handlers may ask whether the state was loaded
             loop.resumed = loop.step_cut = False
+            _go_on(loop)
             if state._total_iterations:  # before the first one there is nothing to be kept
                 _take_requests(state)
-            yield from _epochs(loop, source)
+            while _ran_epoch(loop, source):
+                yield state
+                state._halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended
         except GeneratorExit:
             state.halt_loop("the stream was left")
         except BaseException as error:  # raised again
             _fail(loop, error)
             raise
         _fire_final(state, loop.halted if HALT_LOOP in state._halts or INTERRUPT in state._halts else loop.completed)
+    except StopIteration as error:  # Python would replace it, in this generator, by an error without its notes
+        replaced = RuntimeError("StopIteration was raised")
+        for note in getattr(error, "__notes__", ()):
+            replaced.add_note(note)
+        raise replaced from error
     finally:
         loop.running = False
         state.clocks.stop()
@@ -46,18 +58,32 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             loop.cleanups.pop()()
 
 
-def _epochs(loop: Loop, source: Batches | None) -> Iterator[State]:
+def _go_on(loop: Loop) -> None:
+    """Finish the firing that an interrupt of the last run cut short; that of an epoch's end, `_end_epoch` finishes."""
+    state = loop.state
+    if state._postponed is None or INTERRUPT in state._halts or state._postponed["event"] in _ENDS:
+        return
+    postponed, state._postponed = state._postponed, None
+    try:
+        loop.events[postponed["event"]].go_on(postponed["handler"], state, wired=False)
+    except Postponed as again:
+        _postpone(state, again)
+
+
+def _postpone(state: State, what: Postponed, status: str | None = None) -> None:
+    """Have the next run finish this firing; `status` is how the epoch is ending, if it is."""
+    state._postponed = {"event": what.event, "handler": what.key, "status": status}
+
+
+def _ran_epoch(loop: Loop, source: Batches | None) -> bool:
+    """Run the next epoch, or the rest of an open one; False if none is left or it stays open."""
     state, halts = loop.state, loop.state._halts
-    while INTERRUPT not in halts:
-        # a halt of the loop ends an epoch that is open as halted; only an interrupt leaves it open
-        done = HALT_LOOP in halts or _enough(state)
-        if not state._epoch_open and (done or (source is not None and source.exhausted())):
-            return
-        _run_epoch(loop, source)
-        if state._epoch_open:
-            return
-        yield state
-        halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended
+    # a halt of the loop ends an epoch that is open as halted; only an interrupt leaves it open
+    done = HALT_LOOP in halts or _enough(state)
+    if INTERRUPT in halts or (not state._epoch_open and (done or (source is not None and source.exhausted()))):
+        return False
+    _run_epoch(loop, source)
+    return not state._epoch_open
 
 
 def _enough(state: State) -> bool:
@@ -73,7 +99,14 @@ def _run_epoch(loop: Loop, source: Batches | None) -> None:
         loop.metrics.zero()
         state.times.clear()
         loop.epoch_began = state.clocks.seconds
-        loop.epoch_started.fire(state)
+        try:
+            loop.epoch_started.fire(state)
+        except Postponed as cut:
+            _postpone(state, cut)
+    if state._postponed is not None:
+        if INTERRUPT not in state._halts:
+            _end_epoch(loop, loop.events[f"epoch_{state._postponed['status']}"])
+        return
     if not state._halts:
         if source is not None:
             source.begin_epoch(state._iteration)
@@ -126,6 +159,8 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 _take_requests(state)
             if state._halts or state._iteration == limit:
                 break
+    except Postponed as cut:  # in iteration_completed: the iteration is counted
+        _postpone(state, cut)
     except BaseException as error:  # raised again
         loop.step_cut = call is step and event is started
         _annotate(loop, error, event, call)
@@ -158,10 +193,19 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
     state._epoch_status = status = ending.name.removeprefix("epoch_")
     state.times["epoch"] = seconds = state.clocks.seconds - loop.epoch_began
     counts = dict(state.counts)
+    postponed, state._postponed = state._postponed, None
     try:
-        ending.fire(state)
-        loop.epoch_ended.fire(state)
+        for event in (ending, loop.epoch_ended):
+            if postponed is None:
+                event.fire(state)
+            elif postponed["event"] == event.name:
+                event.go_on(postponed["handler"], state, wired=True)
+                postponed = None
         metrics = loop.metrics.freeze()
+    except Postponed as cut:
+        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
+        _postpone(state, cut, status)
+        return
     except BaseException:  # raised again
         state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
         for event in (ending, loop.epoch_ended):

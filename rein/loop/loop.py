@@ -120,7 +120,10 @@ class Loop:
 
     @contextlib.contextmanager
     def muted(self, *names: str) -> Iterator[None]:
-        """For a while, call nothing that is attached to these events; they are counted all the same."""
+        """For a while, call no handler and no observer of these events.
+
+        The events are counted all the same, and the loop's own wiring runs: a store, for example, takes every epoch.
+        """
         events = [self.event(name) for name in names]
         for event in events:
             event.mute(+1)
@@ -211,7 +214,7 @@ class Loop:
     def _warn_of_no_end(self) -> None:
         """An epoch without data or a limit ends by a halt alone; where no handler is there to ask, that is told."""
         ends = ("epoch_completed", "epoch_halted", "epoch_ended", "completed", "halted", "failed")
-        if not any(event.handlers for name, event in self.events.items() if name not in ends):
+        if not any(event.handlers or event.wiring for name, event in self.events.items() if name not in ends):
             logger.warning("run(...) has neither data nor iterations: an epoch ends only when the step halts it")
 
     def stop(self, reason: str | None = None) -> None:

@@ -33,6 +33,7 @@ def save(loop: Loop) -> dict[str, Any]:
         "epoch_open": state.epoch_open,
         # that the open epoch is to end is part of where it stands; that the run was to be stopped is not
         "halt_epoch": state.epoch_open and state._cut,
+        "postponed": state._postponed,
         "epoch_began": loop.epoch_began,
         "step_cut": loop.step_cut,
         "step_state": pack(state.step_state),
@@ -75,7 +76,7 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
     loop.step_cut = bool(saved.get("step_cut", False)) and not left
     if left:  # what the open epoch stood on may be among it: the run goes on with an epoch of its own
         state._epoch, state._iteration, state._epoch_open, state._halts = state._epochs_ended, 0, False, {}
-        state.step_state = None
+        state.step_state, state._postponed = None, None
     for event in loop.events.values():
         event.recount()
     return missing + left
@@ -105,6 +106,7 @@ def _load_counters(state: State, saved: Mapping[str, Any]) -> None:
     state._epoch_open = bool(saved["epoch_open"])
     state._halts = {HALT_EPOCH: None} if saved["halt_epoch"] else {}
     state.status, state._epoch_status, state.batch, state._requests = None, None, None, []
+    state._postponed = saved.get("postponed")
     state.clocks.load_state_dict(saved["clocks"])
     state.counts.clear()
     state.counts.update(saved["counts"])

@@ -29,7 +29,7 @@ def unowned(loop: Loop) -> list[str]:
     owned = _inside(loop.parts.values()) | {id(own) for own in (loop, loop.metrics, loop.state.clocks)}
     found: dict[int, str] = {}
     functions = [("the step", loop.step)]
-    functions += [(f"a handler of {e.name}", f) for e in loop.events.values() for f in e.handlers]
+    functions += [(f"a handler of {e.name}", f) for e in loop.events.values() for f in (*e.wiring, *e.handlers)]
     for _, function in functions:  # what is seeded anew before it is drawn from has nothing to be remembered
         if _seeds(function):
             owned |= {id(value) for _, value in _held(function, set()) if isinstance(value, torch.Generator)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,16 +72,7 @@ def evaluate(
     Raises ValueError for fewer than one episode and another number of seeds, TypeError for what is no policy and for
     environments that cannot begin the episodes of seeds.
     """
-    if not isinstance(policy, Policy):
-        hint = ""
-        if hasattr(policy, "policy"):
-            hint = "; give agent.policy()"
-        elif callable(policy):
-            hint = (
-                "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "
-                "rein.rollout.RandomPolicy is one"
-            )
-        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
+    check_policy(policy)
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -99,6 +90,20 @@ def evaluate(
             result = _play(policy, environment, max_episode_steps, recorder, how)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def check_policy(policy: Any) -> None:
+    """Raise TypeError for an object that is not a policy."""
+    if not isinstance(policy, Policy):
+        hint = ""
+        if hasattr(policy, "policy"):
+            hint = "; give agent.policy()"
+        elif callable(policy):
+            hint = (
+                "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "
+                "rein.rollout.RandomPolicy is one"
+            )
+        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
 
 
 class _Round(NamedTuple):

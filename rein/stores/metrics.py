@@ -74,23 +74,25 @@ class RunMetrics:
     def attach(self, loop: Loop) -> None:
         """Have the loop's epochs and evaluations taken down."""
 
-        @loop.started
+        @loop.started.wire
         def begin(state: State) -> None:
             self._guarded(EPOCHS, self._begin, state)
             if "evaluated" in loop.events and not self._observes:
-                loop.events["evaluated"].observe(add_evaluation)
+                loop.events["evaluated"].wire(add_evaluation)
                 self._observes = True
             loop.cleanups.append(self.close)
 
-        @loop.epoch_ended
+        @loop.epoch_ended.wire
         def ask(state: State) -> None:
             state.request(add_epoch)  # at the edge: handlers of this event may still add metrics, or fail
 
         def add_epoch(state: State) -> None:
+            if state.epoch_open:  # its end was interrupted, and the next run asks again
+                return
             record = state.history[-1]
             self._add_epoch(record.epoch, record.status, state.clocks.as_dict(), record.metrics)
 
-        def add_evaluation(loop: Loop, state: State) -> None:
+        def add_evaluation(state: State) -> None:
             self._guarded(EVALUATIONS, self._add_evaluation, state)
 
     def flush(self) -> None:

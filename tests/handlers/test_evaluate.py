@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -278,13 +279,26 @@ class Asking(Countdown):
         return super().apply_action(action)
 
 
-@pytest.mark.parametrize("step", [3, 20, 40])
-@pytest.mark.parametrize("event", ["epoch_ended", "iteration_completed"])
+def before(loop: Loop, event: str) -> None:
+    """Attach a handler whose calls are counted: a firing that was postponed does not call it again."""
+
+    @loop.event(event)(every=1)
+    def count(state: State) -> None:
+        state.memory["counted"] = state.memory.get("counted", 0) + 1
+
+
+@pytest.mark.parametrize("step", [1, 3, 20, 40])
+@pytest.mark.parametrize(
+    "event", ["epoch_started", "iteration_completed", "epoch_completed", "epoch_ended", "epoch_halted"]
+)
 def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_that_goes_on(
     event: str, step: int
 ) -> None:
     def make_asking() -> tuple[Loop, Asking, list[Any]]:
         loop, environment, seen = Loop(lambda state: None, epochs=12, iterations=3), Asking(), []
+        if event == "epoch_halted":
+            loop.iteration_completed(every=3)(State.halt_epoch)
+        before(loop, event)
         evaluate(loop, Always(2), environment, episodes=5, event=event, every=2)
         early_stop(loop, "evaluation_return", mode="max", patience=1, event=event, every=2)
         solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
@@ -297,10 +311,11 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_th
     loop, environment, seen = make_asking()
     environment.left, environment.ask = step, lambda: loop.interrupt("enough")
     state = loop.run()
-    assert (state.status, state.reason) == ("halted", "enough") and environment.left < 0, "played to its end"
-    assert 0 < len(seen) < len(expected)
+    assert (state.status, state.reason) == ("halted", "enough")
+    assert environment.left == 0, "no step is played after the interrupt"
+    assert len(seen) < len(expected)
     other, _, rest = make_asking()
-    other.load_state_dict(json.loads(json.dumps(loop.state_dict())))
+    other.load_state_dict(loop.state_dict())
     other.run()
     assert seen + rest == expected
     assert (other.state.epoch, other.state.reason) == (whole.state.epoch, whole.state.reason)
@@ -309,6 +324,79 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_th
         said["solved"] = {**said["solved"], "seconds": 0.0}
     assert memory == expected_memory
     assert found(other) == found(whole)
+
+
+@pytest.mark.parametrize("event", ["epoch_ended", "iteration_completed", "sampled"])
+def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) -> None:
+    loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
+    loop.define("sampled")
+    environment, other = Asking(), Asking()
+    evaluate(loop, Always(2), environment, episodes=5, event=event, at_end=True)
+    evaluate(loop, Always(2), other, episodes=5, event=event, name="other", at_end=True)
+    early_stop(loop, "evaluation_return", mode="max", patience=0, event=event)
+    before = environment.state_dict()
+    environment.left, environment.ask = 3, lambda: loop.stop("enough")
+    state = loop.run()
+    assert (state.status, state.reason) == ("halted", "enough")
+    assert (environment.left, other.left) == (0, 0), "no step is played after the stop, here or in another evaluation"
+    assert math.isnan(state.metrics["evaluation_return"]) and math.isnan(state.metrics["other_return"])
+    assert environment.state_dict() == before
+    assert "evaluations" not in state.memory
+    assert loop.run().reason != "enough", "and the next run goes on: patience has not run out"
+
+
+@pytest.mark.parametrize("ask", [Loop.stop, Loop.interrupt])
+def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_run(ask: Any) -> None:
+    def make_at_end() -> tuple[Loop, Asking]:
+        loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
+        evaluate(loop, Always(2), environment, episodes=5, every=0, at_end=True)
+        return loop, environment
+
+    whole, _ = make_at_end()
+    whole.run()
+    loop, environment = make_at_end()
+    environment.left, environment.ask = 3, lambda: ask(loop, "enough")
+    with pytest.warns(RuntimeWarning, match="the run has ended"):
+        loop.run()
+    assert environment.left == 0 and "evaluations" not in loop.state.memory
+    other, _ = make_at_end()
+    other.load_state_dict(loop.state_dict())
+    other.run()
+    assert other.state.memory["evaluations"] == whole.state.memory["evaluations"]
+
+
+@pytest.mark.parametrize("event", ["iteration_started", "sampled"])
+def test_an_interrupt_waits_for_an_evaluation_in_the_middle_of_an_iteration(event: str) -> None:
+    loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
+    loop.define("sampled")
+    environment = Asking()
+    evaluate(loop, Always(2), environment, episodes=5, event=event)
+    environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
+    state = loop.run()
+    assert (state.reason, state.total_iterations, state.memory["evaluations"]["number"]) == ("enough", 1, 1)
+
+
+def test_an_interrupted_evaluation_goes_on_in_the_next_run_of_the_same_loop() -> None:
+    whole, loop, environment = make(), Loop(lambda state: None, epochs=6, iterations=3), Asking()
+    whole.run()
+    evaluate(loop, Always(2), environment, episodes=5)
+    environment.left, environment.ask = 20, lambda: loop.interrupt("enough")
+    assert loop.run().status == "halted"
+    assert loop.state.epoch_open
+    assert loop.run().status == "completed"
+    assert found(loop) == found(whole)
+
+
+def test_an_interrupted_evaluation_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
+    evaluate(loop, Always(2), environment, episodes=5)
+    environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
+    loop.run()
+    other = Loop(lambda state: None, epochs=2, iterations=3)
+    other.own("evaluation_environment", Countdown())
+    other.load_state_dict(loop.state_dict())
+    assert other.run().status == "completed"
+    assert "is not attached any more" in caplog.text
 
 
 def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.LogCaptureFixture) -> None:

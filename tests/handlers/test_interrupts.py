@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 import rein
+from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
+from rein.handlers.evaluate import evaluate
 from rein.handlers.interrupts import interrupts
+from rein.rollout import RandomPolicy
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def make(folder: Path | None = None) -> tuple[rein.Loop, Any]:
@@ -34,7 +37,7 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in SIGNALS]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
 @pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed", "epoch_ended"])
 def test_a_signal_ends_the_run_at_the_edge_saved_and_exactly_resumable(tmp_path, capfd, number, event):
     before = handlers()
@@ -109,9 +112,65 @@ def test_a_second_signal_ends_the_closing_too(tmp_path):
     assert handlers() == before
 
 
-def test_sigusr1_saves_and_goes_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
+def test_a_signal_that_the_system_repeats_does_not_force_the_end(tmp_path, number):
     loop, caught = make(tmp_path)
-    loop.iteration_started(once=13)(lambda state: send(signal.SIGUSR1))
+
+    @loop.iteration_started(once=13)
+    def repeat(state: rein.State) -> None:
+        send(number)
+        send(number)
+
+    assert (loop.run().status, caught.signal) == ("halted", number)
+    assert [path.stem for path in tmp_path.glob("*.h5")] == ["epoch-000002-iteration-000003"]
+
+
+def test_an_ignored_sighup_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        loop, caught = make(tmp_path)
+        loop.iteration_started(once=13)(lambda state: send(signal.SIGHUP))
+        assert (loop.run().status, caught.signal) == ("completed", None)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_evaluation_which_the_resumed_run_finishes(tmp_path, number):
+    class Asking(CartPole):
+        left = 0
+
+        def apply_action(self, action):
+            self.left -= 1
+            if self.left == 0:
+                send(number)
+            return super().apply_action(action)
+
+    def make_evaluating(left=0):
+        loop, environment = rein.Loop(lambda state: None, epochs=3, iterations=2), Asking(num_envs=2, seed=0)
+        environment.left = left
+        evaluate(loop, RandomPolicy(environment.single_action_space, seed=0), environment, episodes=6)
+        saver = checkpoint(loop, rein.Checkpoints(tmp_path))
+        interrupts(loop, saver)
+        return loop, environment
+
+    whole = make_evaluating()[0].run(epochs=3)
+    for path in tmp_path.glob("*.h5"):
+        path.unlink()
+    loop, environment = make_evaluating(left=60)
+    assert loop.run().status == "halted"
+    assert environment.left == 0
+    resumed, _ = make_evaluating()
+    rein.resume(resumed, tmp_path)
+    final = resumed.run()
+    assert [dict(r.metrics) for r in final.history] == [dict(r.metrics) for r in whole.history]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_sigusr_saves_and_goes_on(tmp_path, number):
+    loop, caught = make(tmp_path)
+    loop.iteration_started(once=13)(lambda state: send(number))
     final = loop.run()
     assert (final.status, final.step_state, caught.signal) == ("completed", 60, None)
     assert sorted(path.stem for path in tmp_path.glob("*.h5")) == ["epoch-000002-iteration-000003", "epoch-000006"]

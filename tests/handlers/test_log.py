@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
 
 import pytest
 
@@ -98,6 +100,41 @@ def test_a_message_that_returns_no_line_is_an_error() -> None:
     log(loop, lambda state: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match="returned None; return the line to write"):
         loop.run(iterations=1)
+
+
+class Broken(io.StringIO):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left"), ValueError("closed"), KeyError()])
+def test_a_line_that_cannot_be_written_does_not_end_the_run(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    loop = Loop(lambda state: None)
+    log(loop, file=Broken(error))
+    assert loop.run(epochs=3, iterations=1).status == "completed"
+    assert caplog.text.count("could not be written") == 1
+
+
+def test_a_pipe_whose_reader_has_gone_does_not_end_the_run() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    loop = Loop(lambda state: None)
+    with contextlib.suppress(BrokenPipeError), open(writer, "w", encoding="utf-8") as file:
+        log(loop, file=file)
+        assert loop.run(epochs=3, iterations=1).status == "completed"
+
+
+def test_characters_that_the_terminal_does_not_have_are_escaped() -> None:
+    data = io.BytesIO()
+    loop = Loop(lambda state: None)
+    loop.metric("\N{GREEK SMALL LETTER LAMDA}", lambda state: 1.0)
+    log(loop, file=io.TextIOWrapper(data, encoding="ascii"))
+    assert loop.run(iterations=1).status == "completed"
+    assert data.getvalue() == b"epoch 1  iteration 1  \\u03bb 1\n"
 
 
 def test_nonsense_fails_where_it_is_written() -> None:

@@ -27,7 +27,7 @@ def make(values: Sequence[float]) -> Loop:
 def monitored(values: Sequence[float], **options: Any) -> tuple[Loop, list[int]]:
     """The loop, and the epochs in which the action was called."""
     loop, called = make(values), []
-    monitor(loop, "loss", lambda state: called.append(state.epoch), **options)
+    monitor(loop, "loss", lambda state: called.append(state.epoch), **{"mode": "min", **options})
     return loop, called
 
 
@@ -63,7 +63,8 @@ def test_less_than_min_delta_is_no_improvement() -> None:
 
 
 def test_nan_is_no_improvement_and_the_first_number_is_one() -> None:
-    assert called_in([NAN, NAN, NAN, 7.0, NAN, 6.0], patience=1) == [2]
+    assert called_in([NAN, NAN, NAN, 7.0, NAN, 6.0], patience=1) == []
+    assert called_in([NAN, NAN, NAN, 7.0, NAN, NAN, 6.0], patience=1) == [6]
 
 
 def test_filters_say_which_epochs_count() -> None:
@@ -86,7 +87,7 @@ def test_a_resumed_run_acts_where_an_uninterrupted_one_does(saved_at: int) -> No
 
 def test_what_the_action_asks_of_the_state_is_done() -> None:
     loop = make([1.0] * 9)
-    monitor(loop, "loss", lambda state: state.halt_loop("a plateau"), patience=1)
+    monitor(loop, "loss", lambda state: state.halt_loop("a plateau"), mode="min", patience=1)
     final = loop.run()
     assert (final.epoch, final.reason) == (3, "a plateau")
 
@@ -94,8 +95,8 @@ def test_what_the_action_asks_of_the_state_is_done() -> None:
 def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> None:
     loop, _ = monitored([1.0])
     with pytest.raises(ValueError, match="owns a part of that name already"):
-        monitor(loop, "loss", print)
-    monitor(loop, "accuracy", print)
+        monitor(loop, "loss", print, mode="min")
+    monitor(loop, "accuracy", print, mode="max")
     with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch"):
         loop.run()
 
@@ -113,7 +114,7 @@ def test_nonsense_fails_where_it_is_written(options: dict[str, Any], text: str) 
     with pytest.raises(ValueError, match=text):
         monitored([1.0], **options)
     with pytest.raises(TypeError, match="a callback is a function of the state, not str"):
-        monitor(make([1.0]), "loss", "halt")  # type: ignore[arg-type]  # the mistake
+        monitor(make([1.0]), "loss", "halt", mode="min")  # type: ignore[arg-type]  # the mistake
 
 
 def sgd(*rates: float) -> torch.optim.Optimizer:
@@ -134,7 +135,7 @@ def agent_of(learning_rate: Any = 0.5) -> QLearning:
 def test_the_golden_rates_of_an_optimizer() -> None:
     optimizer = sgd(10.0)
     loop, seen = make([float(n) for n in range(7)]), []
-    reduce_learning_rate(loop, optimizer, "loss", factor=0.5, patience=2)
+    reduce_learning_rate(loop, optimizer, "loss", mode="min", factor=0.5, patience=2)
     loop.epoch_ended(lambda state: seen.extend(rates_of(optimizer)))
     loop.run()
     assert seen == [10.0, 10.0, 10.0, 5.0, 5.0, 5.0, 2.5]
@@ -142,7 +143,7 @@ def test_the_golden_rates_of_an_optimizer() -> None:
 
 def test_each_group_of_parameters_has_its_rate_and_none_falls_below_the_minimum() -> None:
     optimizer, loop = sgd(1.0, 0.3, 0.01), make([0.0] * 5)
-    reduce_learning_rate(loop, optimizer, "loss", factor=0.5, patience=0, minimum=0.2)
+    reduce_learning_rate(loop, optimizer, "loss", mode="min", factor=0.5, patience=0, minimum=0.2)
     loop.run()
     assert rates_of(optimizer) == [0.2, 0.2, 0.01]  # what was below it already is left alone
     assert loop.parts["reduce_learning_rate/loss/rate"].reduced == 3
@@ -155,7 +156,7 @@ def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -
         loop, seen = make(VALUES), []
         agent, optimizer = agent_of(), sgd(0.5)
         of = agent if kind == "agent" else optimizer
-        reduce_learning_rate(loop, of, "loss", factor=0.5, patience=1)
+        reduce_learning_rate(loop, of, "loss", mode="min", factor=0.5, patience=1)
         now = (lambda: agent.learning_rate()) if kind == "agent" else (lambda: rates_of(optimizer)[0])
         loop.epoch_started(lambda state: seen.append(now()))
         return loop, seen
@@ -173,10 +174,10 @@ def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -
 
 def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given() -> None:
     first, agent = make([1.0, 0.5, 0.4]), agent_of(0.2)
-    reduce_learning_rate(first, agent_of(0.1), "loss")
+    reduce_learning_rate(first, agent_of(0.1), "loss", mode="min")
     first.run(epochs=1)
     second = make([1.0, 0.5, 0.4])
-    reduce_learning_rate(second, agent, "loss")
+    reduce_learning_rate(second, agent, "loss", mode="min")
     second.load_state_dict(copied(first.state_dict()))
     second.run()
     assert agent.learning_rate() == 0.2
@@ -184,21 +185,21 @@ def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given
 
 def test_a_schedule_and_what_has_no_rate_are_refused() -> None:
     with pytest.raises(TypeError, match=r"QLearning\.learning_rate follows a schedule over updates already"):
-        reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss")
+        reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss", mode="min")
     with pytest.raises(TypeError, match="give an agent with a learning_rate, or an optimizer"):
-        reduce_learning_rate(make([1.0]), Gridworld(num_envs=1), "loss")
+        reduce_learning_rate(make([1.0]), Gridworld(num_envs=1), "loss", mode="min")
 
 
 @pytest.mark.parametrize("options", [{"factor": 1.0}, {"factor": 0.0}, {"minimum": -1.0}, {"minimum": NAN}])
 def test_a_factor_that_does_not_reduce_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"reduce_learning_rate\("):
-        reduce_learning_rate(make([1.0]), sgd(1.0), "loss", **options)
+        reduce_learning_rate(make([1.0]), sgd(1.0), "loss", **{"mode": "min", **options})
 
 
 def test_other_groups_of_parameters_than_were_saved_are_refused() -> None:
     first, second = make([0.0] * 4), make([0.0] * 4)
-    reduce_learning_rate(first, sgd(1.0), "loss", patience=0)
-    reduce_learning_rate(second, sgd(1.0, 2.0), "loss", patience=0)
+    reduce_learning_rate(first, sgd(1.0), "loss", mode="min", patience=0)
+    reduce_learning_rate(second, sgd(1.0, 2.0), "loss", mode="min", patience=0)
     first.run()
     with pytest.raises(ValueError, match="1 groups of parameters were saved, and here are 2"):
         second.load_state_dict(copied(first.state_dict()))

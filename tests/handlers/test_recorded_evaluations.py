@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -14,11 +16,14 @@ from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate import evaluate
-from rein.rollout import Recorder
+from rein.loggers.attach import attach
+from rein.loggers.csv import CSVLogger
+from rein.rollout import RandomPolicy, Recorder
 from rein.rollout import evaluate as play
 from rein.stores.compact import compact
 from rein.stores.memory import MemoryStore
 from rein.stores.verify import verify_run
+from rein.training import record_metrics
 
 
 def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PPO]:
@@ -185,3 +190,55 @@ def test_what_cannot_be_recorded_is_one_line(num_envs: int, extras: dict[str, An
 
     with pytest.raises(ValueError, match=text):
         play(Says(), CartPole(num_envs=4, seed=0), 4, recorder=Recorder(MemoryStore(), num_envs))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file without the wall time."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+class Asking(CartPole):
+    """Asks in the step of one's choice."""
+
+    left = 0
+
+    def apply_action(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.ask()
+        return super().apply_action(action)
+
+
+@pytest.mark.parametrize("step", [5, 35, 60])
+def test_an_interrupted_evaluation_is_kept_once(tmp_path: Path, step: int) -> None:
+    """In the first round, in a later one, and in that of a later evaluation."""
+
+    def make(name: str, exist: str) -> tuple[rein.Loop, Asking]:
+        store = rein.HDF5Store(tmp_path / name, exist=exist)
+        played = rein.HDF5Store(tmp_path / name / "evaluation", exist=exist)
+        loop = rein.Loop(lambda state: None, epochs=4, iterations=2)
+        loop.own("store", store)
+        record_metrics(loop, store)
+        environment = Asking(num_envs=4, seed=1)
+        policy = RandomPolicy(environment.single_action_space, seed=0)
+        attach(loop, CSVLogger(tmp_path / name / "mine.csv"), every=2)
+        evaluate(loop, policy, environment, episodes=6, max_episode_steps=30, every=2, store=played)
+        checkpoint(loop, store, every=1)
+        return loop, environment
+
+    whole, _ = make("whole", "error")
+    whole.run()
+    loop, environment = make("broken", "error")
+    environment.left, environment.ask = step, lambda: loop.interrupt("enough")
+    assert loop.run().reason == "enough"
+    resumed, _ = make("broken", "resume")
+    rein.resume(resumed, tmp_path / "broken")
+    resumed.run()
+    for file in ("metrics.csv", "evaluations.csv", "mine.csv"):
+        assert rows_of(tmp_path / "broken" / file) == rows_of(tmp_path / "whole" / file), file
+    runs = [rein.open_run(tmp_path / name / "evaluation") for name in ("whole", "broken")]
+    for field in ("observation", "action", "reward", "valid"):
+        expected, kept = (run.field(field) for run in runs)
+        np.testing.assert_array_equal(kept, expected, field)
+    assert runs[0].epochs["number"].tolist() == runs[1].epochs["number"].tolist()

@@ -285,3 +285,25 @@ def test_a_loop_is_not_run_or_loaded_from_its_own_handlers(event: str, what: str
 def test_what_is_no_step_is_refused(step: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         rein.Loop(step)
+
+
+@pytest.mark.parametrize("event", ["started", "iteration_completed", "epoch_ended", "completed"])
+@pytest.mark.parametrize("filters", [{}, {"every": 1}])
+def test_stop_iteration_of_a_handler_keeps_the_name_of_the_handler(event: str, filters: dict) -> None:
+    def careless(state: rein.State) -> None:
+        next(iter(()))
+
+    loop = rein.Loop(lambda state: None, iterations=1)
+    loop.event(event).attach(careless, **filters)
+    with pytest.raises(RuntimeError, match="StopIteration") as error:
+        loop.run()
+    assert any("careless" in note and event in note for note in error.value.__notes__)
+
+
+def test_stop_iteration_of_a_step_keeps_the_name_of_the_step() -> None:
+    def careless(state: rein.State) -> None:
+        next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration") as error:
+        rein.Loop(careless, iterations=1).run()
+    assert any("careless" in note for note in error.value.__notes__)

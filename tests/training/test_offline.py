@@ -91,7 +91,7 @@ def test_handlers_work_as_in_every_loop():
     learner = IQL(*spaces_of(Pendulum(1)), **SMALL, seed=0)
     loop = offline_loop(learner, [pendulum_rows()], epochs=9, iterations=2, updates_per_iteration=2)
     evaluate(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
-    early_stop(loop, "value_loss", patience=50)
+    early_stop(loop, "value_loss", mode="min", patience=50)
     solved(loop, "evaluation_return", at_least=-1e9)
     state = loop.run()
     assert (state.epoch, state.reason) == (3, "solved")

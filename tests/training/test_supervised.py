@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,40 @@ def test_validating_early_or_in_mid_epoch_changes_nothing_of_the_training() -> N
         return model[0].weight
 
     assert torch.equal(weights(True), weights(False))
+
+
+@pytest.mark.parametrize("ask", [rein.Loop.stop, rein.Loop.interrupt])
+def test_a_validation_ends_at_its_next_batch_when_the_run_is_to_end(ask: Any) -> None:
+    batches = [(torch.rand(5, 2), torch.rand(5, 1)) for _ in range(4)]
+
+    def make(asks: bool) -> tuple[rein.Loop, list[int]]:
+        torch.manual_seed(0)
+        model, taken = nn.Linear(2, 1), []
+
+        class Data(list):
+            def __iter__(self) -> Any:
+                for place, batch in enumerate(batches):
+                    taken.append(place)
+                    if asks and place == 1:
+                        ask(loop, "enough")
+                    yield batch
+
+        loop = trainer(model, mse_loss, sgd(model), epochs=2)
+        validate(loop, model, Data(), {"loss": mse_loss})
+        return loop, taken
+
+    whole, _ = make(False)
+    whole.run(batches)
+    loop, taken = make(True)
+    assert loop.run(batches).reason == "enough"
+    assert taken == [0, 1]
+    assert ask is rein.Loop.interrupt or math.isnan(loop.state.metrics["validation_loss"])
+    resumed, taken = make(False)
+    resumed.load_state_dict(loop.state_dict())
+    resumed.run(batches)
+    if ask is rein.Loop.interrupt:
+        assert taken == [0, 1, 2, 3] * 2
+        assert [dict(r.metrics) for r in resumed.state.history] == [dict(r.metrics) for r in whole.state.history]
 
 
 def test_it_learns_exclusive_or_and_stops_when_there_is_nothing_more_to_learn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 
 import gymnasium
@@ -12,6 +13,8 @@ from gymnasium import spaces
 import rein
 from rein.agents.sac import SAC
 from rein.envs.pendulum import Pendulum
+from rein.handlers.evaluate import evaluate
+from rein.stores.memory import MemoryStore
 from rein.stores.verify import verify_run
 
 
@@ -20,6 +23,12 @@ def trace(loop):
     for name, event in loop.events.items():
         event.attach(lambda state, name=name: seen.append(name))
     return seen
+
+
+def rows_of(path):
+    """The rows of a CSV file without the wall time."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
 def test_the_five_phases_have_their_events_in_order(scripted, listening):
@@ -40,6 +49,49 @@ def test_a_phase_that_is_muted_is_counted_all_the_same(scripted, listening):
         loop.run(epochs=2, iterations=3)
     loop.run(epochs=3, iterations=3)
     assert seen == [7], "the eighth step, which is not finished yet"
+
+
+@pytest.mark.parametrize("episodic", [False, True])
+def test_muting_events_changes_nothing_of_what_is_learned_and_stored(scripted, listening, tmp_path, episodic):
+    def run(name, muted):
+        environment, store = scripted([2, 3]), rein.HDF5Store(tmp_path / name)
+        agent = listening(environment)
+        loop = rein.training_loop(agent, environment, store, episodic=episodic)
+        evaluate(loop, listening(environment), scripted([2]), episodes=1, event="iteration_completed", every=1)
+        names = [event for event in loop.events if event != "iteration_completed"] if muted else []
+        with loop.muted(*names):
+            loop.run(epochs=3, iterations=9)
+        rows = [rows_of(tmp_path / name / file) for file in ("metrics.csv", "evaluations.csv")]
+        return agent.transitions, rein.open_run(tmp_path / name).epochs["number"].tolist(), rows
+
+    (heard, epochs, rows), (muted, muted_epochs, muted_rows) = run("heard", False), run("muted", True)
+    assert len(heard) == len(muted)
+    assert all(torch.equal(one.reward, other.reward) for one, other in zip(heard, muted, strict=True))
+    assert epochs == muted_epochs
+    assert rows == muted_rows
+    assert len(rows[0]) == 3 and len(rows[1]) == 27 if not episodic else rows[1]
+
+
+def test_the_wiring_is_not_listed_and_runs_before_the_handlers(scripted, listening):
+    environment, store = scripted([2]), MemoryStore()
+    loop = rein.training_loop(listening(environment), environment, store, episodic=True)
+    assert not any(event.handlers for event in loop.events.values())
+    seen = []
+    loop.epoch_started(lambda state: seen.append(environment.resets))
+    loop.run(epochs=2, iterations=9)
+    assert seen == [1, 2]
+    for function in loop.epoch_started.wiring:
+        with pytest.raises(ValueError, match="is not attached"):
+            loop.epoch_started.detach(function)
+
+
+def test_events_that_are_muted_are_counted_even_if_only_a_muted_handler_hears_them(scripted, listening):
+    environment = scripted([2])
+    loop = rein.training_loop(listening(environment), environment)
+    loop.episodes_completed(lambda state: None)
+    with loop.muted("episodes_completed"):
+        loop.run(iterations=6)
+    assert loop.state.counts["episodes_completed"] == 3
 
 
 def test_episodes_completed_fires_in_the_steps_in_which_one_ends(scripted, listening):
