@@ -31,11 +31,11 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
     called. `filters` are those of every event. One loop may be run several times, and so a logger may be written to
     after it was closed. Raises TypeError for what is no logger.
 
-    Where it has them, three more are called: `logger.describe(settings)` when the first run starts, with what the run
-    is by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...); `logger.go_on(clocks)` when a
-    run starts that goes on from a loaded state, for what the logger has of the time after these clocks is told again;
-    and before each close `logger.finish(status)` with how the run ended: "completed", "halted", "interrupted" or
-    "failed".
+    Four more methods are optional. `logger.describe(settings)` is called when the first run starts, with its settings
+    by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...). `logger.go_on(clocks)` is called
+    when a run starts from a loaded state; rows that are newer than these clocks will be written again.
+    `logger.begin()` is called whenever a run starts, before its first row. `logger.finish(status)` is called before
+    each close, with "completed", "halted", "interrupted" or "failed".
     """
     if not isinstance(logger, Logger):
         raise TypeError(f"attach(loop, {type(logger).__name__}): a logger has write(clocks, metrics) and close()")
@@ -67,7 +67,7 @@ class _Attachment:
         self._due: list[int] = []  # epochs that the next write is of, besides the one that it is in
 
     def begin(self, state: State) -> None:
-        """Describe the run, once, say where it goes on, and have the logger closed when it is over; a handler."""
+        """Describe the run, once, begin it, and have the logger closed at its end; a handler."""
         if not self._described and hasattr(self._logger, "describe"):
             self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]  # one of its own
         self._described = True
@@ -75,6 +75,8 @@ class _Attachment:
         loaded = self._loop.resumed and state.clocks.iterations > 0
         if loaded and not self._failed and hasattr(self._logger, "go_on"):
             self._guarded(lambda: self._logger.go_on(state.clocks.as_dict()))  # type: ignore[attr-defined]  # one of its own
+        if not self._failed and hasattr(self._logger, "begin"):
+            self._guarded(self._logger.begin)  # type: ignore[attr-defined]  # one of its own
         if f"{self._key}/due" in state.memory:
             self._due = list(state.memory[f"{self._key}/due"])
             state.request(self.write_epochs)

@@ -22,11 +22,11 @@ class MlflowLogger:
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
 
-    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
-    A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its parameters.
-    `run_id` says which run it is once it has begun; give it to go on with that run, whose parameters stay as they are.
-    A run that failed is marked as FAILED, one that was interrupted as KILLED, any other as FINISHED. Raises ImportError
-    without MLflow, ValueError for no clock.
+    The default clock is `env_steps`, or `iterations` if no environment has been stepped at the first row. A metric that
+    is NaN, for example while no episode has ended, has no point. The MLflow run is created when the loop starts, with
+    the configuration as its parameters. `run_id` is the id of that run; give it to continue an existing run, whose
+    parameters stay as they are. The run is RUNNING while the loop runs. Then it is FAILED if the loop failed, KILLED if
+    it was interrupted, and otherwise FINISHED. Raises ImportError without MLflow, ValueError for an unknown clock.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class MlflowLogger:
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """A point for each metric."""
-        if not self._running:
-            self._begin()
+        self.begin()
         now, step = int(time.time() * 1000), self._axis.step(clocks)
         known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
         points = [self._entities.Metric(name, value, now, step) for name, value in known.items()]
@@ -74,7 +73,10 @@ class MlflowLogger:
             self._client.set_terminated(self.run_id, _STATUS.get(status or "", "FINISHED"))
             self._running = False
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Create the run, or mark it as running again."""
+        if self._running:
+            return
         if self.run_id is None:
             found = self._client.get_experiment_by_name(self._experiment)
             experiment_id = found.experiment_id if found else self._client.create_experiment(self._experiment)

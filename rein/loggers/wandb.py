@@ -17,11 +17,11 @@ class WandbLogger:
 
         WandbLogger(project="cartpole", dir="runs/cartpole")
 
-    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
-    A metric that is NaN, as where no episode ended, has no point there. The configuration of the run is its config,
-    beside what `options` give. A run that failed or was interrupted ends with an exit code that says so. After `close`
-    the same run is gone on with; for that in another process give its `id` and `resume="allow"`. Raises ImportError
-    without wandb, ValueError for no clock.
+    The default clock is `env_steps`, or `iterations` if no environment has been stepped at the first row. A metric that
+    is NaN, for example while no episode has ended, has no point. The run is created when the loop starts, with the
+    configuration added to the config in `options`. It ends with exit code 1 if the loop failed, and with 130 if it was
+    interrupted. After `close` the same run is continued; to continue it in another process, give its `id` and
+    `resume="allow"`. Raises ImportError without wandb, ValueError for an unknown clock.
     """
 
     def __init__(self, *, clock: str | None = None, **options: Any) -> None:
@@ -30,7 +30,7 @@ class WandbLogger:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
             raise ImportError(f"WandbLogger needs wandb: pip install wandb ({error})") from error
-        self._begin = wandb.init
+        self._init = wandb.init
         self._options = options
         self._run: Any = None
         self._config: dict[str, Any] = {}
@@ -44,12 +44,16 @@ class WandbLogger:
         """How the run ended, for the next `close`."""
         self._exit_code = _EXIT_CODES.get(status or "", 0)
 
-    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """A point for each metric and clock."""
+    def begin(self) -> None:
+        """Create the run, or continue it."""
         if self._run is None:
-            self._run = self._begin(**self._options)
+            self._run = self._init(**self._options)
             self._options |= {"id": self._run.id, "resume": "allow"}
             self._run.config.update(self._config, allow_val_change=True)  # a run that goes on may have longer limits
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A point for each metric and clock."""
+        self.begin()
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
         self._run.log({**times, **known}, step=self._axis.step(clocks))

@@ -201,6 +201,24 @@ def test_mlflow_and_wandb_are_told_how_a_run_ended(
     assert client.told[-1] == ("abc", status) and told[-1] == exit_code
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_run_that_fails_before_its_first_row_is_there_and_has_failed(
+    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, runs: int
+) -> None:
+    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
+    client: Any = mlflow._client
+    attach(loop, mlflow)
+    attach(loop, WandbLogger(clock="iterations"))
+    if runs == 2:
+        loop.run(epochs=1)
+        del client.told[:], told[:]
+    loop.epoch_started(lambda state: boom(loop))
+    with pytest.raises(RuntimeError, match="boom"):
+        loop.run(epochs=2)
+    assert client.told == [("run of", "7") if runs == 1 else ("abc", "RUNNING"), ("abc", "FAILED")]
+    assert told[0] == ({} if runs == 1 else {"id": "abc", "resume": "allow"}) and told[-1] == 1
+
+
 def test_mlflow_has_the_configuration_as_parameters_of_a_run_that_it_makes(mlflow_is_there: None) -> None:
     class Part:
         config = {f"layer {number}": "x" * 1000 for number in range(150)} | {"b(eta)": 0.5}
