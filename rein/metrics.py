@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -64,10 +65,22 @@ class Accumulator:
             raise TypeError(f"metric {name!r}: give a key of the step's metrics or a function of the state")
         self.name = name
         self._source = source
-        self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else reduce
+        self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else self._checked(reduce)
         self._averages = reduce == "mean"
         self._makes_new = reduce in ("mean", "sum", "min", "max")  # a tensor of its own, but for the first value
         self.zero()
+
+    def _checked(self, reduce: Reduce) -> Reduce:
+        """Have a user's `reduce` raise TypeError if it does not return a number."""
+
+        def checked(accumulated: Any, value: Any, count: int) -> Any:
+            result = reduce(accumulated, value, count)
+            is_number = result.numel() == 1 if isinstance(result, Tensor) else isinstance(result, numbers.Real)
+            if not is_number:
+                raise TypeError(f"metric {self.name!r}: reduce returned {result!r:.100}; return one number")
+            return result
+
+        return checked
 
     def zero(self) -> None:
         """Forget; a new epoch begins."""

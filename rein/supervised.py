@@ -141,7 +141,7 @@ def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Itera
             if not seen:
                 raise ValueError("evaluator: the data is empty")
             prediction, target = map_tree(lambda *batches: torch.cat(batches), *seen)
-            return {name: float(metric(prediction, target)) for name, metric in metrics.items()}
+            return {name: _value(name, metric(prediction, target)) for name, metric in metrics.items()}
 
     return evaluate
 
@@ -224,6 +224,15 @@ def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]
         return total, {"loss": total.detach(), **{f"loss_{i}": value.detach() for i, value in enumerate(each)}}
 
     return several
+
+
+def _value(name: str, value: Any) -> float:
+    """The result of a metric as a float. Raises TypeError if it is not one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise TypeError(f"evaluator: metric {name!r} returned {what}; return one number, for example a mean") from None
 
 
 def _number(value: Any) -> Tensor:

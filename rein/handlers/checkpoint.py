@@ -150,6 +150,8 @@ class Saver:
             if callable(flush := getattr(part, "flush", None)):
                 flush()
         stem = self._name(state) if self._name is not None else None
+        if self._name is not None and not isinstance(stem, str):
+            raise TypeError(f"checkpoint(name=...): the function returned {stem!r:.80}; return a name as a string")
         judged = not state.epoch_open or self._reported_at == state.total_iterations
         self._judged |= judged
         rules = self._rules if judged else {**self._rules, "best": None}

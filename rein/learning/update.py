@@ -66,10 +66,16 @@ def apply_gradients(
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     with torch.no_grad():
         norm = global_norm(gradients) if max_grad_norm is None else clip_global_norm_(gradients, max_grad_norm)
-    if guard is None or guard({**metrics, "grad_norm": norm}, gradients):
+    if guard is None or _decided(guard({**metrics, "grad_norm": norm}, gradients)):
         optimizer.step()
     optimizer.zero_grad()
     return norm
+
+
+def _decided(answer: Any) -> bool:
+    if answer is None:  # otherwise every update would be left out without a word
+        raise TypeError("guard returned None; return True to take the step, or False to leave it out")
+    return bool(answer)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import keyword
 import operator
 from collections.abc import Callable, Iterable
@@ -32,6 +33,15 @@ def event_name(name: str) -> None:
     """Refuse what could not be written as `@loop.<name>`."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"define({name!r}): an event's name is a Python identifier")
+
+
+def first_result(state: State) -> None:
+    """Raise TypeError if the step returned something that cannot be a step_state; asked for at the first edge."""
+    result = state.step_state
+    if result is state:
+        raise TypeError("the step returned the state of the run; return the next step_state, or None")
+    if inspect.isgenerator(result) or inspect.iscoroutine(result):
+        raise TypeError(f"the step returned a {type(result).__name__}, which has not run; return the next step_state")
 
 
 def closest(name: str, known: Iterable[str]) -> str:

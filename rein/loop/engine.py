@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rein.data import END, Batches
 from rein.events import Event, Postponed
 from rein.functions import name_of
+from rein.loop import checks
 from rein.types import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             _go_on(loop)
             if state._total_iterations:  # before the first one there is nothing to be kept
                 _take_requests(state)
+            else:
+                state.request(checks.first_result)
             while _ran_epoch(loop, source):
                 yield state
                 state._halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.buffers.rollout import Rows
-from rein.ops.trees import to_device
+from rein.ops.trees import leaves, to_device
 from rein.protocols import Agent, Environment
 from rein.rollout.contract import check_rows, check_time_step, check_transition
 from rein.types import State, StepState, TimeStep, Transition, Tree
@@ -61,6 +61,9 @@ def batch_step(
     clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
     known = _tell(state, known, "observation_recorded", emit)
     metrics = agent.optimize_model()
+    if metrics is not None and not isinstance(metrics, Mapping):
+        name = f"{type(agent).__name__}.optimize_model()"
+        raise TypeError(f"{name} returned {_described(metrics)}; return a dictionary of metrics")
     clocks.updates = agent.updates
     known = _tell(state, known._replace(metrics=metrics), "model_optimized", emit)
     if rows is not None:
@@ -115,7 +118,10 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
     """
     known: StepState = state.step_state
     transition: Any = known.transition
-    derived = rows.derive(state) if rows.everything and rows.derive is not None else {}
+    derived = {}
+    if rows.everything and rows.derive is not None:
+        derived = rows.derive(state)
+        _check_derived(derived, len(transition.reward))
     if rows.length == 0:
         _check_names(transition.extras, derived)
     row: dict[str, Tree] = {}
@@ -137,6 +143,26 @@ def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
     if derived:
         row.update(derived)
     rows.append(row)
+
+
+def _check_derived(derived: Any, num_envs: int) -> None:
+    """Raise TypeError or ValueError if `state_to_trajectory` did not return fields (N, ...)."""
+    if not isinstance(derived, Mapping):
+        raise TypeError(f"state_to_trajectory returned {_described(derived)}; return a dictionary of tensors (N, ...)")
+    for path, leaf in leaves(derived):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"state_to_trajectory: {path} is {_described(leaf)}; give a tensor ({num_envs}, ...)")
+        if leaf.shape[:1] != (num_envs,):
+            raise ValueError(
+                f"state_to_trajectory: {path} has shape {tuple(leaf.shape)}; give one row for each of the {num_envs} "
+                f"environments, ({num_envs}, ...)"
+            )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.60}"
 
 
 def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> None:

@@ -473,3 +473,10 @@ def test_many_loops_leave_no_thread_behind(tmp_path):
         checkpoint(loop, rein.Checkpoints(tmp_path / str(number)), every=4)
         loop.run()
     assert set(threading.enumerate()) <= before
+
+
+def test_a_name_that_is_no_text_is_an_error_at_the_first_checkpoint(tmp_path: Path) -> None:
+    loop = rein.Loop(lambda state: None, epochs=3, iterations=1)
+    checkpoint(loop, rein.Checkpoints(tmp_path), name=lambda state: state.epoch)  # type: ignore[arg-type, return-value]  # wrong on purpose
+    with pytest.raises(TypeError, match=r"name=\.\.\.\): the function returned 1"):
+        loop.run()

@@ -307,3 +307,17 @@ def test_stop_iteration_of_a_step_keeps_the_name_of_the_step() -> None:
     with pytest.raises(RuntimeError, match="StopIteration") as error:
         rein.Loop(careless, iterations=1).run()
     assert any("careless" in note for note in error.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (lambda state: state, "returned the state of the run"),
+        (lambda state: (n for n in range(3)), "returned a generator"),
+    ],
+)
+def test_what_a_step_returns_is_checked_after_the_first_iteration(step: Callable[..., Any], text: str) -> None:
+    loop = rein.Loop(step, iterations=9)
+    with pytest.raises(TypeError, match=text):
+        loop.run()
+    assert loop.state.total_iterations == 1

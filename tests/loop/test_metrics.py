@@ -255,3 +255,12 @@ def test_a_tensor_that_is_written_to_later_counts_as_what_it_was(
     loop.epoch_ended(lambda state: state.metrics.__setitem__("at_end", learned))
     final = loop.run(epochs=2, iterations=2)
     assert [final.history[0].metrics[name] for name in ("x", "at_end")] == [expected, 3.0]
+
+
+@pytest.mark.parametrize("returned", [None, "1", torch.ones(2), (1.0, 2)])
+def test_what_reduce_returns_is_checked_in_the_first_iteration(returned: Any) -> None:
+    loop = rein.Loop(lambda state: None, iterations=5)
+    loop.metric("x", lambda state: 1.0, reduce=lambda accumulated, value, count: returned)
+    with pytest.raises(TypeError, match="metric 'x': reduce returned .*; return one number"):
+        loop.run()
+    assert loop.state.iteration == 1

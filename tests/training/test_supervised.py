@@ -425,3 +425,17 @@ def test_the_examples_of_the_page_are_one_program_that_runs(
     )
     assert names["second"].state.total_iterations == 40
     assert names["game"].state.status == "completed"
+
+
+@pytest.mark.parametrize("returned", [None, "good", torch.ones(2)])
+def test_a_metric_of_an_evaluator_returns_one_number(returned: Any) -> None:
+    evaluate = evaluator(nn.Linear(1, 1), {"mine": lambda prediction, target: returned})
+    with pytest.raises(TypeError, match="metric 'mine' returned .*; return one number"):
+        evaluate([(ONE, ONE)])
+
+
+def test_a_guard_that_returns_nothing_is_an_error() -> None:
+    model = nn.Linear(1, 1)
+    loop = trainer(model, mse_loss, sgd(model), guard=lambda metrics, gradients: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
+    with pytest.raises(TypeError, match="guard returned None"):
+        loop.run([(ONE, ONE)])

@@ -548,3 +548,32 @@ def test_no_stored_transition_or_window_reaches_over_the_reset_after_a_failed_st
     windows = run.sequences(3)[: len(run.sequences(3))]
     assert torch.equal(windows.next_observation[:, :-1], windows.observation[:, 1:])
     assert verify_run(run.path).problems == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "text"),
+    [
+        (None, TypeError, "returned None"),
+        (torch.ones(2), TypeError, r"returned a tensor of shape \(2,\)"),
+        ([torch.ones(2)], TypeError, "returned list"),
+        ({"x": 1.0}, TypeError, "x is float 1.0"),
+        ({"x": None, "y": 3}, TypeError, "y is int 3"),
+        ({"x": torch.tensor(1.0)}, ValueError, r"x has shape \(\)"),
+        ({"x": {"y": torch.ones(3)}}, ValueError, r"x\.y has shape \(3,\); .* each of the 2 environments"),
+    ],
+)
+def test_fields_of_ones_own_are_checked_in_the_first_step(scripted, listening, returned, error, text):
+    environment, store = scripted([2, 3]), MemoryStore()
+    loop = rein.training_loop(listening(environment), environment, store, state_to_trajectory=lambda state: returned)
+    with pytest.raises(error, match=f"state_to_trajectory.*{text}"):
+        loop.run(iterations=5)
+    assert loop.state.total_iterations == 0
+
+
+@pytest.mark.parametrize("returned", [torch.ones(()), 0.5, [("loss", 1.0)]])
+def test_what_optimize_model_returns_is_checked_in_the_first_step(scripted, listening, returned):
+    environment = scripted([2, 3])
+    agent = listening(environment)
+    agent.optimize_model = lambda: returned
+    with pytest.raises(TypeError, match=r"optimize_model\(\) returned .*; return a dictionary of metrics"):
+        rein.training_loop(agent, environment).run(iterations=5)
