@@ -86,8 +86,8 @@ class Interrupts:
             self.signal = number
             name = signal.Signals(number).name
             self._loop.interrupt(f"interrupted by {name}")
-            text = f"\nrein: {name}: the run ends after this iteration and is saved; a second one ends it at once\n"
-            _say(text.encode())
+            again = "; a second one ends it at once" if number in _FORCING else ""
+            _say(f"\nrein: {name}: the run ends after this iteration and is saved{again}\n".encode())
 
     def _end(self, number: int) -> None:
         self.signal = number

@@ -218,11 +218,17 @@ class Loop:
             logger.warning("run(...) has neither data nor iterations: an epoch ends only when the step halts it")
 
     def stop(self, reason: str | None = None) -> None:
-        """From any thread: end the run as `state.halt_loop(reason)` does. Warns if there is none to be ended."""
+        """From any thread: end the run as `state.halt_loop(reason)` does.
+
+        An evaluation that is being played ends at its next step and is discarded. Warns if the loop does not run.
+        """
         self.state._ask(HALT_LOOP, reason)
 
     def interrupt(self, reason: str | None = None) -> None:
-        """From any thread: end the run at this iteration's edge, leaving the epoch open to be resumed in its middle."""
+        """From any thread: end the run at this iteration's edge and leave the epoch open, to be resumed in its middle.
+
+        An evaluation that is being played ends at its next step, and the next run finishes it.
+        """
         self.state._ask(INTERRUPT, reason)
 
     def count_cut_step(self) -> None:

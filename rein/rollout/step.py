@@ -61,7 +61,7 @@ def batch_step(
     clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
     known = _tell(state, known, "observation_recorded", emit)
     metrics = agent.optimize_model()
-    if metrics is not None and not isinstance(metrics, Mapping):
+    if type(metrics) is not dict and metrics is not None and not isinstance(metrics, Mapping):
         name = f"{type(agent).__name__}.optimize_model()"
         raise TypeError(f"{name} returned {_described(metrics)}; return a dictionary of metrics")
     clocks.updates = agent.updates

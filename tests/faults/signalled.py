@@ -1,6 +1,6 @@
 """Sends signals to runs of the command line at random moments, and resumes them; one line of JSON for each.
 
-usage: python signalled.py FOLDER KIND COUNT SEED, where KIND is SIGINT, SIGTERM, SIGUSR1 or TWICE (two SIGINT). A
+usage: python signalled.py FOLDER KIND COUNT SEED, where KIND is the name of a signal, or TWICE for two SIGINT. A
 process that has imported everything forks each run; every fifth one has a terminal.
 """
 

@@ -36,7 +36,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(("kind", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 0), ("TWICE", 130)])
+KINDS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGXCPU": 152, "SIGUSR1": 0, "SIGUSR2": 0, "TWICE": 130}
+
+
+@pytest.mark.parametrize(("kind", "status"), KINDS.items())
 def test_a_signal_at_any_moment_is_obeyed_and_loses_nothing(tmp_path, scale, whole, kind, status):
     count = scale(25, 2)
     said = ran(tmp_path, kind, count)

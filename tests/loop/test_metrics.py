@@ -261,6 +261,6 @@ def test_a_tensor_that_is_written_to_later_counts_as_what_it_was(
 def test_what_reduce_returns_is_checked_in_the_first_iteration(returned: Any) -> None:
     loop = rein.Loop(lambda state: None, iterations=5)
     loop.metric("x", lambda state: 1.0, reduce=lambda accumulated, value, count: returned)
-    with pytest.raises(TypeError, match="metric 'x': reduce returned .*; return one number"):
+    with pytest.raises(TypeError, match=r"metric 'x': reduce returned .*; return one number"):
         loop.run()
     assert loop.state.iteration == 1

@@ -430,7 +430,7 @@ def test_the_examples_of_the_page_are_one_program_that_runs(
 @pytest.mark.parametrize("returned", [None, "good", torch.ones(2)])
 def test_a_metric_of_an_evaluator_returns_one_number(returned: Any) -> None:
     evaluate = evaluator(nn.Linear(1, 1), {"mine": lambda prediction, target: returned})
-    with pytest.raises(TypeError, match="metric 'mine' returned .*; return one number"):
+    with pytest.raises(TypeError, match=r"metric 'mine' returned .*; return one number"):
         evaluate([(ONE, ONE)])
 
 
