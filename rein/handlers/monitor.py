@@ -61,16 +61,18 @@ def reduce_learning_rate(
     name: str | None = None,
     **filters: Any,
 ) -> None:
-    """Multiply the learning rate of an agent or an optimizer by `factor` when `metric` has not improved; see `monitor`.
+    """Multiply the learning rates of an agent or an optimizer by `factor` when `metric` has not improved.
 
         reduce_learning_rate(loop, agent, "evaluation_return", mode="max", factor=0.5, minimum=1e-5, every=5)
 
-    It is never lowered below `minimum`. An optimizer's groups of parameters have a rate each. What was reduced is the
-    part `<name>/rate` of the loop, next to the monitor `name` (`reduce_learning_rate/<metric>` by default), and holds
-    in a resumed run, whatever the agent or the optimizer was built with there.
+    All rates are lowered: `learning_rate`, `actor_learning_rate` and `temperature_learning_rate` of an agent, and the
+    rate of each parameter group of an optimizer. A rate never falls below `minimum`. The other options are those of
+    `monitor`. The loop owns the reduced rates as the part `<name>/rate`, next to the monitor `name`
+    (`reduce_learning_rate/<metric>` by default). A resumed run uses the reduced rates and ignores the rates that the
+    agent or the optimizer was built with.
 
-    Raises TypeError for what has no learning rate or one that follows a schedule, ValueError for numbers out of range,
-    and what `monitor` raises.
+    Raises TypeError if `of` has no learning rate or if a rate follows a schedule, ValueError for numbers out of range,
+    and the errors of `monitor`.
     """
     rate = LearningRate(of, factor, minimum)
     name = name or f"reduce_learning_rate/{metric}"
@@ -98,10 +100,10 @@ class Monitor(Improvement):
 
 @attrs.define(eq=False)
 class LearningRate:
-    """The learning rate of an agent (`learning_rate`) or of each group of an optimizer (`param_groups`).
+    """All learning rates of an agent (`learning_rate`, `actor_learning_rate`, ...) or of an optimizer's groups.
 
-    What is assigned to an agent is no part of its state, nor is the rate of every optimizer: once `reduced`, what it is
-    when a checkpoint is taken is kept here.
+    Rates that were assigned to an agent are not part of its state. After the first reduction, a checkpoint keeps the
+    current rates here.
     """
 
     of: Any
@@ -115,33 +117,30 @@ class LearningRate:
             raise ValueError(f"reduce_learning_rate(factor={self.factor}): give a number between 0 and 1")
         if not 0 <= self.minimum < math.inf:
             raise ValueError(f"reduce_learning_rate(minimum={self.minimum}): give 0 or more")
-        if not hasattr(self.of, "learning_rate") and not hasattr(self.of, "param_groups"):
-            kind = type(self.of).__name__
-            raise TypeError(f"reduce_learning_rate(loop, {kind}): give an agent with a learning_rate, or an optimizer")
         self.read()
 
     def read(self) -> list[float]:
-        """As they are now. Raises TypeError for a schedule."""
+        """Return the current rates. Raises TypeError if there is none, or if one follows a schedule."""
         if hasattr(self.of, "param_groups"):
             return [float(group["lr"]) for group in self.of.param_groups]
-        rate = self.of.learning_rate
-        if isinstance(rate, Schedule):
-            if rate.clock is not None:
-                kind = type(self.of).__name__
-                raise TypeError(
-                    f"reduce_learning_rate: {kind}.learning_rate follows a schedule over {rate.clock} already; "
-                    "give it a number"
-                )
-            rate = rate()
-        return [float(rate)]
+        names, kind = self._names(), type(self.of).__name__
+        if not names:
+            raise TypeError(f"reduce_learning_rate(loop, {kind}): give an agent with a learning_rate, or an optimizer")
+        return [_number(f"{kind}.{name}", getattr(self.of, name)) for name in names]
+
+    def _names(self) -> list[str]:
+        """Return the attributes of an agent that are learning rates; a rate of None follows `learning_rate`."""
+        names = [name for name in dir(self.of) if name.endswith("learning_rate") and not name.startswith("_")]
+        return [name for name in names if getattr(self.of, name) is not None]
 
     def write(self, rates: list[float]) -> None:
-        """Assign them."""
+        """Assign the rates, in the order of `read`."""
         if hasattr(self.of, "param_groups"):
             for group, rate in zip(self.of.param_groups, rates, strict=True):
                 group["lr"] = rate
         else:
-            (self.of.learning_rate,) = rates
+            for name, rate in zip(self._names(), rates, strict=True):
+                setattr(self.of, name, rate)
 
     def reduce(self, state: State) -> None:
         """Multiply by the factor what is above the minimum."""
@@ -173,5 +172,16 @@ class LearningRate:
         self.reduced, self.loaded = state["reduced"], state["rates"]
         if self.loaded is not None and len(self.loaded) != len(self.read()):
             raise ValueError(
-                f"rates: {len(self.loaded)} groups of parameters were saved, and here are {len(self.read())}"
+                f"reduce_learning_rate: the checkpoint has {len(self.loaded)} learning rates and "
+                f"{type(self.of).__name__} has {len(self.read())}: build it with the options of the saved run"
             )
+
+
+def _number(name: str, rate: Any) -> float:
+    if isinstance(rate, Schedule):
+        if rate.clock is not None:
+            raise TypeError(
+                f"reduce_learning_rate: {name} follows a schedule over {rate.clock} already; give it a number"
+            )
+        rate = rate()
+    return float(rate)

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from rein.agents.awac import AWAC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.iql import IQL
 from rein.agents.q_learning import QLearning
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.pendulum import Pendulum
 from rein.handlers.monitor import monitor, reduce_learning_rate
 from rein.loop import Loop
 from rein.schedules import linear
@@ -149,6 +157,45 @@ def test_each_group_of_parameters_has_its_rate_and_none_falls_below_the_minimum(
     assert loop.parts["reduce_learning_rate/loss/rate"].reduced == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "world", "own"),
+    [
+        (DDPG, Pendulum, ["actor_learning_rate"]),
+        (TD3, Pendulum, ["actor_learning_rate"]),
+        (AWAC, Pendulum, ["actor_learning_rate"]),
+        (IQL, Pendulum, ["actor_learning_rate"]),
+        (SAC, Pendulum, ["actor_learning_rate", "temperature_learning_rate"]),
+        (DiscreteSAC, CartPole, ["actor_learning_rate", "temperature_learning_rate"]),
+    ],
+)
+def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world: Any, own: list[str]) -> None:
+    def build() -> tuple[Loop, Any]:
+        environment, rates = world(num_envs=1, seed=0), dict.fromkeys(own, 0.2)
+        spaces = environment.single_observation_space, environment.single_action_space
+        agent = kind(*spaces, capacity=10, hidden=(4,), learning_rate=0.4, seed=0, **rates)
+        loop = make([0.0] * 3)
+        reduce_learning_rate(loop, agent, "loss", mode="min", factor=0.5, patience=0)
+        return loop, agent
+
+    (first, agent), (second, other) = build(), build()
+    first.run(epochs=2)
+    second.load_state_dict(copied(first.state_dict()))
+    second.run(epochs=2)
+    for reduced in (agent, other):
+        assert reduced.learning_rate() == 0.2
+        assert [getattr(reduced, name)() for name in own] == [0.1] * len(own)
+
+
+def test_a_learning_rate_that_follows_another_is_reduced_once() -> None:
+    environment = Pendulum(num_envs=1, seed=0)
+    agent = DDPG(environment.single_observation_space, environment.single_action_space, capacity=10, learning_rate=0.4)
+    loop = make([0.0] * 2)
+    reduce_learning_rate(loop, agent, "loss", mode="min", factor=0.5, patience=0)
+    loop.run()
+    assert agent.learning_rate() == 0.2
+    assert agent.actor_learning_rate is None
+
+
 @pytest.mark.parametrize("saved_at", range(1, 8))
 @pytest.mark.parametrize("kind", ["agent", "optimizer"])
 def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -> None:
@@ -186,6 +233,11 @@ def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given
 def test_a_schedule_and_what_has_no_rate_are_refused() -> None:
     with pytest.raises(TypeError, match=r"QLearning\.learning_rate follows a schedule over updates already"):
         reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss", mode="min")
+    environment = Pendulum(num_envs=1, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    falling = DDPG(*spaces, capacity=10, actor_learning_rate=linear(0.5, 0.1, updates=10))
+    with pytest.raises(TypeError, match=r"DDPG\.actor_learning_rate follows a schedule"):
+        reduce_learning_rate(make([1.0]), falling, "loss", mode="min")
     with pytest.raises(TypeError, match="give an agent with a learning_rate, or an optimizer"):
         reduce_learning_rate(make([1.0]), Gridworld(num_envs=1), "loss", mode="min")
 
@@ -201,5 +253,5 @@ def test_other_groups_of_parameters_than_were_saved_are_refused() -> None:
     reduce_learning_rate(first, sgd(1.0), "loss", mode="min", patience=0)
     reduce_learning_rate(second, sgd(1.0, 2.0), "loss", mode="min", patience=0)
     first.run()
-    with pytest.raises(ValueError, match="1 groups of parameters were saved, and here are 2"):
+    with pytest.raises(ValueError, match="1 learning rates"):
         second.load_state_dict(copied(first.state_dict()))
