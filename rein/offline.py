@@ -14,6 +14,7 @@ from rein.buffers.filling import extend, pairs, together
 from rein.buffers.frame_replay import FrameReplay
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
+from rein.filters import NOT_GIVEN
 from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
@@ -51,7 +52,7 @@ def offline_loop(
     data: Source | None = None,
     store: Store | None = None,
     *,
-    epochs: int | None = 1,
+    epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
     updates_per_iteration: int = 10,
     seed: int | None = None,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rein.filters import NOT_GIVEN
 from rein.handlers.torch_generators import torch_generators
 from rein.learning.update import Guard, Optimizer, apply_gradients
 from rein.loop import Loop
@@ -37,7 +38,7 @@ def trainer(
     optimizer: Optimizer,
     store: Store | None = None,
     *,
-    epochs: int | None = 1,
+    epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
     max_grad_norm: float | None = None,
     guard: Guard | None = None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rein.buffers.rollout import Rows
 from rein.events import Event
+from rein.filters import NOT_GIVEN
 from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
 from rein.loggers.csv import CSVLogger
@@ -40,7 +41,7 @@ def training_loop(
     *,
     episodic: bool = False,
     seed: int | None = None,
-    epochs: int | None = 1,
+    epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
     state_to_trajectory: Callable[[State], Mapping[str, Tree]] | None = None,
     strict: bool = False,
@@ -50,7 +51,7 @@ def training_loop(
 
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
-    `epochs` and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps if not told.
+    `epochs` (1) and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps by default.
     `seed` seeds parts that were built without one (None draws one), environments differently in each process.
     `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `strict` is the loop's, but for metrics,
     which an agent reports when it learns; `debug` is the loop's. Raises TypeError or ValueError where the parts do not

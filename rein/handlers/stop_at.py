@@ -19,17 +19,20 @@ def stop_at(
     event: str = "epoch_ended",
     **clocks: float,
 ) -> None:
-    """Halt the loop when a clock or a metric reaches a value; of several rules the first to be reached counts.
+    """Halt the loop when a clock or a metric reaches a value. With several rules, the first one reached ends the run.
 
         stop_at(loop, env_steps=1_000_000)
         stop_at(loop, "episode_return_100", at_least=475)
 
-    Clocks are read after every iteration and every epoch (reading one that holds a tensor fetches it), the metric when
-    `event` fires; NaN reaches nothing. What was reached stays reached: such a run, resumed, halts in `started`. A limit
-    of a clock stands in `state.limits`, so that `state.remaining`, and with it `progress`, knows it.
+    The limit of a clock replaces the default limit of one epoch; `epochs=` of the loop or of `run` still holds. The
+    rule of a metric replaces no limit, because the metric may never reach its value.
 
-    Raises TypeError where the metric is not given with exactly one bound, ValueError for an unknown clock or a limit
-    that is not above 0; KeyError at a firing, with the metrics there are, where there is no such metric.
+    Clocks are read after every iteration and every epoch; reading a clock that holds a tensor fetches it. The metric is
+    read when `event` fires; NaN reaches no bound. A resumed run that has reached a value halts in `started`. The limits
+    of clocks are in `state.limits`, which `state.remaining` and `progress` use.
+
+    Raises TypeError if the metric is not given with exactly one bound, ValueError for an unknown clock or a limit that
+    is not above 0, and KeyError when `event` fires and the metric does not exist.
     """
     if metric is None and not clocks:
         raise TypeError("stop_at(loop, ...): give a clock, env_steps=1_000_000, or a metric with at_least= or at_most=")
@@ -51,6 +54,8 @@ def stop_at(
 def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
     if limit < math.inf:
         loop.state.limits[clock] = min(limit, loop.state.limits.get(clock, math.inf))
+        if loop.epochs_by_default:
+            loop.epochs = None
 
     # `epochs` advances in an epoch's end events, and a part may advance its clock there
     @loop.on("started", "iteration_completed", "epoch_ended")

@@ -29,14 +29,15 @@ class Loop:
 
     `compile` (True or options) passes the step through `torch.compile`; `device` is where batches are moved to;
     `strict` refuses a step_state whose structure, shapes, dtypes or devices drift, naming the path; `debug` logs every
-    event with the time since the one before. `epochs` and `iterations` are the defaults of `run`.
+    event with the time since the one before. `epochs` and `iterations` are the defaults of `run`: one epoch if `epochs`
+    is not given and `stop_at` limits no clock.
     """
 
     def __init__(
         self,
         step: Callable[[State], Any],
         *,
-        epochs: int | None = 1,
+        epochs: int | None = NOT_GIVEN,
         iterations: int | None = None,
         compile: bool | Mapping[str, Any] = False,
         device: torch.device | str | None = None,
@@ -44,7 +45,9 @@ class Loop:
         debug: bool = False,
     ) -> None:
         check_function("Loop(step)", "step", step)
-        self.epochs, self.iterations = checks.limit("epochs", epochs), checks.limit("iterations", iterations)
+        self.epochs = 1 if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
+        self.epochs_by_default = epochs is NOT_GIVEN  # `stop_at` replaces this limit
+        self.iterations = checks.limit("iterations", iterations)
         if compile:
             step = torch.compile(step, **({} if compile is True else compile))
         self.step = checks.strict(step) if strict else step

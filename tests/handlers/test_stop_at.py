@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from rein.agents.dqn import DQN
 from rein.clocks import CLOCKS
+from rein.envs.cartpole import CartPole
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
+from rein.offline import offline_loop
+from rein.supervised import trainer
+from rein.training import training_loop
 from rein.types import State
 
 
@@ -53,6 +58,45 @@ def test_what_remains_of_a_run_is_known_by_the_nearest_of_its_limits() -> None:
     loop.epoch_ended(lambda state: seen.append(state.remaining))
     loop.run(epochs=4)
     assert seen == [0.75, 0.5, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(("clock", "limit"), [("env_steps", 240), ("iterations", 30), ("epochs", 3)])
+def test_clock_limit_replaces_the_default_of_one_epoch(clock: str, limit: Any) -> None:
+    loop = Loop(advance, iterations=10)
+    stop_at(loop, **{clock: limit})
+    assert loop.run().total_iterations == 30
+
+
+def test_clock_limit_replaces_no_number_of_epochs_that_was_given() -> None:
+    loop = Loop(advance, epochs=1, iterations=10)
+    stop_at(loop, env_steps=240)
+    assert loop.run().total_iterations == 10
+    loop = Loop(advance, iterations=10)
+    stop_at(loop, env_steps=240)
+    assert loop.run(epochs=2).total_iterations == 20
+
+
+def test_metric_rule_and_infinite_limit_keep_the_default_of_one_epoch() -> None:
+    loop = Loop(advance, iterations=10)
+    loop.metric("score", lambda state: state.epoch, reduce="last")
+    stop_at(loop, "score", at_least=2, env_steps=math.inf)
+    assert loop.run().total_iterations == 10
+
+
+def test_clock_limit_replaces_the_default_of_loops_that_train() -> None:
+    environment = CartPole(num_envs=2, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = DQN(*spaces, capacity=100, learning_starts=0, batch_size=2, hidden=(4,), seed=0)
+    loop = training_loop(agent, environment, iterations=4)
+    stop_at(loop, env_steps=32)
+    assert loop.run().total_iterations == 16
+    loop = offline_loop(agent, iterations=1, updates_per_iteration=1)
+    stop_at(loop, iterations=3)
+    assert loop.run().total_iterations == 3
+    model = torch.nn.Linear(1, 1)
+    loop = trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[arg-type]  # an argument has another name
+    stop_at(loop, iterations=3)
+    assert loop.run([(torch.ones(1, 1), torch.ones(1, 1))]).total_iterations == 3
 
 
 def test_a_run_stops_after_that_many_seconds() -> None:
