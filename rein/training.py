@@ -31,6 +31,7 @@ from rein.types import State, StepState, Trajectory, Tree
 
 logger = logging.getLogger("rein")
 
+DELAYS = ("rollout_steps", "learning_starts", "train_frequency", "train_frequency_episodes")  # options of agents
 STEPS = 128  # of an epoch of a continuing run, where nobody says
 
 
@@ -82,6 +83,7 @@ def training_loop(
         loop.metric(name, name)
     if episodic:
         halt_when_all_ended(loop)
+    warn_without_update(loop, agent)
     if store is not None:
         loop.own("store", store)
         if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
@@ -198,6 +200,24 @@ def halt_when_all_ended(loop: Loop) -> None:
         was_cut_N = transition.truncated & ~time_step.truncated
         if not bool((known.active | was_cut_N).any()):
             state.halt_epoch()
+
+
+def warn_without_update(loop: Loop, agent: Agent) -> None:
+    """Log a warning if a run ends and the agent has never updated its parameters."""
+
+    @loop.on("completed", "halted")
+    def warn(state: State) -> None:
+        if agent.updates or not state.total_iterations or state.epoch_open:  # an open epoch was interrupted
+            return
+        reasons = [f"{name}={agent.config[name]}" for name in DELAYS if agent.config.get(name)]
+        logger.warning(
+            "the run ended after %s env steps (%s steps of every environment) without an update: %s%s has learned "
+            "nothing. Give the run more steps than one update needs",
+            f"{agent.env_steps:,}",
+            f"{state.total_iterations:,}",
+            type(agent).__name__,
+            f"({', '.join(reasons)})" if reasons else "",
+        )
 
 
 def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:

@@ -11,9 +11,14 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.dqn import DQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
 from rein.agents.sac import SAC
+from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate import evaluate
+from rein.handlers.stop_at import stop_at
 from rein.stores.memory import MemoryStore
 from rein.stores.verify import verify_run
 
@@ -577,3 +582,35 @@ def test_what_optimize_model_returns_is_checked_in_the_first_step(scripted, list
     agent.optimize_model = lambda: returned
     with pytest.raises(TypeError, match=r"optimize_model\(\) returned .*; return a dictionary of metrics"):
         rein.training_loop(agent, environment).run(iterations=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        (PPO, {"rollout_steps": 4096}, "rollout_steps=4096"),
+        (PQN, {"rollout_steps": 4096}, "rollout_steps=4096"),
+        (DQN, {"capacity": 100, "learning_starts": 50}, "learning_starts=50"),
+        (DQN, {"capacity": 100, "learning_starts": 0, "train_frequency": 100}, "train_frequency=100"),
+    ],
+)
+@pytest.mark.parametrize("limit", ["completed", "halted"])
+def test_run_that_ends_without_an_update_warns(kind, options, named, limit, caplog):
+    environment = CartPole(num_envs=2, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    loop = rein.training_loop(kind(*spaces, hidden=(4,), seed=0, **options), environment, iterations=5)
+    if limit == "halted":
+        stop_at(loop, env_steps=8)
+    loop.run(epochs=1)
+    assert loop.state.status == limit
+    assert named in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["an update", "an interrupt"])
+def test_run_with_an_update_or_an_interrupt_does_not_warn(ending, caplog):
+    environment = CartPole(num_envs=2, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = PPO(*spaces, hidden=(4,), rollout_steps=4 if ending == "an update" else 100, seed=0)
+    loop = rein.training_loop(agent, environment, iterations=5)
+    loop.iteration_completed(lambda state: loop.interrupt() if ending == "an interrupt" else None)
+    loop.run(epochs=1)
+    assert "update" not in caplog.text
