@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -77,6 +77,9 @@ class Learner:
     its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
     on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
 
+    While a hook is registered on a parameter or a module, the loss is differentiated by `backward`, part by part and
+    without `compile`, so that every hook fires as in any torch program.
+
     Parameters whose `requires_grad` is False at a step stay as they are, and so does what the optimizer keeps of them.
     Where all of them are such there is no step, and `guard` is not asked; the metrics are those of the loss.
 
@@ -100,8 +103,8 @@ class Learner:
     ) -> None:
         """`micro_batch=None` chooses: 4,096 rows on the host, all of them elsewhere.
 
-        `closed_form` is the loss's gradient, written out; where it returns None, in half precision, and while some of
-        the parameters are frozen, the loss is differentiated.
+        `closed_form` is the loss's gradient, written out. The loss is differentiated if `closed_form` returns None, in
+        half precision, and while parameters are frozen or hooks are registered.
         """
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
@@ -115,7 +118,9 @@ class Learner:
         self._device = self._parameters[0].device
         self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
         self._compiled, self._bfloat16 = compile, precision == "bfloat16"
-        self._loss = compiled(loss, self._device) if compile else loss
+        self._eager_loss, self._loss = loss, compiled(loss, self._device) if compile else loss
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+        self._hooks = [getattr(module, kind) for module in networks.modules() for kind in kinds]
         self._closed_form = None if self._bfloat16 else closed_form
         if compile and self._closed_form is not None:
             self._closed_form = compiled(self._closed_form, self._device)
@@ -126,6 +131,11 @@ class Learner:
         if self._device.type == "cpu":
             _keep_freed_memory()
         self._processes, self._same = processes(), False  # whether their parameters are known to be the same
+
+    def _hooked(self) -> bool:
+        """Whether a parameter or a module has a hook now; torch keeps one dictionary of each kind for each module."""
+        own = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
+        return any(self._hooks) or any(own)
 
     def step(self, batch: Rows, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
@@ -168,7 +178,8 @@ class Learner:
 
         gradients: list[Tensor | None] = []
         metrics: dict[str, Tensor] = {}
-        for found, said in self._pool.map(of_part, parts) if self._pool else map(of_part, parts):
+        pool = None if self._hooked() else self._pool  # two threads in `backward` would mix their gradients
+        for found, said in pool.map(of_part, parts) if pool else map(of_part, parts):
             gradients = found if not gradients else [_sum(a, b) for a, b in zip(gradients, found, strict=True)]
             metrics = {name: _join(metrics.get(name), value) for name, value in said.items()}
         return gradients, metrics
@@ -178,16 +189,20 @@ class Learner:
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """By parameter, of the loss or a share of it; and the metrics, or so much of them. None for what is frozen."""
         learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
-        if self._closed_form is not None and len(learned) == len(self._parameters):
+        hooked = self._hooked()
+        if self._closed_form is not None and not hooked and len(learned) == len(self._parameters):
             found = self._closed_form(self.networks, batch, coefficients, share, report=report)
             if found is not None:
                 return found
         half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
         with torch.set_grad_enabled(bool(learned)), half:
-            loss, metrics = self._loss(self.networks, batch, coefficients, report=report)
+            function = self._eager_loss if hooked else self._loss  # compiled functions may leave out hooks
+            loss, metrics = function(self.networks, batch, coefficients, report=report)
             if share is not None:
                 loss = loss * share
                 metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
+        if hooked and learned:
+            return _by_backward(loss, learned, self._parameters), metrics
         gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
         found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
         return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics
@@ -226,6 +241,17 @@ def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tenso
     means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
     explained = explained_variance(batch.value, batch.target, batch.valid)
     return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}
+
+
+def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients by parameter; unlike `torch.autograd.grad`, `backward` calls hooks after a gradient is accumulated."""
+    for parameter in parameters:
+        parameter.grad = None
+    loss.backward(inputs=learned)
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
 
 
 def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:

@@ -120,7 +120,8 @@ class Critics(nn.Module):
 
     def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
         """The values (K, B)."""
-        return self._values(through(self.stem, x_BF), action_BA, self.hidden.layers, self.weight, self.bias)
+        h_KBH = self.hidden(torch.cat((through(self.stem, x_BF), action_BA), 1))
+        return linear_value(h_KBH, self.weight, self.bias)
 
     def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
         """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
@@ -128,15 +129,10 @@ class Critics(nn.Module):
         *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
         with torch.no_grad():  # what a stem says does not depend on the action
             seen = through(self.stem, x_BF)
-        return self._values(seen, action_BA, layers, weight, bias)
-
-    def _values(
-        self, x_BG: Tensor, action_BA: Tensor, layers: Sequence[Tensor], weight_K1H: Tensor, bias_K1: Tensor
-    ) -> Tensor:
-        x = torch.cat((x_BG, action_BA), 1)
-        # without layers there is nothing that says how many members were asked for
-        h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight_K1H), *x.shape)
-        return linear_value(h_KBH, weight_K1H, bias_K1)
+        x = torch.cat((seen, action_BA), 1)
+        # without hidden layers, `through` would not know how many members were asked for
+        h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight), *x.shape)
+        return linear_value(h_KBH, weight, bias)
 
 
 class ContinuousNetworks(nn.Module):

@@ -1,0 +1,131 @@
+"""Hooks that users register on parameters and modules fire in every update of every agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rein
+from rein.agents.awac import AWAC
+from rein.agents.bc import BC
+from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
+from rein.agents.dqn import DQN
+from rein.agents.iql import IQL
+from rein.agents.iqn import IQN
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
+from rein.envs.cartpole import CartPole
+from rein.envs.pendulum import Pendulum
+
+ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
+REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
+CASES: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {  # the last: modules whose forward is called
+    "PPO": (PPO, CartPole, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
+    "PPO, continuous": (PPO, Pendulum, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
+    "PPO, parts": (PPO, CartPole, {**ROLLOUT, "micro_batch": 2, "threads": 2}, ["hidden"]),
+    "PQN": (PQN, CartPole, ROLLOUT, ["hidden", "head"]),
+    "DQN": (DQN, CartPole, REPLAY, ["online.hidden", "online.head"]),
+    "IQN": (IQN, CartPole, REPLAY, ["online.head"]),
+    "DDPG": (DDPG, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "TD3": (TD3, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "SAC": (SAC, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "DiscreteSAC": (DiscreteSAC, CartPole, REPLAY, ["actor.hidden", "critics.hidden"]),
+    "AWAC": (AWAC, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "IQL": (IQL, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden", "state_value.hidden"]),
+    "BC": (BC, Pendulum, REPLAY, ["actor.hidden"]),
+}
+
+
+def build(case: str, **options: Any) -> tuple[Any, rein.Loop]:
+    kind, world, own, _ = CASES[case]
+    environment = world(num_envs=2, seed=0)
+    spaces = environment.single_observation_space, environment.single_action_space
+    agent = kind(*spaces, seed=0, **own, **options)
+    return agent, rein.training_loop(agent, environment, iterations=16)
+
+
+def learned(agent: Any) -> dict[str, Tensor]:
+    """The parameters that an optimizer steps, by name."""
+    named = agent.networks.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and not name.startswith("target")}
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("case", CASES)
+def test_hook_on_a_parameter_fires(case: str, kind: str) -> None:
+    agent, loop = build(case)
+    fired = set()
+    for name, parameter in learned(agent).items():
+        getattr(parameter, kind)(lambda _, name=name: fired.add(name))
+    loop.run()
+    assert fired == learned(agent).keys()
+
+
+@pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # observations require no gradient
+def test_hook_on_a_module_fires_in_updates(case: str, kind: str) -> None:
+    agent, loop = build(case)
+    fired, names = set(), CASES[case][3]
+    for name in names:
+
+        def hook(*_: Any, name: str = name) -> None:
+            if torch.is_grad_enabled() or kind == "register_full_backward_hook":
+                fired.add(name)
+
+        getattr(agent.networks.get_submodule(name), kind)(hook)
+    loop.run()
+    assert fired == set(names)
+
+
+@pytest.mark.parametrize("case", ["PPO", "SAC", "DQN"])
+def test_hooks_that_only_look_change_nothing_but_rounding(case: str) -> None:
+    (hooked, loop), (plain, other) = build(case), build(case)
+    seen: list[Tensor] = []
+    for parameter in learned(hooked).values():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    loop.run()
+    other.run()
+    assert seen
+    torch.testing.assert_close(learned(hooked), learned(plain), atol=1e-6, rtol=1e-5)
+    assert all(parameter.grad is None for parameter in hooked.networks.parameters())
+
+
+def test_hook_that_zeroes_gradients_stops_learning_and_a_removed_one_does_not() -> None:
+    agent, loop = build("PPO, parts")
+    before = {name: p.detach().clone() for name, p in learned(agent).items()}
+
+    def zero(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+
+    handles = [parameter.register_post_accumulate_grad_hook(zero) for parameter in learned(agent).values()]
+    loop.run(epochs=1)
+    torch.testing.assert_close(dict(learned(agent)), before, atol=0.0, rtol=0.0)
+    for handle in handles:
+        handle.remove()
+    loop.run(epochs=2)
+    assert all(not torch.equal(p, before[name]) for name, p in learned(agent).items())
+
+
+@pytest.mark.parametrize("case", ["PPO", "SAC"])
+def test_hooks_fire_with_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a compiled function was called")
+
+    monkeypatch.setattr("rein.learning.learner.compiled", lambda function, device: refuse)
+    agent, loop = build(case, compile=True)
+    fired = set()
+    for name, module in agent.networks.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda *_, name=name: fired.add(name))
+    for parameter in learned(agent).values():
+        parameter.register_hook(lambda _: None)
+    loop.run()
+    assert fired
