@@ -224,6 +224,7 @@ class PQN(Configurable):
         """Learn from the rollout when it is full; means over the updates of the last pass, and epsilon."""
         if not self._rollout.full:
             return {}
+        self._compare_processes(self._learner)
         set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
         batch = self._batch()
         seen: list[dict[str, Tensor]] = []

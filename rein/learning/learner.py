@@ -15,26 +15,28 @@ import torch
 from torch import Tensor, nn
 
 from rein.learning.compiled import compiled, has_graphs
-from rein.learning.parallel import average, check_same
+from rein.learning.parallel import average, check_equal, check_same
 from rein.learning.update import (
     Guard,
     Optimizer,
     OptimizerFactory,
     apply_gradients,
     check_learning_rate,
+    describe_optimizer,
     load_plain_state,
     plain_state,
 )
 from rein.ops.parallel import processes
 from rein.ops.products import fast_products, largest_matrix
 from rein.ops.statistics import explained_variance
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 from rein.schedules import Schedule
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
 Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+CHECK_EVERY = 100  # steps between two comparisons of the processes
 CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
 
 
@@ -130,7 +132,7 @@ class Learner:
         self._pool = _pool(threads) if threads > 1 else None
         if self._device.type == "cpu":
             _keep_freed_memory()
-        self._processes, self._same = processes(), False  # whether their parameters are known to be the same
+        self._processes, self._until_check = processes(), 0  # steps before the processes are compared again
 
     def _hooked(self) -> bool:
         """Whether a parameter or a module has a hook now; torch keeps one dictionary of each kind for each module."""
@@ -210,17 +212,37 @@ class Learner:
     def _of_all_processes(
         self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """Raises RuntimeError in another group than it was built in, ValueError for other parameters than elsewhere."""
+        """Average over the processes; every 100 steps, raise ValueError if networks, optimizers or options differ."""
+        self._check_group()
+        if not self._until_check:
+            state = (leaf for _, leaf in leaves(self.state_dict()) if isinstance(leaf, Tensor))
+            check_same([*self._parameters, *state], self._shared_options())
+            self._until_check = CHECK_EVERY
+        self._until_check -= 1
+        rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
+        return average(gradients, metrics, rows)
+
+    def _check_group(self) -> None:
         if processes() != self._processes:
             raise RuntimeError(
                 f"the agent was built for a group of {self._processes} processes and learns in one of {processes()}: "
                 "build it, and let it learn, within `with process_group():`"
             )
-        if not self._same:
-            check_same(self._parameters)
-            self._same = True
-        rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
-        return average(gradients, metrics, rows)
+
+    def _shared_options(self) -> dict[str, Any]:
+        """What must be equal in all processes so that equal gradients make equal steps, as JSON."""
+        return {
+            "optimizer": describe_optimizer(self.optimizer),
+            "learning_rate": [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group],
+            "max_grad_norm": self.max_grad_norm,
+            "frozen parameters": [i for i, p in enumerate(self._parameters) if not p.requires_grad],
+        }
+
+    def compare_processes(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError if the options of an agent differ between the processes."""
+        if self._processes > 1 or processes() > 1:
+            self._check_group()
+            check_equal(options, self._device)
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
         """ValueError where the optimizer was given another rate, which `option` would replace."""
@@ -233,7 +255,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         load_plain_state(self.optimizer, state)
-        self._same = False
+        self._until_check = 0
 
 
 def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:

@@ -187,6 +187,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         """Learn from the rollout when it is full; what is worth knowing of it."""
         if not self._rollout.full:
             return {}
+        self._compare_processes(self._learner)
         set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
         metrics = self._learn(self._rollout)
         valid = self._rollout.flat("valid")

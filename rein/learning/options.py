@@ -8,9 +8,12 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rein.schedules import Schedule, as_schedule
+
+if TYPE_CHECKING:
+    from rein.learning.learner import Learner
 
 
 def refuse_unknown(agent: object, options: Iterable[str], known: Iterable[str]) -> None:
@@ -146,11 +149,23 @@ def adjustable(agent: object) -> dict[str, Any]:
     return {name: as_json(agent.__dict__.get(f"_first_{name}", getattr(agent, name))) for name in names}
 
 
+OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
+
+
 class Configurable:
     """Refuses what would silently be no option: a class's own that hides one, and one that nobody reads again."""
 
+    config: Any
     _options: dict[str, Any]
     _built = False
+    _compared = False
+
+    def _compare_processes(self, learner: Learner, **more: Any) -> None:
+        """Raise ValueError if data-parallel processes have different options; before they first exchange anything."""
+        if not self._compared:
+            options = {name: value for name, value in self.config.items() if name not in OF_ONE_PROCESS}
+            learner.compare_processes({"agent": type(self).__name__, **options, **more})
+            self._compared = True
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

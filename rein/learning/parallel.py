@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -82,17 +84,64 @@ def average(
     return averaged, {**metrics, **dict(zip(numbered, shaped, strict=True))}
 
 
+def check_equal(options: Mapping[str, Any], device: torch.device) -> None:
+    """Raise ValueError in all processes if they do not have equal options, with the names and the values.
+
+    `options` must be JSON. Every process must call this at the same time.
+    """
+    said = _gather_text(_as_text(options), device)
+    first, *others = (json.loads(text) for text in said)
+    for number, other in enumerate(others, 1):
+        if names := [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]:
+            differ = "; ".join(
+                f"{name} is {first.get(name)!r} in process 0 and {other.get(name)!r} in process {number}"
+                for name in names
+            )
+            raise ValueError(
+                f"process {rank()} of {processes()}: the options of the processes differ: {differ}. Give all processes "
+                "the same options. A learning rate by env_steps needs the same num_envs in all; let it run by updates"
+            )
+
+
 @torch.no_grad()
-def check_same(parameters: Sequence[Tensor]) -> None:
-    """ValueError, in all processes, where one of them has other parameters than the first."""
-    mine = torch.cat([parameter.reshape(-1) for parameter in parameters])
-    sizes_P = gather_from_processes(torch.tensor(mine.numel(), device=mine.device))
-    same = bool((sizes_P == mine.numel()).all())
-    if same:
-        first = sum_over_processes(mine.clone() if rank() == 0 else torch.zeros_like(mine))
-        same = float(sum_over_processes((first != mine).any().float())) == 0.0
-    if not same:
-        raise ValueError(
-            f"process {rank()} of {processes()}: the networks of the processes differ. Give their agents the same "
-            "options and the same seed (their environments other ones), or checkpoints that were taken at the same time"
-        )
+def check_same(tensors: Sequence[Tensor], options: Mapping[str, Any]) -> None:
+    """Raise ValueError in all processes if their tensors are not equal to the bit, or their options differ.
+
+    One number is sent: a digest of all bits. Every process must call this at the same time.
+    """
+    device = tensors[0].device
+    own = _digest(tensors, device).add_(zlib.crc32(_as_text(options)))
+    digest_P = gather_from_processes(own)
+    if bool((digest_P == digest_P[0]).all()):
+        return
+    check_equal(options, device)
+    raise ValueError(
+        f"process {rank()} of {processes()}: the networks or the optimizers of the processes differ. Build the agents "
+        "with the same options and the same seed (and the environments with different seeds), resume all processes "
+        "from checkpoints of the same epoch, and change learning rates during the run in the same way in all of them"
+    )
+
+
+def _as_text(options: Mapping[str, Any]) -> bytes:
+    return json.dumps(options, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
+
+
+def _gather_text(text: bytes, device: torch.device) -> list[bytes]:
+    """Return the text of every process, by rank."""
+    sizes = gather_from_processes(torch.tensor(len(text), device=device)).tolist()
+    padded = torch.tensor([*text, *[0] * (max(sizes) - len(text))], dtype=torch.uint8, device=device)
+    rows = gather_from_processes(padded).tolist()
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+
+
+def _digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return an int64 number that depends on every bit of the tensors and on their order."""
+    digest = torch.zeros((), dtype=torch.int64, device=device)
+    for tensor in tensors:
+        words = tensor.to(device).contiguous().reshape(-1).view(_WORDS[tensor.element_size()]).long()
+        places = torch.arange(1, 2 * len(words), 2, device=device)  # odd, so that every bit counts modulo 2^64
+        digest.mul_(1_000_003).add_((words * places).sum() + len(words))
+    return digest

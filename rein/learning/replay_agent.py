@@ -183,6 +183,8 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         """Keep it."""
         action = as_own(transition.action, self.action_space)
         self.replay.append(transition._replace(action=action, extras=self._kept(transition)))
+        if self._options["normalize_observation"]:  # the processes share its statistics before the first update
+            self._compare_processes(next(iter(self.learners.values())), num_envs=self.replay.num_envs)
         self.networks.encoder.update(transition.observation, transition.valid)  # type: ignore[operator, union-attr]  # an Encoder, which nn.Module does not declare
         self.env_steps += len(transition.reward)
         ended_N = transition.terminated | transition.truncated
@@ -222,6 +224,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     def learn(self, updates: int) -> dict[str, Tensor]:
         """That many updates from the replay as it is; what is worth knowing of the last one."""
         updates = whole(self, "learn: updates", updates)
+        self._compare_processes(next(iter(self.learners.values())), num_envs=self.replay.num_envs)
         metrics: dict[str, Tensor] = {}
         for name, learner in self.learners.items():
             set_learning_rate(learner.optimizer, self._rate(name))

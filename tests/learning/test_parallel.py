@@ -7,18 +7,19 @@ Shapes: M rows of a minibatch, T steps, N environments, F features.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from gymnasium import spaces
 from torch import Tensor
 
@@ -38,21 +39,24 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
-from rein.learning.learner import Learner
+from rein.learning.adam import Adam
+from rein.learning.learner import CHECK_EVERY, Learner
 from rein.learning.parallel import mean_of_processes, process_group
 from rein.learning.policy_loss import Batch, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rein.ops.parallel import gather_from_processes, rank
 from rein.ops.random import generator
+from rein.schedules import constant, linear, piecewise
 from rein.testing.stateful import first_difference
+
+pytestmark = pytest.mark.timeout(1800)  # a pair waits for each other at most 600 s; the rest is for a busy machine
 
 M, F = 60, 3
 SHARES = slice(0, 40), slice(40, 60)  # of the rows, by process
 ENVIRONMENTS = slice(0, 3), slice(3, 8)
 COEFFICIENTS = Coefficients(0.2, 0.5, 0.01)
 FROZEN = "hidden", "value_head", ""  # parts of the networks; the last is all of them
-STUCK_AFTER = 2.0  # seconds
 REPLAY = {"capacity": 500, "learning_starts": 12, "batch_size": 8, "update_to_data": 0.25, "hidden": (8,)}
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "DQN": (DQN, CartPole, {**REPLAY, "prioritized": True, "n_step": 2, "tau": 0.1, "normalize_observation": True}),
@@ -112,15 +116,15 @@ def moments(share: slice) -> dict[str, Any]:
 
 def make_loop(seed: int = 0, num_envs: int = 6, **options: Any) -> rein.Loop:
     environment = CartPole(num_envs, seed=10 * seed + rank())
-    options |= {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
-    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **options)
+    own = {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
+    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **(own | options))
     return rein.training_loop(agent, environment)
 
 
 def other_loop(name: str, num_envs: int = 6, **options: Any) -> rein.Loop:
     kind, world, own = OTHERS[name]
     environment = world(num_envs, seed=rank())
-    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0, **own, **options)
+    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0, **(own | options))
     return rein.training_loop(agent, environment)
 
 
@@ -145,6 +149,56 @@ def resumed() -> dict[str, Any]:
     return ran(second, epochs=4)
 
 
+OWN: list[dict[str, Any]] = [{}, {"micro_batch": 5, "threads": 2, "guard": lambda metrics, gradients: True}]
+FALLING = {"learning_rate": linear(1e-3, 0.0, env_steps=10_000)}
+LATE = {"learning_rate": piecewise(constant(1e-3, env_steps=300), constant(1e-4))}  # equal in the first three rounds
+SLOWER = {"optimizer": functools.partial(Adam, eps=1e-3)}
+DIFFERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # agent, options, those of process 1, message
+    "learning_rate": ("PPO", {}, {"learning_rate": 1e-4}, "learning_rate"),
+    "max_grad_norm": ("PPO", {}, {"max_grad_norm": 0.1}, "max_grad_norm"),
+    "an option of the optimizer": ("PPO", {}, SLOWER, "optimizer"),
+    "num_envs under a schedule by env steps": ("PPO", FALLING, {"num_envs": 11}, "learning_rate"),
+    "gamma": ("PPO", {}, {"gamma": 0.9}, "gamma"),
+    "epochs": ("PPO", {}, {"epochs": 5}, "epochs"),
+    "normalize_reward": ("PPO", {}, {"normalize_reward": False}, "normalize_reward"),
+    "minibatches of PQN": ("PQN", {}, {"minibatches": 2}, "minibatches"),
+    "normalize_observation of DQN": ("DQN", {}, {"normalize_observation": False}, "normalize_observation"),
+    "num_envs of DQN": ("DQN", {}, {"num_envs": 7}, "num_envs"),
+    "an option of the actor's optimizer": ("SAC", {}, {"optimizer": SLOWER["optimizer"]}, "optimizer"),
+    "actor_learning_rate": ("SAC", {}, {"actor_learning_rate": 1e-4}, "actor_learning_rate"),
+    "tau": ("SAC", {}, {"tau": 0.5}, "tau"),
+}
+LATER = ("num_envs under a late schedule", "a learning rate that is assigned", "a parameter that is changed")
+
+
+def refused_loop(name: str, number: int) -> tuple[str, int]:
+    """The error of a pair whose options differ, and the updates before it."""
+    kind, options, other, _ = DIFFERS[name]
+    options = options | (other if number == 1 else {})
+    loop = make_loop(**options) if kind == "PPO" else other_loop(kind, **options)
+    said = refusal(lambda: loop.run(epochs=20, iterations=8))
+    return said, loop.parts["agent"].updates
+
+
+def refused_later(name: str, number: int) -> tuple[str, int]:
+    """The same of a pair that begins to differ after the first update."""
+    late = name == LATER[0]
+    options: dict[str, Any] = LATE if late else {}
+    loop = make_loop(num_envs=11 if late and number == 1 else 6, **options)
+    agent = loop.parts["agent"]
+
+    @loop.epoch_ended(once=2)
+    def change(state: rein.State) -> None:
+        if name == LATER[1] and number == 1:
+            agent.learning_rate = 1e-4
+        if name == LATER[2] and number == 1:
+            with torch.no_grad():
+                next(agent.networks.parameters()).view(-1)[0].add_(1e-3)
+
+    said = refusal(lambda: loop.run(epochs=20, iterations=8))
+    return said, agent.updates
+
+
 def refusal(of: Callable[[], Any]) -> str:
     try:
         of()
@@ -156,11 +210,11 @@ def refusal(of: Callable[[], Any]) -> str:
 def relations() -> dict[str, Any]:
     """All that a process can say of a pair in which nothing fails."""
     early = make_loop()
-    with process_group(timeout=60.0) as group:
+    with process_group() as group:
         poisoned = batch(masked=False)
         if group.rank == 1:
             poisoned.advantage[-1] = torch.nan
-        found = {
+        found: dict[str, Any] = {
             "group": tuple(group),
             "stepped": {masked: stepped(batch(masked), SHARES[group.rank]) for masked in (False, True)},
             "frozen": {part: stepped(batch(False), SHARES[group.rank], part) for part in FROZEN},
@@ -179,7 +233,10 @@ def relations() -> dict[str, Any]:
             "another seed": refusal(lambda: ran(make_loop(seed=group.rank), epochs=1)),
             "another shape": refusal(lambda: ran(make_loop(shared=group.rank == 1), epochs=1)),
             "built too early": refusal(lambda: ran(early, epochs=1)),
+            "own": ran(make_loop(**OWN[group.rank]), epochs=2),
         }
+        found["differs"] = {name: refused_loop(name, group.rank) for name in DIFFERS}
+        found["later"] = {name: refused_later(name, group.rank) for name in LATER}
     return found | {"after": tuple(process_group_of_one())}
 
 
@@ -190,16 +247,19 @@ def process_group_of_one() -> Any:
 
 
 def endless() -> None:
-    """Process 1 leaves without a word, or hangs, while process 0 goes on learning."""
-    with process_group(timeout=STUCK_AFTER) as group:
+    """Process 1 ends without a word, or hangs, while process 0 goes on learning."""
+    hangs = sys.argv[1] == "hangs"
+    with process_group() as group:
         loop = make_loop()
 
         @loop.epoch_ended(once=2)
         def fail(state: rein.State) -> None:
+            if group.rank == 1 and hangs:
+                sys.stdin.read()  # until the test ends
             if group.rank == 1:
-                if sys.argv[1] == "hangs":
-                    time.sleep(60.0)
                 os._exit(7)
+            if hangs:  # the timeout begins when process 1 answers no more, however slowly both have come here
+                dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))
 
         loop.run(epochs=10_000, iterations=8)
 
@@ -214,6 +274,7 @@ def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
         subprocess.Popen(
             [sys.executable, __file__, case, str(folder / str(number))],
             env=shared | {"RANK": str(number)},
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -225,7 +286,7 @@ def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("pair")
-    said = [(process, process.communicate(timeout=100)[1]) for process in started("relations", folder)]
+    said = [(process, process.communicate()[1]) for process in started("relations", folder)]
     assert [process.returncode for process, _ in said] == [0, 0], "\n".join(errors for _, errors in said)
     return [torch.load(folder / str(number), weights_only=False) for number in range(2)]
 
@@ -335,11 +396,34 @@ def test_env_steps_are_those_of_the_process(pair: list[dict[str, Any]]) -> None:
     assert [found["uneven"]["agent"]["env_steps"] for found in pair] == [2 * 8 * 6, 2 * 8 * 11]
 
 
-@pytest.mark.parametrize("mistake", ["another seed", "another shape"])
-def test_networks_that_differ_are_refused_in_both(pair: list[dict[str, Any]], mistake: str) -> None:
+@pytest.mark.parametrize(("mistake", "named"), [("another seed", "the same seed"), ("another shape", "shared is")])
+def test_networks_that_differ_are_refused_in_both(pair: list[dict[str, Any]], mistake: str, named: str) -> None:
     for found in pair:
         assert found[mistake].startswith("ValueError")
-        assert "the same seed" in found[mistake]
+        assert named in found[mistake]
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_options_that_differ_are_refused_before_the_first_update(pair: list[dict[str, Any]], name: str) -> None:
+    for found in pair:
+        said, updates = found["differs"][name]
+        assert said.startswith("ValueError")
+        assert f"{DIFFERS[name][3]} is" in said
+        assert updates == 0
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_processes_that_begin_to_differ_are_refused_at_the_next_check(pair: list[dict[str, Any]], name: str) -> None:
+    for found in pair:
+        said, updates = found["later"][name]
+        assert said.startswith("ValueError")
+        assert "differ" in said
+        assert updates == CHECK_EVERY
+
+
+def test_options_of_one_process_may_differ(pair: list[dict[str, Any]]) -> None:
+    one, other = (found["own"]["agent"] for found in pair)
+    assert first_difference(one["networks"], other["networks"]) is None
 
 
 def test_an_agent_that_was_built_before_the_group_is_refused(pair: list[dict[str, Any]]) -> None:
@@ -360,7 +444,7 @@ def test_processes_hear_of_each_other(pair: list[dict[str, Any]]) -> None:
 def test_a_process_does_not_wait_for_ever_for_one_that(case: str, tmp_path: Path) -> None:
     waiting, failing = started(case, tmp_path)
     try:
-        _, said = waiting.communicate(timeout=60)
+        _, said = waiting.communicate()
     finally:
         for process in (waiting, failing):
             process.kill()
@@ -374,6 +458,16 @@ def test_without_a_group_there_is_one_process() -> None:
     with process_group() as group:
         assert tuple(group) == (0, 1)
         assert mean_of_processes(3.0) == 3.0
+
+
+def test_timeout_is_the_one_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(dist, "init_process_group", lambda timeout: given.append(timeout))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with process_group(timeout=2.5):
+        pass
+    assert given == [datetime.timedelta(seconds=2.5)]
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
