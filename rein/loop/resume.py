@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rein.loop import parts
+from rein.loop.gradients import load_gradients, save_gradients
 from rein.ops.trees import map_tree, namedtuples, pack, unpack
 from rein.types import HALT_EPOCH, NAMED_TUPLES, EpochRecord, State
 
@@ -44,6 +45,7 @@ def save(loop: Loop) -> dict[str, Any]:
         "memory": pack(state.memory),
         "times": dict(state.times),
         "parts": {name: parts.state_of(part) for name, part in _stateful(loop)},
+        "gradients": save_gradients(dict(_stateful(loop))),
     }
 
 
@@ -63,6 +65,8 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
             left.append(f"{name}: it goes with what did not fit")
         elif name in theirs:
             left += _load_part(name, mine[name], theirs[name], strict)
+    if not left:
+        load_gradients(mine, saved.get("gradients", {}))
     state = loop.state
     _load_counters(state, saved)
     state.step_state = unpack(_copied(saved["step_state"]), NAMED_TUPLES | namedtuples(state.step_state))

@@ -66,7 +66,7 @@ def _held(function: Any, seen: set[int], name: str = "") -> Iterator[tuple[str, 
         yield from _held(function.func, seen)
     elif isinstance(function, MethodType):
         yield name or "self", function.__self__
-        yield from _named(_attributes(function.__self__), seen)
+        yield from _named(attributes(function.__self__), seen)
         yield from _held(function.__func__, seen)
     elif isinstance(function, FunctionType):
         if _complete(function):
@@ -126,11 +126,12 @@ def _inside(parts: Iterable[Any]) -> set[int]:
         elif isinstance(value, MethodType):
             waiting.append(value.__self__)
         else:
-            waiting.extend(_attributes(value).values())
+            waiting.extend(attributes(value).values())
     return seen
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object has itself, in its dictionary or in slots; properties are not called."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ()), str) else ():
