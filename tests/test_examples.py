@@ -21,7 +21,7 @@ EXAMPLES = sorted(FOLDER.glob("*.py"))
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

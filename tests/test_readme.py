@@ -51,7 +51,7 @@ def test_the_python_of_the_readme_runs_in_order(tmp_path: Path) -> None:
     session.write_text("session = {'__name__': '__main__'}\n" + "".join(program(*block) for block in python))
     (tmp_path / "cwd").mkdir()
     command = [sys.executable, "-W", "error", str(session)]
-    result = subprocess.run(command, cwd=tmp_path / "cwd", capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, cwd=tmp_path / "cwd", capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -85,6 +85,6 @@ def test_the_rein_command_of_the_readme_exists(line: str) -> None:
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     before_options = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
     command = [sys.executable, "-m", "rein", *before_options, "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert [option for option in options if option not in result.stdout] == []

@@ -142,7 +142,7 @@ def test_usage_and_version_are_there(capsys):
 
 def test_python_m_rein_is_the_same_program(tmp_path):
     command = [sys.executable, "-m", "rein", "train", "nonsense"]
-    result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("rein: there is no recipe 'nonsense'")
 
@@ -156,7 +156,7 @@ def test_where_nobody_reads_what_it_says_it_ends_as_programs_do_and_without_a_wo
     os.close(reader)
     command = [sys.executable, "-m", "rein", *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, b"")
 

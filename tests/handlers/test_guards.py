@@ -7,10 +7,11 @@ import logging
 import logging.handlers
 import multiprocessing
 import os
-import select
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,23 +176,67 @@ def test_actions_are_looked_at_before_the_environment_gets_them(scripted, listen
     assert environment.actions == []
 
 
+class Ticks:
+    """Stands in for the `threading.Event` that a watchdog waits for: time passes when a test calls `tick`."""
+
+    def __init__(self) -> None:
+        self._waiting, self._ticks, self._set = threading.Semaphore(0), threading.Semaphore(0), False
+
+    def wait(self, seconds: float) -> bool:
+        self._waiting.release()
+        self._ticks.acquire()
+        return self._set
+
+    def tick(self) -> None:
+        """Let the time of one `wait` be over; returns when the watchdog is awake."""
+        self._waiting.acquire()
+        self._ticks.release()
+
+    def wait_for_watchdog(self) -> None:
+        """Return when the watchdog waits again."""
+        self._waiting.acquire()
+        self._waiting.release()
+
+    def set(self) -> None:
+        self._set = True
+        self._ticks.release()
+
+    def clear(self) -> None:
+        self._set = False
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticks:
+    """Give the watchdog a clock of the test's."""
+    ticks = Ticks()
+    names = {"Event": lambda: ticks, "Thread": threading.Thread, "TIMEOUT_MAX": threading.TIMEOUT_MAX}
+    monkeypatch.setattr(sys.modules["rein.handlers.watchdog"], "threading", SimpleNamespace(**names))
+    return ticks
+
+
 def test_a_dead_loop_is_interrupted_with_what_its_threads_did(tmp_path):
     before = set(threading.enumerate())
-    loop = rein.Loop(lambda state: time.sleep(0.5 if state.total_iterations == 3 else 0.001), iterations=2000)
+
+    def step(state: State) -> None:
+        if state.total_iterations == 3:  # until the watchdog has interrupted the run
+            for thread in set(threading.enumerate()) - before:
+                thread.join()
+
+    loop = rein.Loop(step, iterations=2000)
     with open(tmp_path / "stacks", "w") as file:
         watchdog(loop, seconds=0.1, file=file)
         final = loop.run()
     text = (tmp_path / "stacks").read_text()
-    assert (final.status, final.total_iterations) == ("halted", 4)
+    assert final.status == "halted"
+    assert final.total_iterations <= 4
     assert final.reason == "watchdog: no iteration ended for 0.1 s"
     assert "test_guards.py" in text and "Thread" in text
     assert set(threading.enumerate()) <= before
 
 
-def test_a_living_loop_is_left_alone(tmp_path):
-    before = set(threading.enumerate())
-    loop = rein.Loop(lambda state: time.sleep(0.01), iterations=60)
-    watchdog(loop, seconds=0.3)
+def test_a_living_loop_is_left_alone(monkeypatch):
+    before, ticks = set(threading.enumerate()), ticking(monkeypatch)
+    loop = rein.Loop(lambda state: ticks.tick(), iterations=20)
+    watchdog(loop, seconds=1.0)
     assert loop.run().status == "completed"
     assert set(threading.enumerate()) <= before
 
@@ -200,14 +245,17 @@ def hang(folder: Path) -> None:
     """In a process of its own: a run whose fourth iteration does not end, and which has a worker and a log."""
     target = logging.FileHandler(folder / "log")
     logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
-    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,)).start()
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(1e6,)).start()
     store = rein.Checkpoints(folder / "checkpoints")
+    ticks = ticking(pytest.MonkeyPatch())
 
     def step(state: State) -> None:
         if state.total_iterations == 3:
             logging.getLogger().warning("the last words")
             store.flush()
-            time.sleep(60.0)
+            for _ in range(3):  # it is seen to stand, interrupted, and ended
+                ticks.tick()
+            threading.Event().wait()
 
     loop = rein.Loop(step, iterations=10)
     checkpoint(loop, store, event="iteration_completed", every=1)
@@ -216,16 +264,15 @@ def hang(folder: Path) -> None:
         loop.run()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_process_that_stays_hung_ends_itself_with_its_workers_and_its_log_written(tmp_path):
     alive, held = os.pipe()  # that process and its worker hold it open
     process = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path,))
     process.start()
     os.close(held)
-    process.join(20.0)
+    process.join()
     assert process.exitcode == HUNG_EXIT_CODE == 75
-    assert select.select([alive], [], [], 5.0)[0] and os.read(alive, 1) == b""
+    assert os.read(alive, 1) == b"", "a worker is left"
     os.close(alive)
     assert "none for 0.2 s more; the process ends with exit code 75" in (tmp_path / "stacks").read_text()
     assert (tmp_path / "log").read_text() == "the last words\n"
@@ -233,8 +280,16 @@ def test_a_process_that_stays_hung_ends_itself_with_its_workers_and_its_log_writ
     assert newest is not None and newest.path.stem == "epoch-000001-iteration-000003"
 
 
-def test_a_loop_that_comes_back_in_time_is_not_killed(tmp_path):
-    loop = rein.Loop(lambda state: time.sleep(0.5 if state.total_iterations == 3 else 0.001), iterations=2000)
+def test_a_loop_that_comes_back_in_time_is_not_killed(tmp_path, monkeypatch):
+    ticks = ticking(monkeypatch)
+
+    def step(state: State) -> None:
+        if state.total_iterations == 3:
+            ticks.tick()
+            ticks.tick()
+            ticks.wait_for_watchdog()
+
+    loop = rein.Loop(step, iterations=2000)
     with open(tmp_path / "stacks", "w") as file:
         watchdog(loop, seconds=0.1, kill_after=5.0, file=file)
         final = loop.run()

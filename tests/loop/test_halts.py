@@ -111,7 +111,7 @@ def test_a_run_is_ended_from_another_thread(ask: str) -> None:
     loop, entered = rein.Loop(lambda state: entered.set() or time.sleep(0)), threading.Event()
 
     def other() -> None:
-        entered.wait(30)
+        entered.wait()
         getattr(loop, ask)("from outside")
 
     thread = threading.Thread(target=other)

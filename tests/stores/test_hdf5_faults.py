@@ -64,7 +64,7 @@ def test_a_store_that_is_dropped_is_written_and_leaves_nothing(tmp_path):
     cycle.append(cycle)
     del store, cycle
     gc.collect()
-    thread.join(10)
+    thread.join()
     gc.collect()
     assert not thread.is_alive()
     assert [reference() for reference in alive] == [None, None]

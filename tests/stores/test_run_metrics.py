@@ -159,7 +159,7 @@ def test_a_run_that_was_killed_and_resumed_has_the_rows_of_one_without_a_break(t
     finish(make(whole))
     command = [sys.executable, "-c", KILLED, __file__, str(run)]
     environment = {**os.environ, "PYTHONPATH": str(Path(rein.__file__).parents[1])}
-    assert subprocess.run(command, env=environment, timeout=100).returncode == -signal.SIGKILL
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
     before = read(run / "metrics.csv")
     assert [row["epoch"] for row in before] == [str(epoch) for epoch in range(1, 8)], "no ended epoch is lost"
     with open(run / "metrics.csv", "ab") as file:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +238,7 @@ def test_chunks_that_cannot_be_decoded_are_named(path):
         open_run(path).field("action")
 
 
+SLEEP = "import time; time.sleep(1e6)"
 PARSERS = {
     "dies": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", r"HDF5's parser died of it \(SIGSEGV\)"),
     "spins": ("while True: pass", "took more than"),
@@ -246,8 +246,11 @@ PARSERS = {
         "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass",
         "too much time or memory",
     ),
-    "says nothing": ("print('[]', flush=True)\nimport time\ntime.sleep(60)", "is not laid out .* says nothing"),
-    "says nonsense": ("print('{', flush=True)\nimport time\ntime.sleep(60)", "is not laid out .* cannot be understood"),
+    "says nothing": ("print('[]', flush=True)\n" + SLEEP, "is not laid out .* says nothing"),
+    "says nonsense": (
+        "print('{', flush=True)\n" + SLEEP,
+        "is not laid out .* cannot be understood",
+    ),
     "says too much": ("while True: print('x' * 100000, end='')", "more parts than a file of trajectories has"),
     "ends": ("raise SystemExit(3)", "ended with status 3; trusted=True"),
     "lies": (
@@ -267,13 +270,11 @@ def test_a_parser_that_fails_is_an_error_of_the_file_and_leaves_no_process(path,
     program, reason = PARSERS[what]
     (tmp_path / "parser.py").write_text(textwrap.dedent(program))
     monkeypatch.setattr(parse, "__file__", str(tmp_path / "parser.py"))
-    monkeypatch.setattr(scan, "_SECONDS", 1.0 if what == "spins" else 30.0)
+    monkeypatch.setattr(scan, "_SECONDS", 1.0 if what == "spins" else 1e6)
     children, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: children.append(popen(*a, **k)) or children[-1])
-    begin = time.monotonic()
     with pytest.raises(StoreError, match=f"{NAME}: .*{reason}"):
         read_all(path)
-    assert time.monotonic() - begin < 20
     assert len(children) == 1 and children[0].returncode is not None
 
 

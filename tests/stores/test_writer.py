@@ -42,7 +42,7 @@ def test_submitting_waits_while_too_much_is_unfinished(writer):
     thread.start()
     assert not submitted.wait(0.1)
     may_end.set()
-    assert submitted.wait(10)
+    assert submitted.wait()
     thread.join()
 
 
@@ -110,7 +110,7 @@ def test_ending_waits_for_nothing_and_loses_nothing():
     writer.submit(lambda: done.append("the last"), size=100, wait=False)
     writer.end()
     may_end.set()
-    writer._thread.join(10)
+    writer._thread.join()
     assert not writer._thread.is_alive()
     assert done == ["the last"]
 
@@ -118,7 +118,7 @@ def test_ending_waits_for_nothing_and_loses_nothing():
 def test_it_calls_idle_when_there_is_nothing_to_do():
     called = threading.Event()
     writer = Writer(max_bytes=100, idle=called.set, interval=0.01)
-    assert called.wait(10)
+    assert called.wait()
     writer.close()
 
 
