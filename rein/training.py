@@ -205,7 +205,8 @@ def halt_when_all_ended(loop: Loop) -> None:
 def warn_without_update(loop: Loop, agent: Agent) -> None:
     """Log a warning if a run ends and the agent has never updated its parameters."""
 
-    @loop.on("completed", "halted")
+    @loop.completed.wire
+    @loop.halted.wire
     def warn(state: State) -> None:
         if agent.updates or not state.total_iterations or state.epoch_open:  # an open epoch was interrupted
             return

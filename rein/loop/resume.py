@@ -65,8 +65,7 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
             left.append(f"{name}: it goes with what did not fit")
         elif name in theirs:
             left += _load_part(name, mine[name], theirs[name], strict)
-    if not left:
-        load_gradients(mine, saved.get("gradients", {}))
+    load_gradients(mine, {} if missing or left else saved.get("gradients", {}))
     state = loop.state
     _load_counters(state, saved)
     state.step_state = unpack(_copied(saved["step_state"]), NAMED_TUPLES | namedtuples(state.step_state))
