@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 from weakref import WeakSet
@@ -18,9 +20,10 @@ from rein.filters import NOT_GIVEN
 from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
-from rein.networks.flatten import children
+from rein.networks.flatten import children, tensors_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
+from rein.rollout.contract import outside
 from rein.rollout.spaces import tensor_dtype
 from rein.training import describe_run, seed_parts
 from rein.types import State, StepState, Transition, Tree
@@ -232,7 +235,7 @@ def _check(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
 
 
 def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
-    """ValueError for valid rows that nothing can be learned from: one of them makes NaN of a whole network."""
+    """Raise ValueError for valid rows with numbers that are not finite or not in their space."""
     space, learned = agent.action_space, {"observation": chunk.observation, "action": chunk.action}
     if agent.values:
         learned |= {"reward": chunk.reward, "next_observation": chunk.next_observation}
@@ -242,6 +245,11 @@ def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Non
             if name.startswith("next_observation"):
                 wrong_B &= ~chunk.terminated  # after an end nothing is worth anything
             _refuse(wrong_B, chunk, rows, name, "not finite")
+    for name in learned.keys() & {"observation", "next_observation"}:
+        for path, part in tensors_of(agent.observation_space):
+            value = functools.reduce(operator.getitem, path, learned[name])
+            wrong_B = torch.from_numpy(outside(value, part).reshape(len(value), -1).any(1)).to(value.device)
+            _refuse(wrong_B, chunk, rows, ".".join((name, *path)), f"not in {part}")
     if isinstance(space, spaces.Discrete):
         action_B, low, high = chunk.action.long(), int(space.start), int(space.start + space.n)
         _refuse((action_B < low) | (action_B >= high), chunk, rows, "action", f"not from {low} to {high - 1}")

@@ -113,10 +113,11 @@ class PartlyResettable(Protocol):
 
 @runtime_checkable
 class PartlySteppable(Protocol):
-    """An environment of which some rows can be stepped by themselves. Wrappers: ask with `hasattr`, see `Forwarding`.
+    """Environments of which some can be stepped without the others. Test wrappers with `hasattr`, see `Forwarding`.
 
     A row that is not stepped is not valid, nothing ended in it, its reward is 0, and its observation and
-    final_observation are the current one.
+    final_observation are the current one. With an attribute `steps_separately = True`, stepping a part costs less than
+    stepping all: evaluations, replays and episodic epochs then leave out the environments whose episode has ended.
     """
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:

@@ -25,6 +25,7 @@ from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
+from rein.rollout.contract import check_integers
 from rein.rollout.fit import check_fit
 from rein.rollout.statistics import METRICS
 from rein.types import State, StepState, Trajectory, Tree
@@ -153,7 +154,9 @@ def reset_environments(
         return None if same else "were ended by somebody else, who used the environments that are trained in"
 
     def begin(state: State, active_N: Tensor | None) -> None:
-        observation = to_device(environment.reset(), agent.device)
+        observation = environment.reset()
+        check_integers(observation, environment.single_observation_space)
+        observation = to_device(observation, agent.device)
         state.step_state = StepState(observation, active_N)
         statistics.observe_reset()
         agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))

@@ -7,7 +7,7 @@ action.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.networks.flatten import children
-from rein.ops.trees import leaves
+from rein.ops.trees import leaves, to_device
 from rein.rollout.spaces import layout, tensor_dtype
 from rein.types import TimeStep, Transition, Tree
 
@@ -101,6 +101,15 @@ def check_time_step(time_step: TimeStep, num_envs: int, observation_space: space
         _check_values(path, final, (final == next_) | ended, "the observation, for nothing ended there")
 
 
+def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
+    """Check the discrete observations of a step on the host; see `check_integers`."""
+    index_B = time_step.info.get("environment_index")
+    environments = None if index_B is None else index_B.tolist()
+    check_integers(time_step.observation, observation_space, environments=environments)
+    if time_step.final_observation is not time_step.observation:
+        check_integers(time_step.final_observation, observation_space, "final_observation", environments)
+
+
 def check_observation(
     observation: Tree, num_envs: int, observation_space: spaces.Space[Any], field: str = "observation"
 ) -> None:
@@ -109,6 +118,54 @@ def check_observation(
     Raises EnvironmentContractError.
     """
     _check_tree(observation, num_envs, observation_space, field, tensor_dtype)
+
+
+def check_integers(
+    value: Tree, space: spaces.Space[Any], field: str = "observation", environments: Sequence[int] | None = None
+) -> None:
+    """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host: cheap enough for every step.
+
+    An index outside its space would be looked up at another place of a table or a one-hot vector. Values on another
+    device are skipped, because reading them would wait for the device. `environments` are the indices that an error
+    names instead of the rows' own.
+
+    Raises EnvironmentContractError with the index of the environment, the value and the space.
+    """
+    if isinstance(space, spaces.Box):
+        return
+    inner = children(space)
+    if inner is not None:
+        if not isinstance(value, Mapping) or set(value) != set(inner):
+            _fail(field, f"a dictionary with the keys {sorted(inner)}", value)
+        for key, child in inner.items():
+            check_integers(value[key], child, f"{field}.{key}", environments)
+        return
+    if value.device.type != "cpu":
+        return
+    if value.shape[1:] != space.shape:
+        _fail(field, f"a tensor of shape {(len(value), *(space.shape or ()))}", value)
+    wrong = outside(value, space)
+    if np.count_nonzero(wrong):
+        row, *place = np.argwhere(wrong)[0].tolist()
+        index, at = row if environments is None else environments[row], f" at {place}" if place else ""
+        got = value[(row, *place)].tolist()
+        raise EnvironmentContractError(f"{field}, environment {index}{at}: expected a value of {space}, got {got}")
+
+
+def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return booleans (N, ...): which values of a Discrete, MultiDiscrete or MultiBinary space are out of its range.
+
+    The bounds of a Box are not checked. `value` is copied if it is not on the host.
+    """
+    array = value.numpy(force=True)
+    if isinstance(space, spaces.Discrete):
+        return (array < int(space.start)) | (array >= int(space.start) + int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        low = space.start.astype(np.int64)
+        return (array < low) | (array >= low + space.nvec.astype(np.int64))
+    if isinstance(space, spaces.MultiBinary):
+        return (array < 0) | (array > 1)
+    return np.zeros(array.shape, np.bool_)
 
 
 def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -> None:
@@ -141,18 +198,8 @@ def _check_leaf(value: Any, rows: int, space: spaces.Space[Any], field: str, dty
         _fail(field, f"{'floating-point numbers' if wanted.is_floating_point else 'integers'} for {space}", value)
     if value.is_floating_point():
         _check_values(field, value, value.isfinite(), "finite numbers")
-    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        low, high = _range(space, value.device)
-        _check_values(field, value, (value >= low) & (value < high), f"a value of {space}")
-
-
-def _range(space: spaces.Space[Any], device: torch.device) -> tuple[Tensor | int, Tensor | int]:
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start + space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        low, size = (torch.as_tensor(x.astype(np.int64), device=device) for x in (space.start, space.nvec))
-        return low, low + size
-    return 0, 2
+    else:
+        check_integers(to_device(value, "cpu"), space, field)
 
 
 def _number_of_rows(time_step: TimeStep, num_envs: int) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rein.ops.trees import to_device
 from rein.protocols import Environment, Policy, Replayable
+from rein.rollout.contract import check_integers
+from rein.rollout.partly import step_active
 from rein.rollout.recorder import Recorder
 from rein.types import Tree
 
@@ -126,10 +128,11 @@ def _play(
     recorder: Recorder | None,
     round: _Round,
 ) -> Evaluation:
-    """One episode of every environment; what one does after its own end is not looked at."""
+    """Play one episode of every environment. What an environment does after its own end is not counted."""
     device, num_envs = environment.device, environment.num_envs
     policy_device = getattr(policy, "device", device)
-    observation = round.begin()
+    observation, space = round.begin(), environment.single_observation_space
+    check_integers(observation, space)
     policy.reset()
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -142,7 +145,8 @@ def _play(
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
         action, extras = policy.select_action(to_device(observation, policy_device))
         action = to_device(action, device)
-        time_step = environment.apply_action(action)
+        time_step = step_active(environment, action, active_N)
+        check_integers(time_step.observation, space)
         valid_N = time_step.valid & active_N
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
         length_N += valid_N

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rein.ops.trees import map_tree, to_device
+from rein.rollout.partly import step_active
 from rein.types import TimeStep, Tree
 
 _Path = tuple[str, ...]  # ("observation", "camera")
@@ -157,7 +158,7 @@ class _Comparison:
 def _play(
     environment: Any, chosen: Mapping[int, _Comparison], film: Callable[[np.ndarray[Any, Any]], None] | None
 ) -> None:
-    """Play one episode in each row of `chosen`; the other rows do what the first of these does, and nobody looks."""
+    """Play one episode in each row of `chosen`. Other rows, and rows whose episode is over, are not compared."""
     first = next(iter(chosen.values()))
     by_row = [chosen.get(row, first) for row in range(environment.num_envs)]
     seeds_N = torch.tensor([comparison.episode.seed for comparison in by_row], device=environment.device)
@@ -173,7 +174,8 @@ def _play(
             film(environment.render(next(iter(still))))
         actions = [_action(comparison, step) for comparison in by_row]
         action = map_tree(lambda *rows: torch.from_numpy(np.stack(rows)), *actions)
-        time_step = environment.apply_action(to_device(action, environment.device))
+        active_N = torch.tensor([row in still for row in range(environment.num_envs)], device=environment.device)
+        time_step = step_active(environment, to_device(action, environment.device), active_N)
         observation = _on_host(time_step.observation)
         _compare_rows(step, still, time_step)
         step += 1

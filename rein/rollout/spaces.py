@@ -116,13 +116,6 @@ class Codec:
         array = widened(tree, self._space.dtype, self._rounded)
         return [array[row, ...] for row in range(rows)]  # an array each, even of one number
 
-    def copies(self, values: list[Any]) -> list[Any]:
-        """What `split` gave once more, sharing nothing that could be written to."""
-        if self._inner is not None:
-            parts = zip(self._inner.values(), self._places.values(), strict=True)
-            return self._joined([inner.copies([value[place] for value in values]) for inner, place in parts])
-        return values if isinstance(self._space, spaces.Discrete) else [value.copy() for value in values]
-
     def _joined(self, columns: list[list[Any]]) -> list[Any]:
         """The values of a Dict or Tuple, of the values of each part."""
         if isinstance(self._space, spaces.Tuple):

@@ -14,7 +14,8 @@ from torch import Tensor
 from rein.buffers.rollout import Rows
 from rein.ops.trees import leaves, to_device
 from rein.protocols import Agent, Environment
-from rein.rollout.contract import check_rows, check_time_step, check_transition
+from rein.rollout.contract import check_observed, check_rows, check_time_step, check_transition
+from rein.rollout.partly import step_active
 from rein.types import State, StepState, TimeStep, Transition, Tree
 
 PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
@@ -45,11 +46,12 @@ def batch_step(
         known = StepState(known.observation, known.active, action, extras)
         known = _tell(state, known, "action_selected", emit)
         seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
-        time_step = _apply(agent, environment, known.action)
+        time_step = _apply(agent, environment, known)
     if state.clocks.vector_steps == 0:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space)
     else:
         check_rows(time_step, environment.num_envs)
+        check_observed(time_step, environment.single_observation_space)
     concluded = _conclude(state, known, time_step)
     known = _tell(state, concluded, "action_applied", emit)
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
@@ -78,11 +80,12 @@ def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None
     return state.step_state
 
 
-def _apply(agent: Agent, environment: Environment, action: Tree) -> TimeStep:
-    """Step the environments; where they live on another device than the agent, rows cross once each way."""
+def _apply(agent: Agent, environment: Environment, known: StepState) -> TimeStep:
+    """Step the environments; if they are on another device than the agent, rows cross once each way."""
     if agent.device == environment.device:
-        return environment.apply_action(action)
-    time_step = environment.apply_action(to_device(action, environment.device))
+        return step_active(environment, known.action, known.active)
+    action, active_N = to_device((known.action, known.active), environment.device)
+    time_step = step_active(environment, action, active_N)
     # only toward a GPU does what comes after wait for a copy that does not block
     return to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
 

@@ -236,7 +236,9 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) ->
 def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
     environment = Gridworld(3)
     environment.reset()
-    with pytest.raises(EnvironmentContractError, match=r"action, row 1: expected a value of Discrete\(4\), got 4"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"action, environment 1: expected a value of Discrete\(4\), got 4"
+    ):
         environment.apply_action(torch.tensor([0, 4, 0]))
 
 
@@ -245,7 +247,9 @@ def test_an_action_out_of_range_is_refused_in_later_steps_too(wrong: int) -> Non
     environment = Gridworld(3)
     environment.reset()
     environment.apply_action(torch.tensor([0, 3, 0]))
-    with pytest.raises(EnvironmentContractError, match=rf"row 1: expected a value of Discrete\(4\), got {wrong}"):
+    with pytest.raises(
+        EnvironmentContractError, match=rf"environment 1: expected a value of Discrete\(4\), got {wrong}"
+    ):
         environment.apply_action(torch.tensor([0, wrong, 0]))
 
 

@@ -383,7 +383,7 @@ def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
 @pytest.mark.parametrize(
     ("action", "text"),
     [
-        (torch.tensor([0, 1, 2]), r"action, row 2: expected a value of Discrete\(2\), got 2"),
+        (torch.tensor([0, 1, 2]), r"action, environment 2: expected a value of Discrete\(2\), got 2"),
         (torch.zeros(N), "action: expected integers"),
         (torch.zeros(N + 1, dtype=torch.int64), r"action: expected a tensor of shape \(3,\)"),
     ],

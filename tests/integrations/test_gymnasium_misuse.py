@@ -249,3 +249,35 @@ def test_the_number_that_a_vector_environment_has_may_be_one_of_numpys() -> None
     source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
     source.num_envs = np.int64(2)  # type: ignore[assignment]  # as some have it
     assert json.loads(json.dumps(GymnasiumVectorEnvironment(source).config))["num_envs"] == 2
+
+
+SPACES = [  # of environment 0 and of environment 1 to 3
+    (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 2, (3,))),
+    (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (4,))),
+    (spaces.Discrete(3), spaces.Discrete(4)),
+    (spaces.Discrete(3), spaces.Discrete(3, start=1)),
+    (spaces.MultiDiscrete([3, 3]), spaces.MultiDiscrete([3, 3], start=[0, 1])),
+    (spaces.Dict({"a": spaces.Discrete(2)}), spaces.Dict({"a": spaces.Discrete(3)})),
+]
+
+
+def of_spaces(kind: str, first: Any, other: Any) -> list[Any]:
+    made = [Odd(), Odd()]
+    for one, space in zip(made, (first, other), strict=True):
+        setattr(one, kind, space)
+    return made
+
+
+@pytest.mark.parametrize("pair", SPACES, ids=str)
+@pytest.mark.parametrize("kind", ["observation_space", "action_space"])
+def test_environments_of_one_factory_with_different_spaces_are_refused(pair: Any, kind: str) -> None:
+    made = iter(of_spaces(kind, *pair))
+    with pytest.raises(ValueError, match=rf"environment 0 has the {kind} .*, environment 1 .*equal spaces"):
+        GymnasiumEnvironment(lambda: next(made), 2)
+
+
+def test_a_vector_environment_of_different_spaces_is_refused() -> None:
+    makers = [lambda one=one: one for one in of_spaces("observation_space", *SPACES[0])]
+    source = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, observation_mode="different")
+    with pytest.raises(ValueError, match="equal spaces"):
+        GymnasiumVectorEnvironment(source)

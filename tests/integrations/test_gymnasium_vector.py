@@ -399,7 +399,9 @@ def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
 def test_an_action_of_another_shape_or_range_is_refused() -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", N, 0)
     environment.reset()
-    with pytest.raises(EnvironmentContractError, match=r"action, row 0: expected a value of Discrete\(2\), got 2"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"action, environment 0: expected a value of Discrete\(2\), got 2"
+    ):
         environment.apply_action(ZEROS + 2)
     environment.apply_action(ZEROS)
     with pytest.raises(EnvironmentContractError, match=r"action: expected a tensor of shape \(3,\), got \(3, 1\)"):

@@ -105,7 +105,7 @@ def test_rows_of_workers_that_answer_first_are_counted_by_their_indices() -> Non
         (lambda x: x.pop("arm"), r"observation: expected a dictionary with the keys \['arm', 'camera'\]"),
         (lambda x: x["arm"].update(extra=1), r"observation.arm: expected a dictionary"),
         (lambda x: x.update(camera=x["camera"].float()), "observation.camera: expected torch.uint8"),
-        (lambda x: x["arm"]["1"].fill_(3), "observation.arm.1, row 0: expected a value of Discrete"),
+        (lambda x: x["arm"]["1"].fill_(3), "observation.arm.1, environment 0: expected a value of Discrete"),
     ],
 )
 def test_faults_in_nested_observations_are_named_by_path(spoil: Callable[[Any], Any], text: str) -> None:
@@ -127,7 +127,7 @@ def test_faults_in_nested_observations_are_named_by_path(spoil: Callable[[Any], 
 )
 def test_an_index_outside_of_its_space_is_found(space: spaces.Space[Any], good: Any, bad: Any) -> None:
     check_action(torch.tensor(good), N, space)
-    with pytest.raises(EnvironmentContractError, match="action, row"):
+    with pytest.raises(EnvironmentContractError, match="action, environment"):
         check_action(torch.tensor(bad), N, space)
 
 

@@ -105,6 +105,11 @@ class Forwarding:
         return self.inner.replayable
 
     @property
+    def steps_separately(self) -> bool:
+        """Whether `apply_action_where` costs less than stepping all environments."""
+        return getattr(self.inner, "steps_separately", False)
+
+    @property
     def episode_seeds(self) -> Tensor:
         """(N,) int64: what each environment's current episode was reset with; -1 where unknown."""
         return self.inner.episode_seeds

@@ -19,10 +19,18 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
+from rein.integrations.gymnasium.history import ActionHistory
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
 from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values, wanted_infos
 from rein.ops.trees import leaves, map_tree
-from rein.rollout.contract import check_action, check_observation, check_rows_of, checked_num_envs, restored
+from rein.rollout.contract import (
+    check_action,
+    check_integers,
+    check_observation,
+    check_rows_of,
+    checked_num_envs,
+    restored,
+)
 from rein.rollout.seeds import HostEpisodeSeeds
 from rein.rollout.spaces import Codec, column
 from rein.types import TimeStep, Tree
@@ -39,10 +47,14 @@ class GymnasiumEnvironment:
     `reset(seed=episode_seeds(seed, i, k))`. Rewards are float32 whatever they were. `info` names what is wanted of the
     steps' infos, each with the value for steps without it, which also says shape and dtype: `info={"success": False}`.
     `replayable=False` says that a seed and actions do not give an episode again, as where a clock is part of it.
+    The actions of open episodes are kept so that a resumed run can repeat them, up to `max_replay_steps` steps of each
+    episode. A run that is resumed within a longer episode begins new episodes.
 
-    Raises ValueError for an id that Gymnasium does not know, TypeError for a space that is no tensor and an `info` that
-    is no dictionary of numbers.
+    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
+    space that is no tensor and an `info` that is no dictionary of numbers.
     """
+
+    steps_separately = True  # stepping some of the environments costs less than stepping all
 
     def __init__(
         self,
@@ -52,10 +64,13 @@ class GymnasiumEnvironment:
         *,
         info: Mapping[str, Any] | None = None,
         replayable: bool = True,
+        max_replay_steps: int = 1_000_000,
         **make_kwargs: Any,
     ) -> None:
         self.num_envs = num_envs = checked_num_envs(num_envs)
         self._info = missing_values(info)
+        if max_replay_steps < 1:
+            raise ValueError(f"max_replay_steps={max_replay_steps}: give 1 or more, or replayable=False")
         self.replayable = replayable
         self.device = torch.device("cpu")
         self._name = name_of(id_or_factory)
@@ -67,9 +82,8 @@ class GymnasiumEnvironment:
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
         self._observation: Tree = None  # the current one; None where there are no episodes
-        self._taken: list[list[Any]] = [[] for _ in self._envs]  # the actions of the current episodes
-        self._nobody = (False,) * num_envs
-        self._no_flags_3N = np.array((self._nobody, self._nobody, (True,) * num_envs))  # terminated, truncated, valid
+        kept = max_replay_steps if replayable else 0
+        self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
         self._checked = False
 
     @property
@@ -119,8 +133,9 @@ class GymnasiumEnvironment:
         check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         row_R = mask.nonzero().flatten()
         if len(row_R):
-            begun_R = self._observations.stack([self._begin_one(i, self._seeds.advance(i)) for i in row_R.tolist()])
-            self._observation = map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), self._observation, begun_R)
+            rows = row_R.tolist()
+            begun_R = self._observed([self._begin_one(i, self._seeds.advance(i)) for i in rows], rows)
+            self._observation = _with_rows(self._observation, row_R, begun_R)
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -130,33 +145,34 @@ class GymnasiumEnvironment:
         fit its space; what an environment raises passes through, with a note of environment, episode seed and step.
         """
         self._check(action)
-        results = self._step(self._actions.split(action, self.num_envs))
-        try:
-            observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
-        except (TypeError, ValueError):  # one of them is not of five parts
-            for index, result in enumerate(results):
-                check_parts(f"environment {index} of {self._name}", "step", result, STEP)
-            raise
-        final_observation = self._observation = self._observations.stack(observations)
-        flags_3N = self._no_flags_3N.copy()
-        try:
-            ended = terminateds != self._nobody or truncateds != self._nobody
-        except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
-            ended = True
-        if ended:
-            flags_3N[0] = column("terminated", terminateds, _BOOL)
-            flags_3N[1] = column("truncated", truncateds, _BOOL)
-            self._observation = self._begin_where(flags_3N[0] | flags_3N[1], list(observations))
-        terminated_N, truncated_N, valid_N = torch.from_numpy(flags_3N).unbind()
-        return TimeStep(
+        time_step = self._step(action, range(self.num_envs))
+        self._observation = time_step.observation
+        return time_step
+
+    def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
+        """Step the environments for which `mask` (N,) is True, by their rows of `action` (N, *A).
+
+        The other rows are not `valid`: their reward is 0, and their observations are the current ones. Raises the
+        errors of `apply_action`, and ValueError if `mask` has another shape or dtype.
+        """
+        self._check(action)
+        check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
+        row_R, nothing_N = mask.nonzero().flatten(), torch.zeros(self.num_envs, dtype=torch.bool)
+        missing = {key: torch.from_numpy(value) for key, value in self._info.items()}
+        still = TimeStep(
             observation=self._observation,
-            reward=torch.from_numpy(column("reward", rewards, _FLOAT)),
-            terminated=terminated_N,
-            truncated=truncated_N,
-            final_observation=final_observation,
-            valid=valid_N,
-            info={key: wanted_infos(infos, key, missing) for key, missing in self._info.items()},
+            reward=torch.zeros(self.num_envs, dtype=torch.float32),
+            terminated=nothing_N,
+            truncated=nothing_N,
+            final_observation=self._observation,
+            valid=nothing_N,
+            info={key: value.expand(self.num_envs, *value.shape) for key, value in missing.items()},
         )
+        time_step = map_tree(torch.clone, still)
+        if len(row_R):
+            time_step = _with_rows(still, row_R, self._step(action, row_R.tolist()))
+        self._observation = time_step.observation
+        return time_step
 
     @property
     def render_fps(self) -> float | None:
@@ -182,16 +198,15 @@ class GymnasiumEnvironment:
             self._envs.pop().close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The seeds of the current episodes and, where these are replayable, their actions so far."""
+        """Return the seeds of the current episodes and, if they are replayable, their actions so far."""
         return {
             "seeds": self._seeds.state_dict(),
             "observation": self._observation,
-            "actions": [self._actions.stack(taken) for taken in self._taken],
-            "steps": torch.tensor([len(taken) for taken in self._taken]),
+            **self._history.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Reset with the seeds and repeat the actions; where not replayable, wait for `reset` to begin new episodes.
+        """Reset with the seeds and repeat the actions; if these were not kept, wait for `reset` to begin new episodes.
 
         Raises ValueError for the state of other environments and EnvironmentContractError where the repeated episode
         is not the saved one.
@@ -205,8 +220,16 @@ class GymnasiumEnvironment:
         if not self.replayable:
             logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
             return
+        if min(steps) < 0:
+            logger.warning(
+                "%s: an open episode was longer than max_replay_steps, so its actions were not saved; reset() begins"
+                " new episodes",
+                self._name,
+            )
+            return
         episodes = enumerate(zip(steps, actions, strict=True))
-        observation = self._observations.stack([self._replay(index, *episode) for index, episode in episodes])
+        replayed = [self._replay(index, *episode) for index, episode in episodes]
+        observation = self._observed(replayed, range(self.num_envs))
         self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
         self._observation = observation
 
@@ -218,32 +241,69 @@ class GymnasiumEnvironment:
             check_observation(self._observation, self.num_envs, self.single_observation_space)
             self._checked = True
 
-    def _step(self, actions: list[Any]) -> list[Any]:
-        results = []
-        kept = self._actions.copies(actions) if self.replayable else []  # an environment may write into its own
+    def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
+        """Step the environments in `rows` (R,) by their rows of `action` (N, *A). Returns their rows alone."""
+        results = self._results(action, rows)
         try:
-            for environment, action in zip(self._envs, actions, strict=True):
-                results.append(environment.step(action))
-        except Exception as error:  # gets a note, raised again
-            index = len(results)
-            self._note(error, index, f", step {len(self._taken[index])}" if self.replayable else "")
+            observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
+        except (TypeError, ValueError):  # one of them is not of five parts
+            for index, result in zip(rows, results, strict=True):
+                check_parts(f"environment {index} of {self._name}", "step", result, STEP)
             raise
-        if self.replayable:
-            for taken, action in zip(self._taken, kept, strict=True):
-                taken.append(action)
+        observation = final_observation = self._observed(observations, rows)
+        nothing = (False,) * len(rows)
+        flags_3R = np.array((nothing, nothing, (True,) * len(rows)))  # terminated, truncated, valid
+        try:
+            ended = terminateds != nothing or truncateds != nothing
+        except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+            ended = True
+        if ended:
+            flags_3R[0] = column("terminated", terminateds, _BOOL)
+            flags_3R[1] = column("truncated", truncateds, _BOOL)
+            observation = self._begin_where(flags_3R[0] | flags_3R[1], list(observations), rows)
+        terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
+        return TimeStep(
+            observation=observation,
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT)),
+            terminated=terminated_R,
+            truncated=truncated_R,
+            final_observation=final_observation,
+            valid=valid_R,
+            info={key: wanted_infos(infos, key, missing) for key, missing in self._info.items()},
+        )
+
+    def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
+        """What `step` of each environment in `rows` returns."""
+        actions, results = self._actions.split(action, self.num_envs), []
+        try:
+            for index in rows:
+                result = self._envs[index].step(actions[index])
+                results.append(result)
+        except Exception as error:  # gets a note, raised again
+            index = rows[len(results)]
+            self._note(error, index, f", step {self._history.steps(index)}")
+            raise
+        self._history.append(action, rows)
         return results
 
+    def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
+        """The observations of the environments in `rows` (R,) as fresh tensors (R, *O)."""
+        observation = self._observations.stack(observations)
+        check_integers(observation, self.single_observation_space, environments=rows)
+        return observation
+
     def _begin(self, seeds: Sequence[int]) -> Tree:
-        self._observation = self._observations.stack([self._begin_one(index, seed) for index, seed in enumerate(seeds)])
+        rows = range(self.num_envs)
+        self._observation = self._observed([self._begin_one(*begin) for begin in enumerate(seeds)], rows)
         return self._observation
 
-    def _begin_where(self, ended_N: np.ndarray[Any, Any], observations: list[Any]) -> Tree:
-        for index in ended_N.nonzero()[0].tolist():
-            observations[index] = self._begin_one(index, self._seeds.advance(index))
-        return self._observations.stack(observations)
+    def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
+        for place in ended_R.nonzero()[0].tolist():
+            observations[place] = self._begin_one(rows[place], self._seeds.advance(rows[place]))
+        return self._observed(observations, rows)
 
     def _begin_one(self, index: int, seed: int) -> Any:
-        self._taken[index] = []
+        self._history.clear(index)
         try:
             result = self._envs[index].reset(seed=seed)
         except Exception as error:  # gets a note, raised again
@@ -258,7 +318,6 @@ class GymnasiumEnvironment:
                 raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps} steps were taken")
         observation = self._begin_one(index, self._seeds.of(index))
         actions = self._actions.split(taken, steps)
-        self._taken[index] = self._actions.copies(actions)
         step = -1
         try:
             for action in actions:
@@ -267,6 +326,7 @@ class GymnasiumEnvironment:
         except Exception as error:  # gets a note, raised again
             self._note(error, index, f", step {step}, which was repeated to resume")
             raise
+        self._history.restore(index, taken, steps)
         return observation
 
     def _note(self, error: Exception, index: int, when: str) -> None:
@@ -284,7 +344,10 @@ class GymnasiumEnvironment:
 
 
 def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
-    """The first one as Gymnasium makes it; the others without its checks, for what holds of one holds of all."""
+    """Make N environments. Gymnasium's own checks run in the first one only, because the others are alike.
+
+    Raises ValueError for an object that is returned twice and for environments with different spaces.
+    """
     first = make(source, make_kwargs)
     if first.spec is not None and not callable(source):
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
@@ -292,4 +355,16 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
     made = [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
     if len({id(environment.unwrapped) for environment in made}) < num_envs:
         raise ValueError(f"{name_of(source)} gave the same environment twice; it must make a new one in each call")
+    for kind in ("observation_space", "action_space"):
+        for index, environment in enumerate(made):
+            if getattr(environment, kind) != getattr(first, kind):
+                raise ValueError(
+                    f"{name_of(source)}: environment 0 has the {kind} {getattr(first, kind)}, environment {index}"
+                    f" {getattr(environment, kind)}; all environments must have equal spaces"
+                )
     return made
+
+
+def _with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
+    """A copy of `tree` (N, ...) with the rows `new` (R, ...) at `row_R` (R,)."""
+    return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)

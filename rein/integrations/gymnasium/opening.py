@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 
 from rein.integrations.gymnasium.making import make, name_of
@@ -26,6 +27,7 @@ def opened(
 
     A mode is asked for by a member of AutoresetMode, its name in any case, or its value. Raises ValueError for what is
     none, and where the mode is not known or not the one that was asked for, TypeError for a number that is no integer.
+    Raises ValueError for environments with different observation spaces.
     """
     mode = None if autoreset_mode is None else _asked_for(autoreset_mode)
     if num_envs is not None:
@@ -50,6 +52,13 @@ def _usable_mode(environment: Any, asked: AutoresetMode | None) -> AutoresetMode
     """Return the autoreset mode, and prepare the environment for it. Raises ValueError if it does not work."""
     mode = _mode_of(environment, asked)
     bare = environment.unwrapped
+    if isinstance(bare, SyncVectorEnv | AsyncVectorEnv):
+        equal = batch_space(bare.single_observation_space, bare.num_envs)
+        if bare.observation_space != equal:
+            raise ValueError(
+                f"{environment}: its environments have different observation spaces, together"
+                f" {bare.observation_space}; all environments must have equal spaces, together {equal}"
+            )
     if mode is AutoresetMode.SAME_STEP and isinstance(bare, SyncVectorEnv):
         _keep_final_observations(bare)
     if mode is AutoresetMode.NEXT_STEP and isinstance(bare, AsyncVectorEnv) and not bare.shared_memory:

@@ -1,0 +1,94 @@
+"""The actions that the Gymnasium adapter keeps of open episodes, and the limit of their number."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.ops.trees import leaves
+from rein.testing.stateful import first_difference
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    """A sum of all actions; an episode ends with the action 9."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.total = np.zeros(1, np.float32) + self.np_random.integers(100)
+        return self.total.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.total += action
+        return self.total.copy(), 1.0, action == 9, False, {}
+
+
+def played(environment: GymnasiumEnvironment, actions: list[list[int]]) -> None:
+    environment.reset()
+    for action in actions:
+        environment.apply_action(torch.tensor(action))
+
+
+def endless(limit: int = 100) -> GymnasiumEnvironment:
+    return GymnasiumEnvironment(Endless, 2, seed=0, max_replay_steps=limit)
+
+
+def kept(environment: GymnasiumEnvironment) -> int:
+    """Numbers that a state holds."""
+    return sum(x.numel() for _, x in leaves(environment.state_dict()) if isinstance(x, torch.Tensor))
+
+
+def test_memory_of_an_endless_episode_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    environment = endless(limit=100)
+    played(environment, [[1, 2]])
+    few = kept(environment)
+    for _ in range(1_000):
+        environment.apply_action(torch.tensor([1, 2]))
+        assert kept(environment) <= few + 2 * 100
+    assert environment._history._actions.shape == (2, 100)
+    warnings = [record for record in caplog.records if "max_replay_steps=100" in record.getMessage()]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("steps", [1, 63, 64, 65, 99, 100])
+def test_an_episode_up_to_the_limit_is_resumed_exactly(steps: int) -> None:
+    environment, loaded = endless(), endless()
+    played(environment, [[k % 9, (k + 1) % 9] for k in range(steps)])
+    loaded.load_state_dict(environment.state_dict())
+    again = endless()  # a state that was loaded can be saved again
+    again.load_state_dict(loaded.state_dict())
+    expected = environment.apply_action(torch.tensor([1, 1]))
+    for one in (loaded, again):
+        assert first_difference(one.apply_action(torch.tensor([1, 1])), expected) is None
+
+
+def test_an_episode_beyond_the_limit_begins_anew_at_a_resume(caplog: pytest.LogCaptureFixture) -> None:
+    environment, loaded = endless(limit=10), endless(limit=10)
+    played(environment, [[1, 2]] * 11)
+    with caplog.at_level(logging.WARNING):
+        loaded.load_state_dict(environment.state_dict())
+    assert "max_replay_steps" in caplog.text
+    assert loaded.awaits_reset
+    loaded.reset()
+    loaded.apply_action(torch.tensor([1, 2]))
+
+
+def test_the_next_episode_after_one_beyond_the_limit_is_resumed_exactly() -> None:
+    environment, loaded = endless(limit=10), endless(limit=10)
+    played(environment, [[1, 2]] * 20 + [[9, 9]] + [[3, 4]] * 5)
+    loaded.load_state_dict(environment.state_dict())
+    action = torch.tensor([1, 2])
+    assert first_difference(loaded.apply_action(action), environment.apply_action(action)) is None
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_replay_steps=0"):
+        endless(limit=0)
