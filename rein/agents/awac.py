@@ -80,7 +80,7 @@ class AWAC(ReplayAgent[ContinuousNetworks]):
 
     def _make_networks(self, drawn: torch.Generator) -> ContinuousNetworks:
         options = self._options
-        names = ("critics", "hidden", "activation", "stem", "normalize_observation")
+        names = ("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
         shape = {name: options[name] for name in names}
         networks = ContinuousNetworks(self.observation_space, self.action_space, drawn, stochastic=True, **shape)
         written = has_closed_form(networks.critics)

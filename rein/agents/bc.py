@@ -60,13 +60,13 @@ class BC(ReplayAgent[nn.Module]):
 
     def _make_networks(self, drawn: torch.Generator) -> nn.Module:
         options, given = self._options, (self.observation_space, self.action_space, drawn)
-        normalize = options["normalize_observation"]
         if self._discrete:
-            shape = {name: options[name] for name in ("hidden", "activation", "stem")}
-            networks: nn.Module = QNetwork(*given, **shape, layer_norm=False, normalize_observation=normalize)
+            names = ("hidden", "activation", "stem", "normalize_observation", "scale_images")
+            shape = {name: options[name] for name in names}
+            networks: nn.Module = QNetwork(*given, **shape, layer_norm=False)
             self._learner = self.learner("actor", networks, cross_entropy_loss)
             return networks
-        networks = _ActorAlone(*given, options, normalize=normalize)
+        networks = _ActorAlone(*given, options)
         loss = likelihood_loss if options["stochastic"] else squared_action_loss
         self._learner = self.learner("actor", networks.actor, loss)
         return networks
@@ -109,12 +109,12 @@ class _ActorAlone(nn.Module):
         action_space: spaces.Space[Any],
         drawn: torch.Generator,
         options: Any,
-        *,
-        normalize: bool,
     ) -> None:
         super().__init__()
         self.scale = Scale(action_space, drawn.device)
-        self.encoder = Encoder(observation_space, drawn.device, normalize=normalize)
+        normalize, scale_images = options["normalize_observation"], options["scale_images"]
+        scaling = {"scale_images": scale_images, "own_stem": options["stem"] is not None}
+        self.encoder = Encoder(observation_space, drawn.device, normalize=normalize, **scaling)
         if self.encoder.images and options["stem"] is None:
             raise ValueError(
                 f"there are images in {observation_space}: actions of this space are cloned from vectors alone, "

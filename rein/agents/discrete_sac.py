@@ -89,7 +89,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
 
     def _make_networks(self, drawn: torch.Generator) -> _Networks:
         options = self._options
-        names = ("critics", "hidden", "activation", "stem", "normalize_observation")
+        names = ("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
         shape = {name: options[name] for name in names}
         networks = _Networks(self.observation_space, self.action_space, drawn, **shape)
         fixed, wanted = options["temperature"], options["target_entropy"]

@@ -75,7 +75,7 @@ class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
     def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[QNetwork]:
         options = self._options
         shape = {name: options[name] for name in ("hidden", "activation", "layer_norm", "dueling")}
-        shape |= {name: options[name] for name in ("stem", "normalize_observation")}
+        shape |= {name: options[name] for name in ("stem", "normalize_observation", "scale_images")}
         networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, drawn, **shape))
         gradient = td_gradient if has_closed_form(networks.online) else None
         self._learner = self.learner("values", networks.online, td_loss, gradient)

@@ -98,7 +98,8 @@ class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
             raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
 
     def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
-        names = ("hidden", "activation", "stem", "cosines", "action_quantiles", "risk", "normalize_observation")
+        names = ("hidden", "activation", "stem", "cosines", "action_quantiles", "risk")
+        names += ("normalize_observation", "scale_images")
         shape = {name: self._options[name] for name in names}
         networks = OnlineAndTarget(QuantileNetwork(self.observation_space, self.action_space, drawn, **shape))
         self._learner = self.learner("quantiles", networks.online, quantile_loss)

@@ -24,7 +24,6 @@ from rein.learning.options import (
     Scheduled,
     above_zero,
     adjustable,
-    as_json,
     at_least_one,
     fraction,
     layers,
@@ -46,7 +45,7 @@ from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
 
 EPSILON = linear(1.0, 0.05, env_steps=100_000)
-SHAPE = ("hidden", "layer_norm", "dueling", "stem", "normalize_observation")
+SHAPE = ("hidden", "layer_norm", "dueling", "stem", "normalize_observation", "scale_images")
 
 
 class PQN(Configurable):
@@ -79,6 +78,7 @@ class PQN(Configurable):
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
         stem: makes a network of your own before the hidden layers, see `rein.networks.own_stem.stem_for`.
         normalize_observation: by the mean and deviation of all observations so far.
+        scale_images: divide bytes of images by 255; see "Images" in docs/agents.md.
         normalize_reward: divide rewards by the deviation of their discounted sum so far.
         optimizer: Adam by default; the paper's is `torch.optim.RAdam`.
         guard: asked before every step of the optimizer with (metrics, gradients); False skips the step.
@@ -119,6 +119,7 @@ class PQN(Configurable):
         dueling: bool = False,
         stem: StemFactory | None = None,
         normalize_observation: bool = False,
+        scale_images: bool = True,
         normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
         guard: Guard | None = None,
@@ -135,7 +136,8 @@ class PQN(Configurable):
         self.epochs, self.minibatches, self.epsilon = epochs, minibatches, epsilon
         self._options = {
             **{"hidden": layers(self, hidden), "layer_norm": layer_norm, "dueling": dueling, "stem": stem},
-            **{"normalize_observation": normalize_observation, "normalize_reward": normalize_reward},
+            **{"normalize_observation": normalize_observation, "scale_images": scale_images},
+            "normalize_reward": normalize_reward,
             "rollout_steps": at_least_one(self, "rollout_steps", rollout_steps),
             "max_grad_norm": above_zero(self, "max_grad_norm", max_grad_norm),
             **{"guard": guard, "micro_batch": micro_batch, "threads": threads, "compile": compile},
@@ -183,7 +185,7 @@ class PQN(Configurable):
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            **{name: as_json(value) for name, value in self._options.items()},
+            **self._described_options(),
             **adjustable(self),
             "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),

@@ -120,7 +120,7 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
 
     def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[RecurrentQNetwork]:
         options = self._options
-        names = ("core", "hidden", "activation", "dueling", "stem", "normalize_observation")
+        names = ("core", "hidden", "activation", "dueling", "stem", "normalize_observation", "scale_images")
         shape = {name: options[name] for name in names}
         networks = OnlineAndTarget(RecurrentQNetwork(self.observation_space, self.action_space, drawn, **shape))
         self._learner = self.learner("values", networks.online, sequence_td_loss)

@@ -104,6 +104,7 @@ class SAC(ReplayAgent["_Networks"]):
             hidden=options["hidden"],
             activation=options["activation"],
             normalize_observation=options["normalize_observation"],
+            scale_images=options["scale_images"],
             stem=options["stem"],
         )
         fixed = options["temperature"]

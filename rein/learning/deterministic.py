@@ -64,6 +64,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
             hidden=options["hidden"],
             activation=options["activation"],
             normalize_observation=options["normalize_observation"],
+            scale_images=options["scale_images"],
             stem=options["stem"],
         )
         written = has_closed_form(networks.critics)

@@ -26,7 +26,6 @@ from rein.learning.options import (
     Scheduled,
     above_zero,
     adjustable,
-    as_json,
     at_least_one,
     fraction,
     layers,
@@ -114,7 +113,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            **{name: as_json(value) for name, value in self._options.items()},
+            **self._described_options(),
             **adjustable(self),
             "optimizer": describe_optimizer(self.optimizer),
             "device": str(self.device),

@@ -34,6 +34,7 @@ class OnPolicyOptions(TypedDict, total=False):
         log_std: what the logarithm of a continuous action's standard deviation begins with. 0.
         state_dependent_std: whether that deviation is an output of the network, or else a parameter beside it. False.
         normalize_observation: by the mean and deviation of all observations so far. False.
+        scale_images: divide bytes of images by 255; see "Images" in docs/agents.md. True.
         normalize_reward: divide rewards by the deviation of their discounted sum so far. False.
         optimizer: makes one of parameters: functools.partial(torch.optim.RMSprop, alpha=0.99). None for Adam.
         guard: asked before every step of the optimizer with (metrics, gradients); False skips the step. None.
@@ -61,6 +62,7 @@ class OnPolicyOptions(TypedDict, total=False):
     log_std: float
     state_dependent_std: bool
     normalize_observation: bool
+    scale_images: bool
     normalize_reward: bool
     optimizer: OptimizerFactory | None
     guard: Guard | None
@@ -73,7 +75,7 @@ class OnPolicyOptions(TypedDict, total=False):
 
 
 # which of them make the networks, and which say how a step of the optimizer is made
-SHAPE = ("hidden", "activation", "shared", "core", "stem", "normalize_observation")
+SHAPE = ("hidden", "activation", "shared", "core", "stem", "normalize_observation", "scale_images")
 SHAPE += ("squash", "log_std", "state_dependent_std")
 HOW = ("max_grad_norm", "guard", "micro_batch", "threads", "compile", "precision")
 DEFAULTS: OnPolicyOptions = {
@@ -92,6 +94,7 @@ DEFAULTS: OnPolicyOptions = {
     "log_std": 0.0,
     "state_dependent_std": False,
     "normalize_observation": False,
+    "scale_images": True,
     "normalize_reward": False,
     "optimizer": None,
     "guard": None,

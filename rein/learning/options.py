@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rein.networks.stem import has_small_images
 from rein.schedules import Schedule, as_schedule
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class Configurable:
 
     config: Any
     _options: dict[str, Any]
+    observation_space: Any
     _built = False
     _compared = False
 
@@ -175,6 +177,16 @@ class Configurable:
                     raise TypeError(
                         f"{cls.__name__}.{name} hides an option of {base.__name__}: give {name}= to its constructor"
                     )
+
+    def _described_options(self) -> dict[str, Any]:
+        """The options as JSON for `config`.
+
+        `scale_images` is left out if files of versions without that option mean the same.
+        """
+        scaled = self._options.get("scale_images") and not has_small_images(self.observation_space)
+        return {
+            name: as_json(value) for name, value in self._options.items() if not (name == "scale_images" and scaled)
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._built and name in self._options and name not in self.__dict__ and not hasattr(type(self), name):

@@ -27,7 +27,6 @@ from rein.learning.options import (
     Scheduled,
     above_zero,
     adjustable,
-    as_json,
     at_least_one,
     fraction,
     layers,
@@ -165,7 +164,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         return {
             "observation_space": str(self.observation_space),
             "action_space": str(self.action_space),
-            **{name: as_json(value) for name, value in self._options.items()},
+            **self._described_options(),
             **adjustable(self),
             "optimizer": describe_optimizer(next(iter(self.learners.values())).optimizer),
             "device": str(self.device),

@@ -38,6 +38,7 @@ class ReplayOptions(TypedDict, total=False):
         stem: makes, of (observation_space, generator), a network of your own before the hidden layers, as
             `rein.networks.own_stem.stem_for` says. None for convolutions where there are images.
         normalize_observation: by the mean and deviation of all observations so far. False.
+        scale_images: divide bytes of images by 255; see "Images" in docs/agents.md. True.
         max_grad_norm: global norm that gradients are clipped to. None for no clipping.
         storage: of the replay: "memory", or "memmap" for a file. "memory".
         optimizer: makes one of parameters. None for Adam.
@@ -69,6 +70,7 @@ class ReplayOptions(TypedDict, total=False):
     activation: str
     stem: StemFactory | None
     normalize_observation: bool
+    scale_images: bool
     max_grad_norm: float | None
     storage: str
     optimizer: OptimizerFactory | None
@@ -100,6 +102,7 @@ REPLAY_DEFAULTS: ReplayOptions = {
     "activation": "relu",
     "stem": None,
     "normalize_observation": False,
+    "scale_images": True,
     "max_grad_norm": None,
     "storage": "memory",
     "optimizer": None,

@@ -45,6 +45,7 @@ class ActorCritic(nn.Module):
         core: CoreFactory | None = None,
         stem: StemFactory | None = None,
         normalize_observation: bool = False,
+        scale_images: bool = True,
         squash: bool | str = False,
         log_std: float = 0.0,
         state_dependent_std: bool = False,
@@ -54,7 +55,8 @@ class ActorCritic(nn.Module):
         `stem` makes one of the user's own, see `stem_for`. Everything is drawn under `generator`, on its device.
         """
         super().__init__()
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.stem = stem_for(observation_space, generator, stem)
         inputs = features_of(self.stem, self.encoder.features)
         members = 1 if shared else 2

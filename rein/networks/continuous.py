@@ -149,6 +149,7 @@ class ContinuousNetworks(nn.Module):
         hidden: Sequence[int],
         activation: str,
         normalize_observation: bool,
+        scale_images: bool,
         stem: StemFactory | None = None,
     ) -> None:
         """`stem` is that of `stem_for`: the actor has one and the critics another.
@@ -157,7 +158,8 @@ class ContinuousNetworks(nn.Module):
         """
         super().__init__()
         self.scale = Scale(action_space, generator.device)
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.encoder.images and stem is None:
             raise ValueError(
                 f"there are images in {observation_space}: this agent learns from vectors, or give it a stem="

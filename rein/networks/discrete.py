@@ -85,6 +85,7 @@ class DiscreteNetworks(nn.Module):
         hidden: Sequence[int],
         activation: str,
         normalize_observation: bool,
+        scale_images: bool,
         stem: StemFactory | None = None,
     ) -> None:
         """`stem` is that of `stem_for`: the actor has one and the critics another.
@@ -94,7 +95,8 @@ class DiscreteNetworks(nn.Module):
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; this agent chooses among Discrete actions")
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.encoder.images and stem is None:
             raise ValueError(
                 f"there are images in {observation_space}: this agent learns from vectors, or give it a stem="

@@ -5,7 +5,7 @@ Shapes: N rows, F features, K one-hot vectors in a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,17 +20,25 @@ class Flatten:
     """Makes every observation of a space a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
 
     Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
-    the parts of a Dict or Tuple in its order.
+    the parts of a Dict or Tuple in its order. The numbers of each tensor for whose space `scales` returns True are
+    divided by 255.
     """
 
-    def __init__(self, space: spaces.Space[Any], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        device: torch.device | str = "cpu",
+        *,
+        scales: Callable[[spaces.Space[Any]], bool] = lambda _: False,
+    ) -> None:
         """Raises TypeError for a space that is no tensor."""
         self.features = int(spaces.flatdim(space))
-        self._parts = [_part(path, part, torch.device(device)) for path, part in tensors_of(space)]
+        self._parts = [_part(path, part, torch.device(device), scales(part)) for path, part in tensors_of(space)]
+        self._plain = self._parts[0].places is None and not self._parts[0].scaled
 
     def __call__(self, observation: Tree) -> Tensor:
         """(N, F) float32; the observation itself where it is that already. ValueError for what is of another shape."""
-        if isinstance(observation, Tensor) and observation.ndim == 2 and self._parts[0].places is None:
+        if isinstance(observation, Tensor) and observation.ndim == 2 and self._plain:
             flat_NF = observation.to(torch.float32)
         else:
             flat_NF = torch.cat([part.flat(observation) for part in self._parts], 1)
@@ -48,6 +56,7 @@ class _Part(NamedTuple):
     path: tuple[str, ...]  # the keys that lead to it
     places: Tensor | None  # (K,) where its one-hot vectors have the 1 of the value 0; None for plain numbers
     width: int  # numbers in the row, where it is one-hot
+    scaled: bool  # whether its numbers are divided by 255
 
     def flat(self, observation: Tree) -> Tensor:
         """(N, width) float32."""
@@ -55,7 +64,8 @@ class _Part(NamedTuple):
             observation = observation[key]
         rows = len(observation) if observation.ndim else 1
         if self.places is None:
-            return observation.reshape(rows, -1).to(torch.float32)
+            numbers_NF = observation.reshape(rows, -1).to(torch.float32)
+            return numbers_NF / 255.0 if self.scaled else numbers_NF
         row_NF = torch.zeros(rows, self.width, device=observation.device)
         return row_NF.scatter_(1, observation.reshape(rows, -1) + self.places, 1.0)
 
@@ -81,13 +91,13 @@ def tensors_of(
         yield from tensors_of(child, (*path, key))
 
 
-def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device) -> _Part:
+def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device, scaled: bool) -> _Part:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         discrete = isinstance(space, spaces.Discrete)
         size_K = np.atleast_1d(space.n if discrete else space.nvec).reshape(-1)
         start_K = np.atleast_1d(space.start).reshape(-1)
         first_K = np.cumsum(size_K) - size_K
-        return _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()))
+        return _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()), scaled)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return _Part(path, None, 0)
+        return _Part(path, None, 0, scaled)
     raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")

@@ -45,6 +45,7 @@ class QNetwork(nn.Module):
         dueling: bool = False,
         stem: StemFactory | None = None,
         normalize_observation: bool = False,
+        scale_images: bool = True,
     ) -> None:
         """`dueling` is that of `rein.networks.dueling`, `stem` that of `stem_for`.
 
@@ -53,7 +54,8 @@ class QNetwork(nn.Module):
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.stem = stem_for(observation_space, generator, stem)
         sizes = [features_of(self.stem, self.encoder.features), *hidden]
         if layer_norm:

@@ -52,13 +52,15 @@ class QuantileNetwork(nn.Module):
         action_quantiles: int = 32,
         risk: float = 1.0,
         normalize_observation: bool = False,
+        scale_images: bool = True,
     ) -> None:
         """`cosines` is C, `stem` that of `stem_for`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         device = generator.device
-        self.encoder = Encoder(observation_space, device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, device, normalize=normalize_observation, **scaling)
         self.stem = stem_for(observation_space, generator, stem)
         inputs = features_of(self.stem, self.encoder.features)
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)

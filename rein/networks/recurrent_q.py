@@ -41,6 +41,7 @@ class RecurrentQNetwork(nn.Module):
         activation: str = "relu",
         dueling: bool = False,
         normalize_observation: bool = False,
+        scale_images: bool = True,
     ) -> None:
         """`core` makes one of `rein.networks.recurrent`; `dueling` is that of `rein.networks.dueling`.
 
@@ -49,7 +50,8 @@ class RecurrentQNetwork(nn.Module):
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation)
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.stem = stem_for(observation_space, generator, stem)
         inputs = features_of(self.stem, self.encoder.features)
         self.hidden = Stack(1, inputs, hidden, activation, generator)

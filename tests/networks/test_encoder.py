@@ -37,7 +37,33 @@ def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
     x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "rows"))
     assert not encoder.images
     assert encoder.features == int(np.prod(shape))
-    assert torch.equal(encoder(x), x.flatten(1).float())
+    scaled = bool({shape[0], shape[-1]} & {1, 3, 4})
+    assert torch.equal(encoder(x), x.flatten(1).float() / (255.0 if scaled else 1.0))
+    for raw in (Encoder(image(*shape), CPU, scale_images=False), Encoder(image(*shape), CPU, own_stem=True)):
+        assert torch.equal(raw(x), x.flatten(1).float())
+
+
+def test_large_images_are_floats_if_they_are_not_scaled() -> None:
+    encoder = Encoder(image(36, 36, 1), CPU, scale_images=False)
+    x = torch.randint(0, 256, (2, 36, 36, 1), dtype=torch.uint8, generator=generator(0, "rows"))
+    assert encoder(x).dtype == torch.float32
+    assert torch.equal(encoder(x), x.float())
+
+
+@pytest.mark.parametrize(("scale_images", "largest"), [(True, 1.0), (False, 255.0)])
+def test_images_of_any_size_in_a_dictionary_are_scaled(scale_images: bool, largest: float) -> None:
+    space = spaces.Dict({"large": image(40, 40, 3), "small": image(20, 20, 3), "vector": spaces.Box(0, 255, (2,))})
+    encoder = Encoder(space, CPU, scale_images=scale_images)
+    seen = {name: torch.full((1, *(part.shape or ())), 255).to(torch.uint8) for name, part in space.items()}
+    x = encoder(seen)[0]
+    assert (x[:-2] == largest).all()
+    assert (x[-2:] == 255.0).all()
+
+
+def test_scaling_leaves_the_observation_as_it_was() -> None:
+    x = torch.full((1, 20, 20, 3), 255.0)  # floats already
+    assert (Encoder(image(20, 20, 3), CPU)(x) == 1.0).all()
+    assert (x == 255.0).all()
 
 
 def test_dictionaries_become_vectors() -> None:
@@ -54,7 +80,7 @@ def test_beside_images_the_other_numbers_are_normalized() -> None:
     seen = {"camera": torch.full((20, 36, 36, 1), 9, dtype=torch.uint8), "position": rows(20, 3)}
     encoder.update(seen)
     alone.update(seen["position"])
-    assert torch.equal(encoder(seen), torch.cat([torch.full((20, 36 * 36), 9.0), alone(seen["position"])], 1))
+    assert torch.equal(encoder(seen), torch.cat([torch.full((20, 36 * 36), 9.0) / 255.0, alone(seen["position"])], 1))
 
 
 def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
@@ -109,7 +135,7 @@ def test_an_image_beside_other_numbers_is_flattened_and_told() -> None:
     encoder = Encoder(spaces.Dict({"camera": image(40, 36, 1), "position": VECTOR}), CPU)
     seen = {"camera": torch.full((2, 40, 36, 1), 7, dtype=torch.uint8), "position": rows(2, 3)}
     assert encoder.images and encoder.features == 40 * 36 + 3
-    assert torch.equal(encoder(seen), torch.cat([torch.full((2, 40 * 36), 7.0), seen["position"]], 1))
+    assert torch.equal(encoder(seen), torch.cat([torch.full((2, 40 * 36), 7.0) / 255.0, seen["position"]], 1))
 
 
 @pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84), (4, 84, 84, 3)])

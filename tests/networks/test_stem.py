@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rein.networks.convolution import Convolution
 from rein.networks.flatten import Flatten
-from rein.networks.stem import MixedStem, make_stem
+from rein.networks.stem import MixedStem, make_stem, scales
 from rein.ops.random import generator
 
 CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)
@@ -43,20 +43,20 @@ def test_each_image_goes_through_convolutions_of_its_own_and_the_rest_stays() ->
     camera, depth = stem.images
     one_hot = torch.nn.functional.one_hot(seen["cell"], 4).float()
     wanted = torch.cat([camera(seen["camera"]), one_hot, depth(seen["inner"]["depth"]), seen["position"]], 1)
-    found = stem(Flatten(MIXED)(seen))
+    found = stem(Flatten(MIXED, scales=scales)(seen))
     assert found.shape == (5, stem.features) == (5, 2 * 512 + 4 + 2)
     torch.testing.assert_close(found, wanted)
 
 
 def test_sequences_are_looked_at_step_by_step() -> None:
-    stem, flat = mixed_stem(), Flatten(MIXED)(observation(6))
+    stem, flat = mixed_stem(), Flatten(MIXED, scales=scales)(observation(6))
     torch.testing.assert_close(stem(flat.unflatten(0, (3, 2))), stem(flat).unflatten(0, (3, 2)))
 
 
 def test_a_tuple_is_looked_at_like_a_dictionary() -> None:
     space = spaces.Tuple((POSITION, CAMERA))
     seen = observation(3)
-    flat = Flatten(space)({"0": seen["position"], "1": seen["camera"]})
+    flat = Flatten(space, scales=scales)({"0": seen["position"], "1": seen["camera"]})
     stem = mixed_stem(space)
     torch.testing.assert_close(stem(flat)[:, 2:], stem.images[0](seen["camera"]))
 
@@ -71,3 +71,30 @@ SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
 @pytest.mark.parametrize("space", [POSITION, SMALL, spaces.Dict({"grid": SMALL, "position": POSITION})], ids=str)
 def test_vectors_and_small_grids_have_none(space: spaces.Space[Any]) -> None:
     assert make_stem(space, generator(0, "stem")) is None
+
+
+def box(*shape: int, low: int = 0, high: int = 255, dtype: Any = np.uint8) -> spaces.Box:
+    return spaces.Box(low, high, shape, dtype)
+
+
+@pytest.mark.parametrize("shape", [(20, 20, 3), (3, 20, 20), (7, 7, 3), (35, 84, 1), (4, 10, 10), (84, 84, 3)])
+def test_byte_images_of_one_three_or_four_channels_are_scaled(shape: Any) -> None:
+    assert scales(box(*shape))
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (84, 84, 2), (4, 84, 84, 3)])
+def test_bytes_that_convolutions_look_at_are_scaled(shape: Any) -> None:
+    assert scales(box(*shape))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *[box(20, 20, 2), box(20, 20), box(20), box(4, 20, 20, 3), box(20, 20, 3, high=10), box(20, 20, 3, low=1)],
+        *[box(20, 20, 3, dtype=np.int16), box(20, 20, 3, dtype=np.float32), box(84, 84, 3, dtype=np.float32)],
+        *[spaces.MultiBinary([20, 20, 3]), spaces.Discrete(255)],
+    ],
+    ids=str,
+)
+def test_other_spaces_are_not_scaled(space: spaces.Space[Any]) -> None:
+    assert not scales(space)

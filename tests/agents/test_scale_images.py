@@ -1,0 +1,99 @@
+"""Bytes of images reach the networks of every agent in [0, 1], unless `scale_images=False`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.ppo import PPO
+from rein.agents.q_learning import QLearning
+from rein.errors import CheckpointError
+from rein.networks.mlp import orthogonal_linear
+from rein.saved import own_agents
+from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+
+SMALL, LARGE = (spaces.Box(0, 255, (side, side, 3), np.uint8) for side in (20, 40))
+AGENTS = [kind for kind in own_agents().values() if kind is not QLearning]
+
+
+def made(kind: Any, space: Any, **options: Any) -> Any:
+    """An agent of that class with discrete actions if it takes them."""
+    try:
+        return kind(space, spaces.Discrete(2), seed=0, **options)
+    except ValueError:
+        return kind(space, spaces.Box(-1.0, 1.0, (1,)), seed=0, **options)
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=lambda kind: kind.__name__)
+def test_every_agent_scales_small_byte_images(kind: Any) -> None:
+    seen = torch.full((2, 20, 20, 3), 255, dtype=torch.uint8)
+    for options, largest in (({}, 1.0), ({"scale_images": False}, 255.0)):
+        agent = made(kind, SMALL, **options)
+        assert (agent.networks.encoder(seen) == largest).all()
+        assert agent.config["scale_images"] is bool(largest == 1.0)
+
+
+class Seen(torch.nn.Module):
+    """A stem that keeps the last observation."""
+
+    features = 3
+
+    def __init__(self, space: Any, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layer = orthogonal_linear(3, 3, 1.0, generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x
+        return self.layer(x.reshape(len(x), -1)[:, :3].float())
+
+
+@pytest.mark.parametrize("space", [SMALL, LARGE, spaces.Dict({"small": SMALL, "large": LARGE})], ids=str)
+def test_a_stem_of_the_user_is_given_bytes_unscaled(space: Any) -> None:
+    agent = PPO(space, spaces.Discrete(2), seed=0, stem=Seen)
+    seen: Any = (
+        {part: torch.full((1, *one.shape), 255, dtype=torch.uint8) for part, one in space.items()}
+        if isinstance(space, spaces.Dict)
+        else torch.full((1, *space.shape), 255, dtype=torch.uint8)
+    )
+    agent.select_action(seen)
+    assert (agent.networks.stem.last == 255).all()
+
+
+def test_codes_keep_their_values_in_convolutions() -> None:
+    seen = torch.randint(0, 11, (2, 40, 40, 3)).to(torch.uint8)
+    scaled, codes = (PPO(LARGE, spaces.Discrete(2), seed=0, scale_images=x) for x in (True, False))
+    stem: Any = codes.networks.stem
+    stem.load_state_dict(scaled.networks.stem.state_dict())
+    assert torch.equal(stem(codes.networks.encoder(seen)), stem(seen.float()))
+    assert not torch.equal(stem(codes.networks.encoder(seen)), stem(scaled.networks.encoder(seen)))
+
+
+def without_the_option(agent: Any, path: Path) -> Path:
+    """A file of the agent as versions without `scale_images` wrote it."""
+    rein.save(agent, path)
+    _, state, about = read_checkpoint(path)
+    del about["config"]["scale_images"]
+    write_checkpoint(path, state, about)
+    return path
+
+
+def test_files_without_the_option_are_loaded_if_it_changes_nothing(tmp_path: Path) -> None:
+    for space in (LARGE, spaces.Box(-1.0, 1.0, (3,))):
+        agent = PPO(space, spaces.Discrete(2), seed=0)
+        assert "scale_images" not in agent.config
+        rein.save(agent, tmp_path / "agent.h5")
+        rein.load_agent(tmp_path / "agent.h5")
+        assert PPO(space, spaces.Discrete(2), seed=0, scale_images=False).config["scale_images"] is False
+
+
+def test_files_of_small_images_without_the_option_need_it(tmp_path: Path) -> None:
+    path = without_the_option(PPO(SMALL, spaces.Discrete(2), seed=0, scale_images=False), tmp_path / "agent.h5")
+    with pytest.raises(CheckpointError, match="scale_images"):
+        rein.load_agent(path)
+    assert rein.load_agent(path, scale_images=False).config["scale_images"] is False
