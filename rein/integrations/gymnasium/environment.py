@@ -82,6 +82,7 @@ class GymnasiumEnvironment:
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
         self._observation: Tree = None  # the current one; None where there are no episodes
+        self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_envs, 1)  # terminated, truncated, valid
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
         self._checked = False
@@ -170,7 +171,12 @@ class GymnasiumEnvironment:
         )
         time_step = map_tree(torch.clone, still)
         if len(row_R):
-            time_step = _with_rows(still, row_R, self._step(action, row_R.tolist()))
+            rows = row_R.tolist()
+            try:
+                time_step = _with_rows(still, row_R, self._step(action, rows))
+            except EnvironmentContractError as error:
+                error.add_note(f"rows are counted among the environments that were stepped, {rows}")
+                raise
         self._observation = time_step.observation
         return time_step
 
@@ -252,7 +258,7 @@ class GymnasiumEnvironment:
             raise
         observation = final_observation = self._observed(observations, rows)
         nothing = (False,) * len(rows)
-        flags_3R = np.array((nothing, nothing, (True,) * len(rows)))  # terminated, truncated, valid
+        flags_3R = self._no_flags_3N[:, : len(rows)].copy()
         try:
             ended = terminateds != nothing or truncateds != nothing
         except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
