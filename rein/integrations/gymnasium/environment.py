@@ -21,7 +21,7 @@ from torch import Tensor
 from rein.errors import EnvironmentContractError
 from rein.integrations.gymnasium.history import ActionHistory
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
-from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values, wanted_infos
+from rein.integrations.gymnasium.results import RESET, STEP, check_parts, ended_flags, missing_values, wanted_infos
 from rein.ops.trees import leaves, map_tree
 from rein.rollout.contract import (
     check_action,
@@ -37,7 +37,7 @@ from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)
 
-_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+_FLOAT = np.dtype(np.float32)
 
 
 class GymnasiumEnvironment:
@@ -259,14 +259,10 @@ class GymnasiumEnvironment:
         observation = final_observation = self._observed(observations, rows)
         nothing = (False,) * len(rows)
         flags_3R = self._no_flags_3N[:, : len(rows)].copy()
-        try:
-            ended = terminateds != nothing or truncateds != nothing
-        except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
-            ended = True
-        if ended:
-            flags_3R[0] = column("terminated", terminateds, _BOOL)
-            flags_3R[1] = column("truncated", truncateds, _BOOL)
-            observation = self._begin_where(flags_3R[0] | flags_3R[1], list(observations), rows)
+        ended_2R = ended_flags(terminateds, truncateds, nothing)
+        if ended_2R is not None:
+            flags_3R[:2] = ended_2R
+            observation = self._begin_where(ended_2R.any(0), list(observations), rows)
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
