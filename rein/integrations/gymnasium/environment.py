@@ -262,7 +262,7 @@ class GymnasiumEnvironment:
         ended_2R = ended_flags(terminateds, truncateds, nothing)
         if ended_2R is not None:
             flags_3R[:2] = ended_2R
-            observation = self._begin_where(ended_2R.any(0), list(observations), rows)
+            observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
