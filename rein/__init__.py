@@ -1,16 +1,12 @@
 """Reinforcement learning as one small, event-driven loop, with trajectories in HDF5 files that plot themselves."""
 
-from __future__ import annotations
-
+# Importing rein imports neither torch nor a file that the working directory could replace: `python -m rein` has the
+# working directory on its path until `rein.__main__` has removed it. That is why there is no import of `typing` here.
 import gc
 import importlib
-from typing import TYPE_CHECKING, Any
 
-# Importing torch makes some 180,000 objects that stay; looking through them for garbage, again and again while there
-# come more, is a ninth of the time that it takes.
-_COLLECTS = gc.isenabled()
-gc.disable()
-try:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from rein.errors import (
         CheckpointError,
         EnvironmentContractError,
@@ -21,15 +17,8 @@ try:
         WorkerTimeout,
     )
     from rein.loop import Loop
-    from rein.rollout import Evaluation, batch_step, evaluate
-    from rein.training import train, training_loop
-    from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
-finally:
-    if _COLLECTS:
-        gc.enable()
-
-if TYPE_CHECKING:
     from rein.offline import fill, offline_loop
+    from rein.rollout import Evaluation, batch_step, evaluate
     from rein.saved import load_agent
     from rein.stores.checkpoints import Checkpoints
     from rein.stores.hdf5 import HDF5Store
@@ -37,6 +26,8 @@ if TYPE_CHECKING:
     from rein.stores.parts import load, save
     from rein.stores.reader import open_run
     from rein.stores.resume import resume
+    from rein.training import train, training_loop
+    from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
 
 __version__ = "0.1.0.dev0"
 
@@ -72,25 +63,46 @@ __all__ = [
     "training_loop",
 ]
 
-# what brings h5py or much else with it is imported when it is first asked for
-_LAZY = {
-    "Checkpoints": "rein.stores.checkpoints",
-    "HDF5Store": "rein.stores.hdf5",
-    "MemoryStore": "rein.stores.memory",
-    "fill": "rein.offline",
-    "load": "rein.stores.parts",
-    "load_agent": "rein.saved",
-    "offline_loop": "rein.offline",
-    "open_run": "rein.stores.reader",
-    "resume": "rein.stores.resume",
-    "save": "rein.stores.parts",
+_WHERE = {  # the module that defines each name, imported when the name is first used
+    "rein.errors": (
+        "CheckpointError",
+        "EnvironmentContractError",
+        "NonFiniteError",
+        "ReinError",
+        "StoreError",
+        "WorkerDied",
+        "WorkerTimeout",
+    ),
+    "rein.loop": ("Loop",),
+    "rein.offline": ("fill", "offline_loop"),
+    "rein.rollout": ("Evaluation", "batch_step", "evaluate"),
+    "rein.saved": ("load_agent",),
+    "rein.stores.checkpoints": ("Checkpoints",),
+    "rein.stores.hdf5": ("HDF5Store",),
+    "rein.stores.memory": ("MemoryStore",),
+    "rein.stores.parts": ("load", "save"),
+    "rein.stores.reader": ("open_run",),
+    "rein.stores.resume": ("resume",),
+    "rein.training": ("train", "training_loop"),
+    "rein.types": ("Episodes", "State", "StepState", "TimeStep", "Trajectory", "Transition"),
 }
+_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+_SUBMODULES = ("errors", "loop", "rollout", "training", "types")  # `rein.errors` works without an import of its own
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'rein' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name not in _MODULES and name not in _SUBMODULES:
+        raise AttributeError(f"module 'rein' has no attribute {name!r}")
+    # Importing torch creates some 180,000 objects that stay. Collecting garbage meanwhile takes a ninth of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        module = importlib.import_module(_MODULES.get(name, f"rein.{name}"))
+    finally:
+        if collects:
+            gc.enable()
+    value = globals()[name] = module if name in _SUBMODULES else getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

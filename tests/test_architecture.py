@@ -31,7 +31,7 @@ FLOORS = """
     rollout
     loop
     events data
-    filters metrics improvement
+    filters metrics improvement safe
     learning
     buffers schedules
     protocols

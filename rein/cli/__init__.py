@@ -8,8 +8,11 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Any
 
+from rein.cli.output import plain_messages, say
 from rein.errors import ReinError
 
 USAGE = """\
@@ -55,38 +58,48 @@ _ON_READING = ("--debug", "--trusted")  # what every command takes that reads fi
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
-    if arguments is None:  # the process is ours; nothing of what importing torch has left will become garbage
-        gc.freeze()
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe that nobody reads is noticed here, not when Python exits
-            sys.stdout.reconfigure(line_buffering=True)
+    ours = arguments is None  # the process
+    if ours and isinstance(sys.stdout, io.TextIOWrapper):  # a pipe without a reader is noticed here, not at the exit
+        sys.stdout.reconfigure(line_buffering=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
     while words and words[0] in _ON_READING:  # they may stand before the command, too
         words.append(words.pop(0))
-    debug = "--debug" in words
+    with plain_messages():
+        _guarded(words, debug="--debug" in words, ours=ours)
+
+
+def _guarded(words: list[str], debug: bool, ours: bool) -> None:
+    """Run a command. An error is printed in one line, or with `debug` as its traceback."""
     try:
-        _run(words)
+        _run(words, ours)
     except KeyboardInterrupt:
         if sys.stdout.isatty():  # a second Ctrl-C may break off the bar that would show the cursor again
-            print("\033[?25h", end="", flush=True)
+            sys.stdout.write("\033[?25h")
+            sys.stdout.flush()
         raise SystemExit(_say("interrupted", 130)) from None
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        raise SystemExit(_unread(arguments is None)) from None
+        raise SystemExit(_unread(ours)) from None
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # as rich tells it
-            raise SystemExit(_unread(arguments is None)) from None
+            raise SystemExit(_unread(ours)) from None
         raise
-    except Exception as error:  # told in one line; whole with --debug
-        if debug:
+    except Exception as error:
+        if debug and not ours:
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-        told = isinstance(
-            error, ReinError | ValueError | TypeError | ImportError
-        )  # by a text that was written to be read
-        raise SystemExit(_say(f"{error if told else repr(error)}{notes}", 1)) from None
+        text = "".join(traceback.format_exception(error)) if debug else f"{_text_of(error)}{notes}"
+        raise SystemExit(_say(text, 1)) from None
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    written_to_be_read = isinstance(error, ReinError | ValueError | TypeError | ImportError)
+    return str(error) if written_to_be_read else repr(error)
 
 
 def _say(text: str, status: int) -> int:
-    print(f"rein: {text}", file=sys.stderr)
+    say(f"rein: {text}", error=True)
     return status
 
 
@@ -98,22 +111,36 @@ def _unread(ours: bool) -> int:
     return 141
 
 
-def _run(words: list[str]) -> None:
+def _import(name: str, ours: bool) -> Any:
+    """The module of a command. Importing torch creates many objects that stay, so no garbage is collected meanwhile."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        module = importlib.import_module(f"rein.cli.{name}")
+    finally:
+        if collects:
+            gc.enable()
+    if ours:  # nothing of what importing has left will become garbage
+        gc.freeze()
+    return module
+
+
+def _run(words: list[str], ours: bool) -> None:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in _COMMANDS:
         name, function = _COMMANDS[command]
-        module = importlib.import_module(f"rein.cli.{name}")
+        module = _import(name, ours)
         if name == "train":
             getattr(module, function)(rest)
             return
         with _as_trusted("--trusted" in rest):
             getattr(module, function)([word for word in rest if word not in _ON_READING])
     elif command in ("-h", "--help", "help"):
-        print(USAGE, end="")
+        say(USAGE, end="")
     elif command == "--version":
         from rein import __version__
 
-        print(f"rein {__version__}")
+        say(f"rein {__version__}")
     elif command == "list":
         from rein.cli.listing import show_recipes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rein.cli.output import say
 from rein.stores.compact import compact
 
 _USAGE = """\
@@ -14,12 +15,12 @@ read from them stays the same to the bit, and a run that is writing is left alon
 def main(arguments: Sequence[str]) -> None:
     """The command `rein compact RUN`."""
     if "-h" in arguments or "--help" in arguments:
-        print(f"usage: {_USAGE}")
+        say(f"usage: {_USAGE}")
         return
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError("rein compact RUN: give the folder of a run")
     done = compact(arguments[0])
-    print(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
+    say(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
 
 
 def _said(count: int, size: int) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rein.cli.output import say
 from rein.cli.show import awaits_epoch
 from rein.clocks import CLOCKS
 from rein.errors import StoreError
@@ -73,7 +73,7 @@ def read_all(paths: Sequence[Path]) -> list[Columns]:
         except NoEpochYet as error:
             if number == len(paths) and not found:
                 raise
-            print(f"rein: {error}", file=sys.stderr)
+            say(f"rein: {error}", error=True)
     return found
 
 

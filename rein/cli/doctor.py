@@ -14,11 +14,11 @@ from pathlib import Path
 
 import h5py
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import rein.cli
 from rein.agents.ppo import PPO
+from rein.cli.output import say
 from rein.cli.show import plain
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
@@ -40,16 +40,15 @@ _PYTHON = re.compile(r"python_version (<|>=) ['\"](\d+)\.(\d+)['\"]")
 def main(arguments: Sequence[str]) -> None:
     """The command `rein doctor`."""
     if {"-h", "--help"} & {*arguments}:
-        print(f"usage: {_USAGE}")
+        say(f"usage: {_USAGE}")
         return
     if arguments:
         raise ValueError(f"rein doctor takes nothing more, not {' '.join(arguments)}")
-    console = Console()
-    console.print(_versions())
-    console.print(_extras())
+    say(_versions())
+    say(_extras())
     with tempfile.TemporaryDirectory(prefix="rein-doctor-") as folder:
         for line in check(Path(folder) / "run"):
-            print(line)
+            say(line)
 
 
 def _versions() -> Table:

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rein.cli.output import say
 from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
 from rein.cli.show import plain
 from rein.envs.wrappers.record_video import RecordVideo
@@ -23,6 +23,7 @@ from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.ops.random import checked_seed
 from rein.rollout import Evaluation, evaluate
+from rein.safe import inside
 from rein.saved import rebuilt
 from rein.stores.checkpoint import Checkpoint
 from rein.stores.checkpoints import FOLDER
@@ -76,17 +77,17 @@ def _options(
     torch.set_num_threads(1)  # for a few rows at a time one is fastest
     seed = secrets.randbits(31) if seed is None else checked_seed(seed)
     described = Described.of(run)
-    found = part_at(checkpoint or (run / FOLDER / BEST if best else run))
+    found = part_at(checkpoint or (inside(run, FOLDER, BEST) if best else run))
     made = None if environment is None else made_by(environment)
     agent = _agent(found, described, made, device, episodes)
     with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
     how = "without exploring" if deterministic else "as it explores"
-    print(f"{found.path}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
-    Console().print(_table(result))
+    say(f"{found.path}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
+    say(_table(result))
     if video is not None:
-        print(f"filmed: {plain(video)}")
+        say(f"filmed: {plain(video)}")
 
 
 def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: int) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from rein.cli.output import say
 from rein.cli.rebuild import environment_of, part_type
 from rein.integrations.minari_export import export_minari, spec_of
 from rein.stores.reader import Run, open_run
@@ -48,13 +49,13 @@ def export(
         getattr(made, "close", lambda: None)()
     about = {"author": author, "description": description, "algorithm_name": part_type(found, "agent") or None}
     dataset = export_minari(found, dataset_id, *spaces, environment=spec, virtual=virtual, **about)
-    print(f"{dataset.total_episodes:,} episodes of {dataset.total_steps:,} steps are in {dataset.storage.data_path}")
+    say(f"{dataset.total_episodes:,} episodes of {dataset.total_steps:,} steps are in {dataset.storage.data_path}")
     if virtual:
-        print(f"nothing was copied: keep the files in {found.path} where they are; moved, they would read as NaN")
+        say(f"nothing was copied: keep the files in {found.path} where they are; moved, they would read as NaN")
     left = _transitions(found) - dataset.total_steps
     if left:
-        print(f"{left:,} steps of episodes that have not ended, or whose beginning was not stored, were left out")
-    print(f'read it with: minari.load_dataset("{dataset_id}")')
+        say(f"{left:,} steps of episodes that have not ended, or whose beginning was not stored, were left out")
+    say(f'read it with: minari.load_dataset("{dataset_id}")')
 
 
 def _transitions(run: Run) -> int:

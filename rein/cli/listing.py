@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import rein.recipes
+from rein.cli.output import say
 
 
 def recipe_names() -> list[str]:
@@ -18,7 +21,10 @@ def recipe_names() -> list[str]:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function of a recipe, or of `module:function`. Raises ValueError with the closest name there is."""
+    """Return the function of a recipe, or of `module:function`. Raises ValueError with the closest name there is.
+
+    The module may lie in the working directory, which is searched last. Only a name that the user gave may name one.
+    """
     module_name, colon, function_name = name.partition(":")
     if not colon:
         names, plain = recipe_names(), name.replace("-", "_")
@@ -27,6 +33,8 @@ def find(name: str) -> Callable[..., Any]:
             hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}."
             raise ValueError(f"there is no recipe {name!r}; {hint} A function of your own is named my_module:make_loop")
         module_name, function_name = f"rein.recipes.{plain}", plain
+    elif os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -41,12 +49,11 @@ def find(name: str) -> Callable[..., Any]:
 
 def show_recipes() -> None:
     """Print the recipes with the first line of what each says of itself."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("recipe", "what it trains", box=None, pad_edge=False, header_style="bold")
     for name in recipe_names():
         text = inspect.getdoc(find(name)) or ""
         table.add_row(name, text.splitlines()[0] if text else "")
-    Console().print(table)
-    print("\nrein train RECIPE --help shows its options")
+    say(table)
+    say("\nrein train RECIPE --help shows its options")

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
+
+_PATH = re.compile(r"[/\\]|^[.~]|\.[A-Za-z]\w*$")
+_ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # of an environment, as ALE/Pong-v5
+_COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # which take no memory
+_LARGEST = 1 << 20
+_SIDES = {"size": 512, "width": 4096, "height": 4096}  # of boards and pictures
+_TOGETHER = 1 << 26  # rows of an epoch, or weights between two layers
+_LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
 
 
 def common(
@@ -42,16 +53,23 @@ def parse(
 ) -> dict[str, Any]:
     """The values of all options: the recipe's own parameters and the common ones that it does not have itself.
 
-    `before` are values from a `run.json`, which stand where `words` give no other.
+    `before` are values from a `run.json`, which hold unless `words` give others. Raises ValueError for one of these
+    that is of another type, a path or too large: the file may come from anybody.
     """
     own = dict(inspect.signature(recipe).parameters)
     own.pop("store", None)
     shared = {k: p for k, p in inspect.signature(common).parameters.items() if k not in own}
     parameters = {k: p.replace(kind=p.KEYWORD_ONLY) for k, p in (own | shared).items()}
-    for key, value in (before or {}).items():
-        if key in parameters:
-            parameters[key] = parameters[key].replace(default=_as(value, parameters[key].default))
     hints = {**get_type_hints(common), **get_type_hints(recipe)}
+    flags = {word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
+    told = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
+    told = {key: value for key, value in told.items() if _as(value, parameters[key].default) != parameters[key].default}
+    check_options(told)
+    for key, value in told.items():
+        hint = hints.get(key, type(parameters[key].default))
+        if not _fits(value, hint):
+            raise ValueError(f"run.json: {key}={value!r:.80} cannot be taken from a file; give {_flag(key)} yourself")
+        parameters[key] = parameters[key].replace(default=_as(value, parameters[key].default))
 
     def options(**values: Any) -> dict[str, Any]:
         return values
@@ -60,6 +78,53 @@ def parse(
     options.__annotations__ = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
     options.__doc__ = _document(recipe, shared)
     return tyro.cli(options, prog=program, args=words)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check values from a `run.json`: raises ValueError for a path, and for a size that could fill the memory."""
+    for key, value in options.items():
+        _check(key, value)
+    num_envs, iterations = options.get("num_envs"), options.get("iterations")
+    if isinstance(num_envs, int) and isinstance(iterations, int) and num_envs * iterations > _TOGETHER:
+        raise ValueError(
+            f"run.json: num_envs={num_envs:,} times {iterations=:,} is too large; give one of them yourself"
+        )
+
+
+def _check(key: str, value: Any) -> None:
+    """Check one value; those in lists and dictionaries, too."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check(name, inner)
+    elif isinstance(value, list):
+        pairs = [a * b for a, b in itertools.pairwise(value) if type(a) is int and type(b) is int]
+        if max(pairs, default=0) > _TOGETHER:
+            raise ValueError(f"run.json: {key}={value!r:.80} is too large; give {_flag(key)} yourself")
+        for inner in value:
+            _check(key, inner)
+    elif isinstance(value, str) and (not value.isprintable() or (_PATH.search(value) and not _ID.fullmatch(value))):
+        raise ValueError(f"run.json: {key}={value!r:.80}: a path is not taken from a file; give {_flag(key)} yourself")
+    elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
+        most = _SIDES.get(key, _LARGEST)
+        raise ValueError(f"run.json: {key}={value:,} is more than {most:,}; give {_flag(key)} yourself")
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of the type that an option has; a type that JSON cannot say fits nothing."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (tuple, list) and isinstance(value, list):
+        each = [inner[0]] * len(value) if origin is list or inner[1:] == (...,) else inner
+        return len(each) == len(value) and all(map(_fits, value, each))
+    kind = _LEAF.get(hint)
+    return kind is not None and isinstance(value, kind) and (hint is bool or not isinstance(value, bool))
 
 
 def _as(value: Any, default: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from rein.cli.curves import choose_metric, grouped, read_all
+from rein.cli.output import say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
@@ -215,4 +216,4 @@ def _write(figure: Any, path: Path) -> None:
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix.removeprefix(".") or "png", dpi=150)
     write_whole(path, image.getbuffer())
-    print(f"the picture is {path}")
+    say(f"the picture is {path}")

@@ -9,10 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
-import os
 import pkgutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,11 @@ import attrs
 
 import rein.envs
 from rein.cli.listing import find, recipe_names
-from rein.cli.options import parse
+from rein.cli.options import check_options, parse
 from rein.errors import StoreError
 from rein.integrations.gymnasium.rebuilding import rebuild
 from rein.loop import Loop
+from rein.safe import read_json
 from rein.stores.reader import Run
 
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # of an environment, here
@@ -52,8 +50,8 @@ class Described:
     def of(cls, path: Path) -> Described:
         """That of the run in a folder. Raises StoreError where it has no `run.json`, or none that can be read."""
         try:
-            return cls(path, dict(json.loads((path / "run.json").read_bytes())))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return cls(path, read_json(path / "run.json"))
+        except (OSError, ValueError) as error:
             raise StoreError(f"{path}: is not the folder of a run: its run.json cannot be read: {error}") from error
 
 
@@ -87,6 +85,8 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
         return None
     recipe = find(name)
     own = inspect.signature(recipe).parameters
+    if "data" in own:  # it would read another run, or record one
+        return None
     values = parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given})
     return recipe(**{key: value for key, value in values.items() if key in own})
 
@@ -108,7 +108,6 @@ def made_by(named: str) -> Any:
     """
     if ":" not in named:
         raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
-    sys.path.insert(0, os.getcwd())  # where the user stands, as for `rein train`
     made = find(named)()
     environment = made.parts.get("environment") if isinstance(made, Loop) else made
     if missing := [name for name in _USED if not hasattr(environment, name)]:
@@ -136,6 +135,8 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     try:
+        if kind != _FILMING:  # whose folder is not used
+            check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
             return rebuild(config, given["num_envs"], filming=filming)
         if kind not in own_environments():

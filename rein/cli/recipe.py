@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from rein.cli.listing import recipe_names
 from rein.errors import StoreError
+from rein.safe import read_json
 
 
 @attrs.frozen
@@ -28,11 +30,15 @@ class Recipe:
         return {"name": self.name, "options": kept, "given": list(dict.fromkeys(self.given))}
 
 
-def of_run(path: Path) -> Recipe:
-    """The recipe of the run in a folder. Raises StoreError where its `run.json` does not say."""
+def of_run(path: Path, named: str | None = None) -> Recipe:
+    """Return the recipe of the run in a folder, and the options in its `run.json`.
+
+    Raises StoreError if `run.json` cannot be read or names none, and ValueError if it names one that is not rein's own
+    and the user has not `named` the recipe.
+    """
     file = path / "run.json"
     try:
-        config = json.loads(file.read_bytes())["parts"]["recipe"]["config"]
+        config = read_json(file)["parts"]["recipe"]["config"]
         name, options, given = config["name"], config["options"], config["given"]
         if not (isinstance(name, str) and isinstance(options, dict) and isinstance(given, list)):
             raise TypeError("a name, options and flags were expected")
@@ -42,7 +48,12 @@ def of_run(path: Path) -> Recipe:
         raise StoreError(
             f"{file}: does not say by which recipe it was begun, so resume it in Python: {error}"
         ) from error
-    return Recipe(name, options, [word for word in given if isinstance(word, str)])
+    if named is None and name.replace("_", "-") not in recipe_names():
+        raise ValueError(
+            f"{file}: names the recipe {name!r:.200}, which is not one of rein's own, and no file chooses which code "
+            f"runs; name it yourself: rein resume {shlex.quote(str(path))} my_module:make_loop"
+        )
+    return Recipe(named or name, options, [word for word in given if isinstance(word, str)])
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from rein.cli.output import say
 from rein.cli.rebuild import environment_of
 from rein.envs.wrappers.forwarding import unwrapped
 from rein.rollout.replay import Difference, Replay, replay
@@ -63,9 +64,9 @@ def _options(
             with film(video, built, fps) as add:
                 results = replay(built, episodes, film=add)
     for result in results:
-        print(_told(result))
+        say(_told(result))
     if video is not None:
-        print(f"filmed: {video}")
+        say(f"filmed: {video}")
     return results
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from rein.cli.output import printable, say
+from rein.safe import inside
 from rein.stores.columns import EPOCHS
 from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.reader import Run, open_run
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     """The command `rein show PATH`."""
     usage = "rein show PATH: the folder of a run, or one of its files"
     if "-h" in arguments or "--help" in arguments:
-        print(f"usage: {usage}")
+        say(f"usage: {usage}")
     elif len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError(usage)
     else:
@@ -39,13 +40,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def show(path: str | Path) -> None:
     """Print a summary of a run's folder or of one trajectory file. Raises StoreError if there is none, or it is bad."""
-    console = Console()
     if keeps_none(path := Path(path)):
-        console.print(_tree(path))
+        say(_tree(path))
         comes = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # rows are what a store is given
         what = "no file of trajectories is finished yet" if comes else "no trajectories are kept"
         drawn = "; `rein plot` draws the metrics" if (path / EPOCHS).is_file() else ""
-        console.print(f"\n{what}{'; no epoch has ended yet' if awaits_epoch(path) else drawn}", soft_wrap=True)
+        say(f"\n{what}{'; no epoch has ended yet' if awaits_epoch(path) else drawn}", markup=True)
         return
     run = open_run(path)
     parts = [
@@ -54,18 +54,18 @@ def show(path: str | Path) -> None:
         _fields(run),
     ]  # before anything is printed: a bad file is one line, the error
     for part in parts:
-        console.print(part)
-        console.print()
-    console.print(f"Any of these opens [bold]{plain(run.files[-1])}[/bold] with a plot:", soft_wrap=True)
+        say(part)
+        say()
+    say(f"Any of these opens [bold]{plain(run.files[-1])}[/bold] with a plot:", markup=True)
     viewers = Table.grid(padding=(0, 2))
     for where, how in _VIEWERS:
         viewers.add_row(f"  {where}", escape(how))
-    console.print(viewers)
+    say(viewers)
 
 
 def keeps_none(path: Path) -> bool:
     """Whether that is the folder of a run in which there are no trajectories, or none yet."""
-    return (path / "run.json").is_file() and not list_files(path / TRAJECTORIES)
+    return (path / "run.json").is_file() and not list_files(inside(path, TRAJECTORIES))
 
 
 def awaits_epoch(path: Path) -> bool:
@@ -84,8 +84,8 @@ def _tree(path: Path) -> Tree:
         if not entry.is_dir():
             tree.add(_labelled(entry))
             continue
-        files = sorted(file for file in entry.rglob("*") if file.is_file())
-        count = f"{len(files)} file{'s' * (len(files) != 1)}, {_size(sum(f.stat().st_size for f in files))}"
+        files = [] if entry.is_symlink() else sorted(file for file in entry.rglob("*") if not file.is_dir())
+        count = f"{len(files)} file{'s' * (len(files) != 1)}, {_size(sum(f.lstat().st_size for f in files))}"
         branch = tree.add(f"{plain(entry.name)}/  {count}")
         for file in files if len(files) <= 4 else (files[0], None, files[-1]):
             branch.add("..." if file is None else _labelled(file, str(file.relative_to(entry))))
@@ -93,7 +93,7 @@ def _tree(path: Path) -> Tree:
 
 
 def _labelled(file: Path, name: str | None = None) -> str:
-    return f"{plain(name or file.name)}  {_size(file.stat().st_size)}"
+    return f"{plain(name or file.name)}  {_size(file.lstat().st_size)}"
 
 
 def _numbers(run: Run) -> Table:
@@ -134,7 +134,7 @@ def _statistics(values: np.ndarray) -> str:
 
 def plain(text: str | Path) -> str:
     """Text from a disk, which must neither be read as markup nor steer the terminal."""
-    return escape("".join(character if character.isprintable() else "?" for character in str(text)))
+    return escape(printable(text))
 
 
 def _size(count: float) -> str:

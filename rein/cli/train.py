@@ -7,7 +7,6 @@ import inspect
 import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from rein.cli.listing import find, recipe_names
 from rein.cli.options import parse
+from rein.cli.output import say
 from rein.cli.recipe import Recipe, of_run
 from rein.handlers.checkpoint import Saver, checkpoint
 from rein.handlers.describe import describe
@@ -29,6 +29,7 @@ from rein.stores.resume import resume as go_on
 from rein.types import State
 
 _LIMITS = ("--epochs", "--env-steps")  # options that end a run
+_MOST_THREADS = max(64, os.cpu_count() or 1)
 _SECONDS = 30.0  # between two checkpoints where nobody says: a run that is killed loses no more
 
 
@@ -36,23 +37,32 @@ def train(words: Sequence[str]) -> None:
     """Train what `words` name, under the options that they give."""
     if not words or words[0].startswith("-"):
         if "--help" in words or "-h" in words:
-            print("usage: rein train RECIPE [options]; rein train RECIPE --help shows them, rein list the recipes")
+            say("usage: rein train RECIPE [options]; rein train RECIPE --help shows them, rein list the recipes")
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
     run(words[0], list(words[1:]))
 
 
 def resume(words: Sequence[str]) -> None:
-    """Go on with the run in the folder that `words` name, as its `run.json` says it was begun."""
-    usage = "rein resume PATH [options]: the folder of a run; options are those of rein train, and replace what it had"
+    """Go on with the run in the folder that `words` name, with the recipe and the options in its `run.json`.
+
+    A recipe that is not one of rein's own must be named after the folder: `run.json` may come from anybody and never
+    chooses which code runs.
+    """
+    usage = (
+        "rein resume PATH [my_module:make_loop] [options]: the folder of a run, and its recipe unless that is one of "
+        "rein's own; options are those of rein train, and replace what it had"
+    )
     asks = "--help" in words or "-h" in words
     if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # of a run, its recipe's options are shown
-        print(f"usage: {usage}")
+        say(f"usage: {usage}")
         return
     if not words or words[0].startswith("-"):
         raise ValueError(usage)
-    recipe = of_run(Path(words[0]))
-    run(recipe.name, [*words[1:], "--run", words[0], "--resume"], recipe)
+    named = words[1] if len(words) > 1 and not words[1].startswith("-") else None
+    recipe = of_run(Path(words[0]), named)
+    options = words[1:] if named is None else words[2:]
+    run(recipe.name, [*options, "--run", words[0], "--resume"], recipe)
 
 
 def run(name: str, words: list[str], before: Recipe | None = None) -> None:
@@ -60,7 +70,6 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
 
     A limit in `words`, of epochs or env steps, is the only one: those from `before` end the run no more.
     """
-    sys.path.insert(0, os.getcwd())  # my_module may lie where the user stands, as it may for `python -m`
     recipe = find(name)
     own = inspect.signature(recipe).parameters
     given = _flags(words)
@@ -85,10 +94,10 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
                 store.close()
                 _remove_if_empty(store.path)
         try:
-            print(summary(final, store))
+            say(summary(final, store))
             if received is not None:
                 again = f"go on with: rein resume {shlex.quote(str(store.path))}" if store else ""
-                print(again or "nothing was stored, so it cannot be resumed")
+                say(again or "nothing was stored, so it cannot be resumed")
         except OSError:  # SIGHUP tells that the terminal is gone
             if received is None:
                 raise
@@ -113,8 +122,8 @@ def _without_replaced(before: Recipe, given: Sequence[str], own: Mapping[str, An
 
 
 def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    if options["threads"] < 1:
-        raise ValueError(f"--threads {options['threads']}: give 1 or more")
+    if not 1 <= options["threads"] <= _MOST_THREADS:  # OpenMP aborts the process if it cannot start so many
+        raise ValueError(f"--threads {options['threads']}: give 1 to {_MOST_THREADS}")
     every = options["checkpoint_every"]
     if every is not None and every < 0:
         raise ValueError(f"--checkpoint-every {every}: give a number of epochs, or 0 for at the end only")
@@ -156,9 +165,9 @@ def _save(loop: Loop, store: HDF5Store, every: int | None) -> Saver:
 def _resume(loop: Loop, store: HDF5Store) -> None:
     if any(store.checkpoints.folder.glob("*.h5")):
         found = go_on(loop, store.path)
-        print(f"going on from {found.path}, after {found.about['clocks']['env_steps']:,} env steps")
+        say(f"going on from {found.path}, after {found.about['clocks']['env_steps']:,} env steps")
     else:
-        print(f"{store.path} has no checkpoint; it begins anew")
+        say(f"{store.path} has no checkpoint; it begins anew")
 
 
 @contextlib.contextmanager
@@ -222,7 +231,7 @@ def summary(state: State, store: HDF5Store | None) -> str:
         )
     if store is not None:
         files = sorted((store.path / "trajectories").glob("*.h5"))
-        size = sum(file.stat().st_size for file in files) / 1e6
+        size = sum(file.lstat().st_size for file in files) / 1e6
         count = f"{len(files)} HDF5 file{'s' * (len(files) != 1)}"
         lines.append(f"trajectories: {count}, {size:.1f} MB, in {store.path}/trajectories")
         command = f"rein show {shlex.quote(str(store.path))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rein.cli.output import printable, say
 from rein.stores.verify import verify_run
 
 _USAGE = """\
@@ -14,21 +15,16 @@ status 1 if there is any"""
 def main(arguments: Sequence[str]) -> None:
     """The command `rein verify PATH`."""
     if "-h" in arguments or "--help" in arguments:
-        print(f"usage: {_USAGE}")
+        say(f"usage: {_USAGE}")
         return
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError("rein verify PATH: give the folder of a run, or one of its files")
     report = verify_run(arguments[0])
     for path, reason in report.problems:
-        print(_printable(f"{path}: {reason}"))
+        say(printable(f"{path}: {reason}"))  # on one line
     checked = f"{report.files:,} file{'s' * (report.files != 1)} of {report.bytes / 1e6:.1f} MB"
     held = f"{report.epochs:,} epochs and {report.episodes:,} episodes"
     bad = len({path for path, _ in report.problems})
-    print(f"{checked} checked, {held}: {f'something is wrong with {bad:,}' if bad else 'all is well'}")
+    say(f"{checked} checked, {held}: {f'something is wrong with {bad:,}' if bad else 'all is well'}")
     if bad:
         raise SystemExit(1)
-
-
-def _printable(text: str) -> str:
-    """Text from a disk, which must not steer the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rein.cli.output import say
 from rein.errors import StoreError
+from rein.safe import inside
 from rein.stores.columns import PLOT
 from rein.stores.files import verify
 from rein.stores.folder import TRAJECTORIES, list_files
@@ -24,19 +26,20 @@ def main(arguments: Sequence[str]) -> None:
     """The command `rein view PATH`."""
     if not arguments or arguments[0].startswith("-"):
         if {"-h", "--help"} & set(arguments):
-            print(f"usage: {_USAGE}")
+            say(f"usage: {_USAGE}")
             return
         raise ValueError("rein view PATH: give the folder of a run, or one of its files")
     path = Path(arguments[0])
     file = first_file(path)
     verify(file)  # a damaged file can crash the viewer
     if any(importlib.util.find_spec(name) is None for name in _MODULES):
-        print(how_to_open(file))
+        say(how_to_open(file))
         return
     folder = path if path.is_dir() else path.parent
-    print(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it", flush=True)
+    say(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it")
     # H5Web opens what is selected in that list, and nothing by its URL
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *arguments[1:]]
+    # -P: a file in the working directory must not replace a module
+    command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *arguments[1:]]
     if status := subprocess.run(command, check=False).returncode:
         raise SystemExit(status)
 
@@ -44,8 +47,8 @@ def main(arguments: Sequence[str]) -> None:
 def first_file(path: Path) -> Path:
     """What to open first: of a run, its learning curves, or else its newest trajectories. Raises StoreError."""
     if path.is_file():
-        return path
-    found = [path / PLOT] if (path / PLOT).is_file() else list_files(path / TRAJECTORIES)[-1:]
+        return path.resolve() if path.is_symlink() else path
+    found = [path / PLOT] if (path / PLOT).is_file() else list_files(inside(path, TRAJECTORIES))[-1:]
     if not found:
         raise StoreError(f"{path}: no HDF5 file there; give the folder of a run, or one of its files")
     return found[0]

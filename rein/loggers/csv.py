@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rein.safe import open_file
+
 Cell = float | int | str | None
 
 report = logging.getLogger("rein")
@@ -23,7 +25,8 @@ class CSVLogger:
     opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
     What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
     what `flush` or `close` returned from. A resumed run goes on behind the rows up to its checkpoint, see `go_on`; a
-    new one appends to what is there. Raises OSError where the file cannot be written.
+    new one appends to what is there. Raises OSError if the file cannot be
+    written, and if it is a symbolic link or a pipe.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,7 +46,7 @@ class CSVLogger:
         `iterations` is left alone. One call truncates it, so a kill leaves all of these rows or none.
         """
         try:
-            if not self.path.exists():
+            if not os.path.lexists(self.path):
                 return
             file = self._open() if self._file is None else self._file
             position, count = _newer_rows(file, list(self._columns), clocks)
@@ -82,9 +85,9 @@ class CSVLogger:
 
     def _open(self) -> io.FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file = io.FileIO(self.path, "a+")
+        self._file = file = open_file(self.path, "a+b", buffering=0)
         _cut_torn_line(file)
-        with open(self.path, "rb") as start:
+        with open_file(self.path) as start:
             header = start.readline().decode()
         self._columns = dict.fromkeys(next(csv.reader([header]))) if header else {}
         return file
@@ -168,7 +171,8 @@ def _replace(path: Path, content: bytes) -> None:
     """Whole or not at all; under a name that the next start of the run removes where this process is killed."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open_file(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -44,11 +45,24 @@ def _version(package: str) -> str:
 
 def _git_state() -> dict[str, Any] | None:
     """The commit that the working folder stands on and whether anything is changed; None where there is no commit."""
-    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
+    # A repository's own configuration can name programs that `git status` starts, and it may come from anybody.
+    programs = _git("config", "--show-scope", "--get-regexp", r"^filter\..*\.(clean|process)$")
+    if any(line.startswith(("local", "worktree")) for line in programs or ()):
+        return None
+    told = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
+    if told is None:
         return None
     changed = [line for line in told if not line.startswith("#")]
     commit = next(line.split()[-1] for line in told if line.startswith("# branch.oid"))
     return None if commit == "(initial)" else {"commit": commit, "changed": bool(changed)}
+
+
+def _git(*words: str) -> list[str] | None:
+    """Lines that git prints about the working directory; None if it fails."""
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", *words]
+    alone = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}  # and nothing is fetched
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=alone)
+        return done.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -15,6 +15,7 @@ import torch
 from rein.errors import CheckpointError, StoreError
 from rein.ops.trees import leaves
 from rein.protocols import Store
+from rein.safe import open_file
 from rein.stores.files import read_sealed, write_whole
 from rein.stores.image import Memory
 from rein.stores.shards import rows_of
@@ -66,7 +67,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def look(path: Path) -> dict[str, Any] | None:
     """What is said about a state, read without checking the hash: to put files in order. None where it is damaged."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = max(0, os.fstat(file.fileno()).st_size - TRAILER_LENGTH)
             file.seek(start)
             (offset, length), _ = find_texts(file.read())

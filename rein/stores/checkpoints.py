@@ -24,6 +24,7 @@ import torch
 from rein.errors import CheckpointError, StoreError
 from rein.loop import Loop
 from rein.ops.trees import leaves
+from rein.safe import LARGEST, inside, read_file
 from rein.stores.checkpoint import (
     Checkpoint,
     describe_parts,
@@ -71,7 +72,7 @@ class Checkpoints:
         """
         self.flush()
         try:
-            for folder in (self.folder, self.folder / BEST):
+            for folder in (self.folder, inside(self.folder, BEST)):
                 remove_leftovers(folder)
             self._shards.remove_leftovers()
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
@@ -130,7 +131,7 @@ class Checkpoints:
 
     def newer(self, than: Order) -> list[Path]:
         """The files of runs that were further than that, and those too damaged to say."""
-        every = [path for folder in (self.folder, self.folder / BEST) for path in saved_files(folder)]
+        every = [path for folder in (self.folder, inside(self.folder, BEST)) for path in saved_files(folder)]
         return [path for path in every if order(look(path)) > than]
 
     def rows_of(self, checkpoints: Iterable[Path]) -> list[Path]:
@@ -184,12 +185,12 @@ class Checkpoints:
 
     def _clean_rows(self) -> None:
         """Remove the rows that no checkpoint lists any more; none, where one does not say what it lists."""
-        abouts = [*(kept.about for kept in self._kept), *map(look, saved_files(self.folder / BEST))]
+        abouts = [*(kept.about for kept in self._kept), *map(look, saved_files(inside(self.folder, BEST)))]
         if None not in abouts:
             self._shards.clean(names_of(abouts))
 
     def _keep_if_best(self, path: Path, about: dict[str, Any], metric: str, mode: str) -> None:
-        folder = self.folder / BEST
+        folder = inside(self.folder, BEST)
         value = value_of(about, metric)
         if not about["finite"] or math.isnan(value):
             return
@@ -202,7 +203,7 @@ class Checkpoints:
         if not folder.is_dir():
             folder.mkdir()
             sync_folder(self.folder)
-        write_whole(folder / path.name, path.read_bytes())
+        write_whole(folder / path.name, read_file(path, LARGEST))
         for other in others:
             other.unlink(missing_ok=True)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rein.errors import StoreError
+from rein.safe import TEXT, is_regular, open_file, read_file
 from rein.stores.folder import Cut
 
 EPOCHS, EVALUATIONS, PLOT = "metrics.csv", "evaluations.csv", "metrics.h5"
@@ -38,9 +40,9 @@ class Table:
 
     def refresh(self) -> dict[str, np.ndarray]:
         """Every column: float64, or bytes where it holds text."""
-        if not self._path.is_file():
+        if not is_regular(self._path):
             return {}
-        with open(self._path, "rb") as file:
+        with open_file(self._path, limit=TEXT) as file:
             header = file.readline()
             if header != self._header:  # it has got more columns, and so is another file
                 self._header, self._position = header, len(header)
@@ -77,7 +79,10 @@ def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], li
 
 def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
     """The file without the rows whose `key` is above `last`, and those; nothing where there are none."""
-    content = path.read_bytes() if path.is_file() else b""
+    try:
+        content = read_file(path) if is_regular(path) else b""
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     lines = [line for line in content.splitlines(keepends=True) if line.strip() and line.endswith(b"\n")]
     header, *rows = lines or [b""]
     if not rows:

@@ -21,6 +21,7 @@ import numpy as np
 
 from rein.errors import CheckpointError, StoreError
 from rein.ops.trees import leaves
+from rein.safe import inside
 from rein.stores.checkpoint import look, read_checkpoint
 from rein.stores.checkpoints import BEST
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
@@ -73,7 +74,7 @@ def compact(path: str | Path, max_bytes: int = MAX_BYTES, max_epochs: int = MAX_
     was joined until then stays so.
     """
     path = Path(path)
-    folder = path / TRAJECTORIES
+    folder = inside(path, TRAJECTORIES)
     if not folder.is_dir():
         raise StoreError(f"{path}: has no {TRAJECTORIES}/; give the folder of a run")
     lock = Lock(path, alone=True)
@@ -210,8 +211,14 @@ def _run_text(content: Content) -> str | None:
     try:
         with open_sealed(content.file.path, verified=True) as file:
             entry: Any = file["entry"]
-            inside = "run" in entry and isinstance(entry.get("run", getlink=True), h5py.HardLink)
-            return entry["run"]["data"][()].decode() if inside else None
+            if "run" not in entry:
+                return None
+            data: Any = entry
+            for name in ("run", "data"):
+                if not isinstance(data.get(name, getlink=True), h5py.HardLink):
+                    return None  # it would lead to another file
+                data = data[name]
+            return None if data.is_virtual or data.external else data[()].decode()
     except (*MISREAD, OSError, RuntimeError) as error:
         raise StoreError(f"{content.file.path}: what it says of its run cannot be read: {error!s:.200}") from error
 
@@ -228,9 +235,9 @@ def _borders(path: Path) -> set[int]:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    return [file for folder in ("", BEST) for file in (run / CHECKPOINTS / folder).glob("*.h5")]
+    return [file for folder in ((), (BEST,)) for file in inside(run, CHECKPOINTS, *folder).glob("*.h5")]
 
 
 def _measure(folder: Path) -> tuple[int, int]:
     files = list_files(folder)
-    return len(files), sum(file.stat().st_size for file in files)
+    return len(files), sum(file.lstat().st_size for file in files)

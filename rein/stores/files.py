@@ -14,13 +14,15 @@ import hashlib
 import io
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
+import torch
 
+from rein.buffers.allocation import free_bytes
 from rein.errors import StoreError
+from rein.safe import LARGEST, open_file
 from rein.stores.parse import open_hdf5
 
 FORMAT = 1  # of the user block and of the layout behind it; counted up when an older rein could not read the file
@@ -98,7 +100,8 @@ def promised_hash(path: Path) -> str:
 
 def read_sealed(path: Path) -> bytearray:
     """All of a sealed file, read once and checked as `verify` does. Raises StoreError."""
-    with _open_checked(path) as (file, sha256):
+    free = free_bytes(torch.device("cpu"))
+    with _open_checked(path, LARGEST if free is None else min(free, LARGEST)) as (file, sha256):
         size = os.fstat(file.fileno()).st_size
         file.seek(0)
         content = bytearray(size)
@@ -109,12 +112,10 @@ def read_sealed(path: Path) -> bytearray:
 
 
 @contextlib.contextmanager
-def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str]]:
+def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.BufferedReader, str]]:
     """The file, of the right length and standing behind its user block, and the hash that the rest must have."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block for ever
-            raise StoreError(f"{path}: is not a regular file")
-        with open(path, "rb") as file:
+        with open_file(path, limit=limit) as file:
             length, sha256 = parse_user_block(path, file.read(USER_BLOCK))
             size = os.fstat(file.fileno()).st_size - USER_BLOCK
             if size != length:
@@ -163,7 +164,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write(path: Path, rest: memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+    with contextlib.suppress(FileNotFoundError):  # from a dead process of the same number, or a link put there
+        os.unlink(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         while rest:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rein.errors import CheckpointError
+from rein.safe import inside
 from rein.stores.checkpoint import Checkpoint, read_checkpoint
 from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints, saved_files
 from rein.stores.columns import PLOT
@@ -26,6 +27,8 @@ def find(path: str | Path) -> Checkpoint:
     if not str(path):
         raise CheckpointError("the path is empty: give a file or a run's folder")
     path = Path(path)
+    if path.is_file() and path.is_symlink() and path.name != LATEST:  # a link that the user named is followed
+        path = path.resolve()
     folder = _folder(path)
     if folder is None:
         if not path.exists():
@@ -54,7 +57,7 @@ def _there(folder: Path) -> str:
     while not folder.is_dir():  # the root and "." are folders
         folder = folder.parent
     inner = _checkpoints_of(folder)
-    best = [f"{BEST}/{name}" for name in _names(inner / BEST)]
+    best = [f"{BEST}/{name}" for name in _names(inside(inner, BEST))]
     files = [*_names(inner), *best]
     if not files and inner.name == FOLDER and _is_run(inner.parent):
         return "the run has taken none yet: `checkpoint(loop, store)`, attached before it runs, has it take some"
@@ -64,7 +67,7 @@ def _there(folder: Path) -> str:
 def _checkpoints_of(folder: Path) -> Path:
     """Where those of a folder lie; for a run that has taken none, where it would put them."""
     has_none = _is_run(folder) and not _names(folder)
-    return folder / FOLDER if (folder / FOLDER).is_dir() or has_none else folder
+    return inside(folder, FOLDER) if (folder / FOLDER).is_dir() or has_none else folder
 
 
 def _is_run(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rein.errors import StoreError
+from rein.safe import LARGEST, inside, read_file
 from rein.stores.files import reason_of, remove_leftovers, sync_folder, verify, write_whole
 from rein.stores.layout import Part
 from rein.stores.replaced import find_replaced
@@ -89,10 +90,11 @@ def claim(path: Path, exist: str) -> Path:
         if exist == "error" and path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise StoreError(f"{path}: exists; exist='resume' goes on with it, exist='new' takes the next free name")
         folder = _make_fresh(path) if exist == "new" else path
-        (folder / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
+        inside(folder, TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         for changed in (folder.parent, folder):
             sync_folder(changed)
-        places = (folder, folder / TRAJECTORIES, *(folder / ASIDE).glob("*"))
+        aside = [path for path in inside(folder, ASIDE).glob("*") if not path.is_symlink()]
+        places = (folder, folder / TRAJECTORIES, *aside)
         removed = [path for place in places for path in remove_leftovers(place)]
         remove_replaced(folder / TRAJECTORIES)
     except OSError as error:
@@ -107,7 +109,7 @@ def claim(path: Path, exist: str) -> Path:
 def first_epoch(run: Path) -> int | None:
     """The first epoch that ended in that folder, a later one of a run begun elsewhere; None where nobody can tell."""
     every, best = kept_by(run)
-    files = [_order(path)[0] for path in _all_files(run / TRAJECTORIES)]
+    files = [_order(path)[0] for path in _all_files(inside(run, TRAJECTORIES))]
     if best is not None or not files:
         return None
     return min(files) if min(files) > every else 1
@@ -115,7 +117,7 @@ def first_epoch(run: Path) -> int | None:
 
 def newer_files(run: Path, after: int) -> list[Path]:
     """The trajectory files with epochs newer than `after`. Raises StoreError where one has older ones as well."""
-    newer = [path for path in list_files(run / TRAJECTORIES) if _order(path)[1] > after]
+    newer = [path for path in list_files(inside(run, TRAJECTORIES)) if _order(path)[1] > after]
     if any(_order(path)[0] <= after for path in newer):
         raise StoreError(f"{newer[0]}: does not end at epoch {after}, where this run goes on; move it away by hand")
     return newer
@@ -133,7 +135,7 @@ def move_aside(
     if not files and not cuts:
         return
     try:
-        aside = _make_fresh(run / ASIDE / name)
+        aside = _make_fresh(inside(run, ASIDE) / name)
         for cut in cuts:  # first there, then no longer here
             write_whole(aside / cut.path.name, cut.moves)
             if cut.stays is None:
@@ -181,7 +183,7 @@ def _link(path: Path, other: Path) -> None:
     try:
         os.link(path, other)
     except OSError:  # not every file system has links
-        write_whole(other, path.read_bytes())
+        write_whole(other, read_file(path, LARGEST))
 
 
 def _order(path: Path) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from rein.errors import StoreError
+from rein.safe import inside
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import Checkpoints
 from rein.stores.files import write_whole
@@ -100,7 +101,7 @@ class HDF5Store:
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints in the run's folder, for `rein.handlers.checkpoint`."""
-        return Checkpoints(self.path / CHECKPOINTS)
+        return Checkpoints(inside(self.path, CHECKPOINTS))
 
     def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
         """Raises ValueError where a name in the spaces of these fields, by name, is none that it can hold.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from rein.errors import StoreError
+from rein.safe import open_file
 from rein.stores.files import reason_of
 from rein.stores.scan import Layout, Stored
 
@@ -43,7 +44,7 @@ _decoded: collections.OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]
 def stamp_of(path: Path) -> Stamp:
     """What changes when a file does. Raises StoreError where it is gone."""
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -112,7 +113,7 @@ class MappedFile:
         whole = self._bytes
         if whole is None:
             try:
-                with open(self.path, "rb", buffering=0) as file:
+                with open_file(self.path, buffering=0) as file:
                     if os.fstat(file.fileno()).st_size != self.stamp[2]:
                         raise StoreError(f"{self.path}: was cut while it was read")
                     whole = _map_file(file.fileno(), self.stamp[2])

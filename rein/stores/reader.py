@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rein.errors import StoreError
+from rein.safe import inside, read_json
 from rein.stores import files
 from rein.stores.contents import content_of
 from rein.stores.folder import TRAJECTORIES, list_files
@@ -96,8 +96,10 @@ class Run:
         """What `run.json` says about the run; empty without one."""
         file = self.path / "run.json"
         try:
-            return dict(json.loads(file.read_bytes())) if file.is_file() else {}
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return read_json(file)
+        except (FileNotFoundError, NotADirectoryError):  # none, or the run is a single file
+            return {}
+        except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read as JSON: {error}") from error
 
     @property
@@ -233,7 +235,9 @@ class Run:
 
     def _find(self) -> list[Path]:
         path = self.path
-        return [path] if path.is_file() else list_files(path / TRAJECTORIES) or list_files(path)
+        if path.is_file():  # a link that the user named is followed
+            return [path.resolve() if path.is_symlink() else path]
+        return list_files(inside(path, TRAJECTORIES)) or list_files(path)
 
     @functools.cached_property
     def _contents(self) -> list[Content]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rein.errors import StoreError
+from rein.safe import open_file
 from rein.stores.files import USER_BLOCK, promised_hash
 
 _END = "#rein-replaces {:018d}\n"  # how long the lines before it are
@@ -47,7 +48,7 @@ def _is(path: Path, sha256: str) -> bool:
 def _read(path: Path) -> Iterator[tuple[str, str]]:
     """Names and hashes of what the file says that it replaces; nothing where it says nothing, or is gone."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _LENGTH))
             match = _END_PATTERN.fullmatch(file.read())

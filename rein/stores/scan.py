@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rein.errors import StoreError
+from rein.safe import decode_json, open_file
 from rein.stores import files, parse
 from rein.stores.image import is_own
 
@@ -91,7 +92,7 @@ def layouts(paths: Sequence[Path], trusted: bool) -> list[Layout]:
         try:
             if "wrong" in answer:
                 raise ValueError(answer["wrong"])
-            _known[block] = _checked_file(answer["found"], path.stat().st_size, limited=block in there)
+            _known[block] = _checked_file(answer["found"], path.lstat().st_size, limited=block in there)
         except (KeyError, ValueError, TypeError, OverflowError, OSError, RecursionError, AttributeError) as error:
             raise StoreError(f"{path}: is not laid out as a file of trajectories: {error!s:.500}") from error
     return [_known[block] for block in blocks]
@@ -99,7 +100,7 @@ def layouts(paths: Sequence[Path], trusted: bool) -> list[Layout]:
 
 def _user_block(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(files.USER_BLOCK)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
@@ -140,8 +141,8 @@ def _parse_in_child(paths: list[Path]) -> Iterator[dict[str, Any]]:
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        answer = decode_json(line)
+    except ValueError as error:
         return {"wrong": f"the scan cannot be understood: {error!s:.200}"}
     return answer if isinstance(answer, dict) else {"wrong": "the scan says nothing"}
 

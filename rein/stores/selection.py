@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from rein.safe import read_json
 from rein.types import Trajectory
 
 Best = tuple[int, str, Literal["min", "max"]]  # how many, by which metric
@@ -93,8 +93,8 @@ def kept_by(run: Path) -> tuple[int, Any]:
 def parts_of(run: Path) -> dict[str, Any]:
     """The parts of the run in that folder, as its `run.json` says; none where it does not."""
     try:
-        parts = json.loads((run / "run.json").read_bytes())["parts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        parts = read_json(run / "run.json")["parts"]
+    except (OSError, ValueError, KeyError):
         return {}
     return parts if isinstance(parts, dict) else {}
 

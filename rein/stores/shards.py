@@ -19,6 +19,7 @@ from torch import Tensor
 from rein.buffers.blocks import Mark, mark_of
 from rein.errors import CheckpointError, StoreError
 from rein.ops.trees import leaves
+from rein.safe import inside
 from rein.stores.files import USER_BLOCK, parse_user_block, read_sealed, remove_leftovers, sync_folder, write_whole
 from rein.stores.image import Memory
 from rein.stores.state import Shard, decode_state, encode_state, hold
@@ -35,9 +36,14 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         """`folder` is that of the checkpoints."""
-        self.folder = folder / ROWS
+        self._checkpoints = folder
         self._written: weakref.WeakSet[Shard] = weakref.WeakSet()  # those that something here still needs
         self.forget()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the shards. Raises StoreError if it is a symbolic link."""
+        return inside(self._checkpoints, ROWS)
 
     def forget(self) -> None:
         """Take no block for known: the next checkpoint copies and writes them all."""
@@ -91,7 +97,7 @@ class Shards:
 
     def paths(self, abouts: Iterable[dict[str, Any] | None]) -> list[Path]:
         """The files, as far as they are there, that checkpoints list in what is said about them."""
-        return [path for name in names_of(abouts) if (path := self._path(name)).exists()]
+        return [path for name in names_of(abouts) if (path := self._path(name)).is_file() and not path.is_symlink()]
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.h5"
@@ -112,7 +118,7 @@ def rows_of(checkpoint: Path) -> Callable[[str], Tensor]:
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{checkpoint}: names rows {name!r:.80}, which are none")
         if name not in found:
-            found[name] = _read(checkpoint, beside / ROWS / f"{name}.h5")
+            found[name] = _read(checkpoint, inside(beside, ROWS) / f"{name}.h5")
         return found[name]
 
     return read

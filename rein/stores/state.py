@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.trees import map_tree
+from rein.safe import decode_json
 from rein.stores.curves import write_plot
 from rein.stores.files import FORMAT, USER_BLOCK
 from rein.stores.image import Memory, compose
@@ -147,8 +148,8 @@ def parse_json(content: bytes | bytearray, at: tuple[int, int], first: int = 0) 
         raise ValueError("its JSON lies outside the file")
     try:
         text = bytes(content[offset : offset + length])
-        return json.loads(text, parse_constant=_refuse, object_hook=_number)
-    except (ValueError, RecursionError) as error:
+        return decode_json(text, parse_constant=_refuse, object_hook=_number)
+    except ValueError as error:
         raise ValueError(f"its JSON cannot be read: {error!s:.200}") from error
 
 

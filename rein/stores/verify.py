@@ -6,12 +6,13 @@ Files may be anybody's: HDF5 parses them in a child process alone (`rein.stores.
 from __future__ import annotations
 
 import errno
-import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rein.errors import StoreError
+from rein.safe import TEXT, inside, open_file, read_json
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
@@ -53,10 +54,13 @@ def verify_run(path: str | Path) -> Report:
     Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
     """
     path = Path(path)
+    if path.is_file() and path.is_symlink():  # a link that the user named is followed
+        path = path.resolve()
     if path.is_dir():
-        trajectories = list_files(path / TRAJECTORIES) or list_files(path)
-        checkpoints = [file for place in ("", "best") for file in saved_files(path / CHECKPOINTS / place)]
-        others = [path / name for name in ("run.json", EPOCHS, EVALUATIONS, PLOT) if (path / name).is_file()]
+        trajectories = list_files(inside(path, TRAJECTORIES)) or list_files(path)
+        places = [inside(path, CHECKPOINTS, *names) for names in ((), ("best",))]
+        checkpoints = [file for place in places for file in saved_files(place)]
+        others = [path / name for name in ("run.json", EPOCHS, EVALUATIONS, PLOT) if os.path.lexists(path / name)]
     elif path.name in ("run.json", *_KEYS, PLOT):
         trajectories, checkpoints, others = [], [], [path]
     else:
@@ -79,11 +83,11 @@ def verify_run(path: str | Path) -> Report:
     for file in others:
         _guard(file, problems, lambda f=file: list(_check_other(f, last, first_epoch(path) if path.is_dir() else None)))
     if path.is_dir():
-        problems += _check_latest(path / CHECKPOINTS)
+        _guard(path / CHECKPOINTS / "latest", problems, lambda: list(_check_latest(path / CHECKPOINTS)))
         if path / PLOT in others and path / EPOCHS not in others:
             problems.append(Problem(path / EPOCHS, f"is not there, and {PLOT} was made of it"))
     epochs = {number for content in known for number in content.epochs["number"].tolist()}
-    size = sum(file.stat().st_size for file in looked_at if file.exists())
+    size = sum(file.lstat().st_size for file in looked_at if os.path.lexists(file))
     return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
 
 
@@ -161,7 +165,7 @@ def _open(path: Path, stamp: Stamp, found: dict[Path, Content]) -> list[Problem]
 def _is_checkpoint(path: Path) -> bool:
     """By its last line; a damaged one may be taken for a file of trajectories, and is damaged in either case."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - TRAILER_LENGTH))
             find_texts(file.read(TRAILER_LENGTH))
         return True
@@ -188,8 +192,9 @@ def _check_checkpoint(path: Path, last: int, stride: int | None) -> Iterator[Pro
 
 def _check_latest(folder: Path) -> Iterator[Problem]:
     latest = folder / "latest"
-    if latest.is_file():
-        name = latest.read_bytes()[:200].decode(errors="replace").strip()
+    if os.path.lexists(latest):
+        with open_file(latest) as file:
+            name = file.read(200).decode(errors="replace").strip()
         if name not in [path.name for path in saved_files(folder)]:
             yield Problem(latest, f"names {name!r}, which is not there")
 
@@ -201,8 +206,8 @@ def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
     elif path.name in _KEYS:
         first, last = (first, last) if path.name == EPOCHS else (None, 0)
         yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], first, last))
-    elif not isinstance(json.loads(path.read_bytes()), dict):
-        yield Problem(path, "is JSON of something else than a run")
+    else:
+        read_json(path)
 
 
 def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int) -> Iterator[str]:
@@ -210,7 +215,7 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
 
     Its rows have to begin with `first`, or before, where that is known, and to end with `last`, or after.
     """
-    with open(path, "rb") as file:
+    with open_file(path, limit=TEXT) as file:
         names = cells_of(file.readline())
         if key not in names:
             yield f"has no column {key!r}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import types
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,8 @@ def test_a_run_that_goes_on_makes_no_file_and_says_what_it_cuts(path: Path, capl
 def with_files(monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
     """Have the module's files write as `write(file, data)` does."""
     kind = type("Odd", (io.FileIO,), {"write": write})
-    monkeypatch.setattr(module, "io", types.SimpleNamespace(FileIO=kind, StringIO=io.StringIO))
+    real = module.open_file
+    monkeypatch.setattr(module, "open_file", lambda p, mode="rb", **k: kind(p, "a+") if "a" in mode else real(p, mode))
 
 
 def test_short_writes_are_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""Everything that the command line prints.
+
+Names in a run's files may come from anybody. A terminal would obey the escape sequences in them, so nothing in
+`rein.cli` prints by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")  # as other libraries colour their warnings
+
+
+def printable(text: object, keep: str = "") -> str:
+    """Return `text` with a question mark for each character that could steer a terminal, but for those in `keep`."""
+    plain = _STYLE.sub("", str(text))
+    return "".join(character if character.isprintable() or character in keep else "?" for character in plain)
+
+
+def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool = False) -> None:
+    """Print a text, or an object of rich's such as a table, to standard output or standard error.
+
+    With `markup`, a text is rich's markup, whose lines are not wrapped; escape what comes from a file.
+    """
+    stream: TextIO = sys.stderr if error else sys.stdout
+    if isinstance(thing, str) and not markup:
+        print(printable(thing, keep="\n\t"), file=stream, end=end, flush=True)
+        return
+    from rich.console import Console
+
+    console = Console(file=stream)
+    hook: Any = _PlainText()  # rich asks for no more than its one method
+    console.push_render_hook(hook)
+    console.print(thing, soft_wrap=markup)
+
+
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """While this is open, warnings and log messages that nothing else handles are printed without escape sequences."""
+    last, format_warning = logging.lastResort, warnings.formatwarning
+
+    def format_plain(*arguments: Any, **options: Any) -> str:
+        return printable(format_warning(*arguments, **options), keep="\n\t")
+
+    warnings.formatwarning = format_plain
+    if last is not None:
+        last.setFormatter(_PlainFormatter())
+    try:
+        yield
+    finally:
+        warnings.formatwarning = format_warning
+        if last is not None:
+            last.setFormatter(None)
+
+
+class _PlainFormatter(logging.Formatter):
+    """Formats a log message without escape sequences."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message and its traceback, if it has one."""
+        return printable(super().format(record), keep="\n\t")
+
+
+class _PlainText:
+    """A render hook of rich's that replaces what could steer a terminal in texts, and leaves the styles."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        """Return the same objects, whose texts are printable."""
+        return [_Plain(renderable) for renderable in renderables]
+
+
+class _Plain:
+    def __init__(self, renderable: Any) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        for segment in console.render(self._renderable, options):
+            text = segment.text if segment.control else printable(segment.text, keep="\n")
+            yield segment._replace(text=text)
