@@ -231,7 +231,7 @@ def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
         ),
         ("run.json", lambda text: text[:50], "makes no sense"),
         ("run.json", lambda text: "[" * 100_000, "makes no sense"),
-        ("run.json", lambda text: "[]", "is JSON of something else than a run"),
+        ("run.json", lambda text: "[]", "a JSON object was expected"),
     ],
 )
 def test_rows_of_metrics_and_run_json_are_checked(run, name, change, reason):
