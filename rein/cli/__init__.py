@@ -20,7 +20,8 @@ usage: rein COMMAND ...
 
   rein train RECIPE [options]     run a recipe, or a function that returns a loop: my_module:make_loop
   rein train RECIPE --help        its options
-  rein resume PATH [options]      go on with a run, as its run.json says it was begun
+  rein resume PATH [options]      continue a run with the options in its run.json; a recipe of your own is named
+                                  again: rein resume PATH my_module:make_loop
   rein evaluate RUN [--best]      its agent plays new episodes: what are their returns?
   rein list                       the recipes there are
   rein show PATH                  what is in a run's folder or in one of its files

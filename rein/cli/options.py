@@ -102,7 +102,9 @@ def _check(key: str, value: Any) -> None:
             raise ValueError(f"run.json: {key}={value!r:.80} is too large; give {_flag(key)} yourself")
         for inner in value:
             _check(key, inner)
-    elif isinstance(value, str) and (not value.isprintable() or (_PATH.search(value) and not _ID.fullmatch(value))):
+    elif isinstance(value, str) and not value.isprintable():
+        raise ValueError(f"run.json: {key}={value!r:.80} cannot be printed; give {_flag(key)} yourself")
+    elif isinstance(value, str) and _PATH.search(value) and not _ID.fullmatch(value):
         raise ValueError(f"run.json: {key}={value!r:.80}: a path is not taken from a file; give {_flag(key)} yourself")
     elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
         most = _SIDES.get(key, _LARGEST)

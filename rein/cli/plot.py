@@ -12,7 +12,7 @@ import torch
 import tyro
 
 from rein.cli.curves import choose_metric, grouped, read_all
-from rein.cli.output import say
+from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
@@ -83,7 +83,8 @@ def _options(
     if on_screen:
         _show()
     else:
-        _write(figure, output or Path(f"{folders[0].resolve().name}-{what}.png".replace("/", ".")))
+        name = printable(f"{folders[0].resolve().name}-{what}.png").replace("?", "_")  # `what` comes from a file
+        _write(figure, output or Path(name.replace("/", ".")))
 
 
 def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: bool) -> tuple[Any, str]:

@@ -87,7 +87,8 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     own = inspect.signature(recipe).parameters
     if "data" in own:  # it would read another run, or record one
         return None
-    values = parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given})
+    told = {key: value for key, value in options.items() if key in own}
+    values = parse(recipe, f"rein train {name}", [], {**told, "num_envs": num_envs_of(run), **given})
     return recipe(**{key: value for key, value in values.items() if key in own})
 
 

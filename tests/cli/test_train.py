@@ -169,7 +169,10 @@ def test_the_commands_that_it_names_can_be_pasted_whatever_the_path(here, capsys
     assert "a b exists; `rein resume 'a b'` or --resume goes on with it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"], ["--threads", "999999999"]],
+)
 def test_a_mistyped_command_leaves_no_folder_behind(here, options):
     with pytest.raises(SystemExit):
         main(["train", "gridworld", *options])
@@ -204,7 +207,7 @@ def test_threads_are_those_asked_for(here):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_an_interrupt_that_breaks_everything_off_leaves_a_terminal_with_its_cursor(monkeypatch, capsys, terminal):
-    def interrupted(words: list[str]) -> None:
+    def interrupted(*words: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rein.cli._run", interrupted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import types
@@ -33,6 +35,7 @@ COMMANDS = [
     ["plot", "run", "--output", "out/picture.png"],
     ["plot", "run", "--values", "--output", "out/values.png"],
     ["plot", "run", "--paths", "--output", "out/paths.png"],
+    ["plot", "run", "--metric", EVIL, "--output", "out/evil.png"],
     ["view", "run"],
     ["verify", "run"],
     ["compact", "run"],
@@ -136,6 +139,8 @@ def put_pipes(run: Path, outside: Path) -> None:
         os.mkfifo(run / name)
     os.mkfifo(run / "checkpoints/epoch-000009.h5")
     os.mkfifo(run / "checkpoints/best/epoch-000009.h5")
+    with contextlib.suppress(OSError):  # for the superuser only
+        os.mknod(run / "checkpoints/zero.h5", stat.S_IFCHR | 0o666, os.makedev(1, 5))
 
 
 def put_a_pipe_for_run_json(run: Path, outside: Path) -> None:
@@ -161,15 +166,14 @@ def nest_within_pythons_limit(run: Path, outside: Path) -> None:
 def name_escapes(run: Path, outside: Path) -> None:
     change(run, recipe={"config": {"name": EVIL, "options": {"device": EVIL}, "given": [EVIL]}})
     change(run, environment={"type": EVIL, "config": {EVIL: EVIL}}, agent={"type": EVIL, "config": {EVIL: EVIL}})
-    name_files(run)
+    name_escapes_in_files(run, outside)
 
 
 def name_escapes_in_options(run: Path, outside: Path) -> None:
     set_options(run, device=EVIL, seed=EVIL)
-    name_files(run)
 
 
-def name_files(run: Path) -> None:
+def name_escapes_in_files(run: Path, outside: Path) -> None:
     for name in ("", "trajectories", "checkpoints", "checkpoints/best"):
         (run / name / f"{EVIL}.h5").write_bytes(b"")
     header, *rows = (run / "metrics.csv").read_text().splitlines()
@@ -194,6 +198,7 @@ FOLDERS = [
     nest_within_pythons_limit,
     name_escapes,
     name_escapes_in_options,
+    name_escapes_in_files,
 ]
 
 
