@@ -216,7 +216,7 @@ def run_commands(folder: Path) -> None:
             main(words)
         except SystemExit as ended:
             code = ended.code
-        print(f"--- rein {' '.join(words)} ended with {code!r}", flush=True)
+        print(f"--- rein {words!r} ended with {code!r}", flush=True)
     os._exit(0)
 
 
