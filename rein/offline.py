@@ -17,6 +17,7 @@ from rein.buffers.frame_replay import FrameReplay
 from rein.buffers.prioritized import PrioritizedReplay
 from rein.buffers.replay import Replay
 from rein.filters import NOT_GIVEN
+from rein.foreign_names import check_keywords
 from rein.learning.action_type import as_own
 from rein.learning.replay_agent import ReplayAgent
 from rein.loop import Loop
@@ -50,6 +51,7 @@ class Recorded(Protocol):
 Source = Union["Run", "Transitions", Recorded, Iterable[Transition]]
 
 
+@check_keywords
 def offline_loop(
     agent: ReplayAgent[Any],
     data: Source | None = None,

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from rein.filters import NOT_GIVEN
 from rein.handlers.torch_generators import torch_generators
-from rein.learning.update import Guard, Optimizer, apply_gradients
+from rein.learning.update import Guard, Optimizer, apply_gradients, check_optimizer
 from rein.loop import Loop
 from rein.loop.interruptible import Interruptible, Unfinished
+from rein.ops.devices import checked_device
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Store
 from rein.training import describe_run
@@ -60,7 +61,7 @@ def trainer(
     checkpoints; `debug` is the loop's. The rest is that of `train_step`, which also says what it raises.
     """
     step = train_step(model, loss, optimizer, max_grad_norm=max_grad_norm, guard=guard)
-    device = _device_of(model) if device is None else torch.device(device)
+    device = _device_of(model) if device is None else checked_device(device)
     loop = Loop(step, epochs=epochs, iterations=iterations, device=device, debug=debug)
     loop.own("model", model)
     loop.own("optimizer", optimizer)
@@ -101,6 +102,7 @@ def train_step(
         raise TypeError(f"train_step(model={model!r}): give a torch.nn.Module")
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise TypeError(f"train_step(optimizer={optimizer!r}): give one of the model's parameters, as torch.optim has")
+    check_optimizer(optimizer)
     mine = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("train_step: none of the optimizer's parameters is the model's")

@@ -5,6 +5,7 @@ Each part of the wiring is a function of a loop. Compose a loop of your own from
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor
 from rein.buffers.rollout import Rows
 from rein.events import Event
 from rein.filters import NOT_GIVEN
+from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
 from rein.loggers.csv import CSVLogger
@@ -36,6 +38,7 @@ DELAYS = ("rollout_steps", "learning_starts", "train_frequency", "train_frequenc
 STEPS = 128  # of an epoch of a continuing run, where nobody says
 
 
+@check_keywords
 def training_loop(
     agent: Agent,
     environment: Environment,
@@ -108,10 +111,15 @@ def train(
 ) -> State:
     """`training_loop(...)` and its run in one call, for a number of `epochs` or for `env_steps` env steps more.
 
-    Further `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given.
+    Further `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given, and
+    TypeError for an unknown option.
     """
+    refuse_unknown("train", options, {*inspect.signature(training_loop).parameters, "env_steps"})
     if (epochs is None) == (env_steps is None):
-        raise ValueError("train(...): give either epochs= or env_steps=")
+        given = "neither" if epochs is None else "both"
+        raise ValueError(
+            f"train: expected one of epochs= and env_steps=, got {given}; give env_steps=100_000, for instance"
+        )
     options |= {"episodic": episodic, "seed": seed, "epochs": epochs, "iterations": iterations}
     loop = training_loop(agent, environment, store, **options)
     if env_steps is not None:

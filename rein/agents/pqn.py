@@ -35,6 +35,7 @@ from rein.learning.value_policy import ValuePolicy, exploring
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.own_stem import StemFactory
 from rein.networks.q_network import QNetwork
+from rein.ops.devices import checked_device
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.indices import minibatches as cut
 from rein.ops.parallel import rank
@@ -131,7 +132,7 @@ class PQN(Configurable):
         device: torch.device | str = "cpu",
     ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self.learning_rate, self.gamma, self.q_lambda = learning_rate, gamma, q_lambda
         self.epochs, self.minibatches, self.epsilon = epochs, minibatches, epsilon
         self._options = {

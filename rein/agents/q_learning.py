@@ -14,8 +14,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.learning.options import Adjustable, Scheduled, adjustable, fraction
+from rein.learning.options import Adjustable, Configurable, Scheduled, adjustable, fraction
 from rein.learning.value_policy import Explore, exploring
+from rein.ops.devices import checked_device
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import map_tree, pack, unpack
@@ -25,7 +26,7 @@ from rein.schedules import Schedule
 from rein.types import NAMED_TUPLES, Transition
 
 
-class QLearning:
+class QLearning(Configurable):
     """Off-policy control by a table of action values.
 
         Q(s, a) <- Q(s, a) + learning_rate * (r + gamma * max_a' Q(s', a') - Q(s, a))
@@ -62,7 +63,7 @@ class QLearning:
             raise ValueError(f"QLearning: the action space is {action_space}; a table needs Discrete actions")
         self.observation_space = observation_space
         self.action_space = action_space
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self.learning_rate = learning_rate
         self.gamma = gamma
         self.epsilon = epsilon

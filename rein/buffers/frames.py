@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rein.buffers.allocation import allocate
 from rein.buffers.blocks import Blocks
+from rein.ops.devices import checked_device
 
 _LEAST = 16  # stacks that there is memory for, once there is one
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types of as many bytes
@@ -43,7 +44,7 @@ class Frames:
     ) -> None:
         """`shape` is that of a frame. Raises MemoryError where the frames do not fit."""
         self.slots, self.num_envs, self.length = slots, num_envs, length
-        self.shape, self.dtype, self.storage, self.device = tuple(shape), dtype, storage, torch.device(device)
+        self.shape, self.dtype, self.storage, self.device = tuple(shape), dtype, storage, checked_device(device)
         self.steps = 0  # that were appended
         self._stacks = slots + 1  # those of the steps, and what came after the newest
         self._rows = slots + length  # of which the oldest stack reaches back that far

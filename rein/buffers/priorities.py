@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rein.buffers.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total
+from rein.ops.devices import checked_device
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Priorities:
         self.alpha = alpha
         self.epsilon = epsilon
         self.normalize = normalize
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self._priority = torch.zeros(padded(capacity), dtype=torch.float64, device=self.device)
         self._maximum = torch.ones((), dtype=torch.float64, device=self.device)
         self._rebuild()

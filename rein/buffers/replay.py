@@ -16,6 +16,7 @@ from rein.buffers.allocation import allocate
 from rein.buffers.blocks import Blocks
 from rein.buffers.drawable import Drawable
 from rein.buffers.packing import Fields, Packing, example, fits, nest, stack_rows
+from rein.ops.devices import checked_device
 from rein.ops.n_step import NStep, n_step
 from rein.types import Transition, Tree
 
@@ -53,7 +54,7 @@ class Replay:
             raise ValueError(f"capacity={capacity}: give 1 or more transitions")
         if storage not in ("memory", "memmap"):
             raise ValueError(f'storage={storage!r}: use "memory" or "memmap"')
-        self.capacity, self.storage, self.device = capacity, storage, torch.device(device)
+        self.capacity, self.storage, self.device = capacity, storage, checked_device(device)
         if storage == "memmap" and self.device.type != "cpu":
             raise ValueError(f'storage="memmap": a file is on the host, and the replay is to be on {device}')
         self.num_envs = self.slots = 0  # known with the first transition

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rein.buffers.sequences import Clips, SequenceReplay
+from rein.ops.devices import checked_device
 from rein.ops.random import generator, restore
 from rein.ops.trees import leaves, map_tree, to_device
 
@@ -65,7 +66,7 @@ def prefetch(batches: Iterable[Batch], device: torch.device | str) -> Iterator[B
     One batch is drawn in advance, on every device alike, so that what is learned does not depend on which it is. To a
     CUDA device they are copied from pinned memory in a stream of their own.
     """
-    device = torch.device(device)
+    device = checked_device(device)
     side = torch.cuda.Stream(device) if device.type == "cuda" else None
     coming: list[Batch] = []
     for batch in batches:

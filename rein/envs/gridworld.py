@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.ops.devices import checked_device
 from rein.ops.random import integers
 from rein.rollout.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.rollout.frames import GREEN, WHITE, Frame, board
@@ -66,7 +67,7 @@ class Gridworld:
             raise ValueError(f"Gridworld(start_columns={start_columns}): give 1 to {size}")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ValueError(f"Gridworld(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self._kind = observation
         self.size, self.start_columns = int(size), int(start_columns)
         self.bounding_box = (0, self.size - 1, 0, self.size - 1)

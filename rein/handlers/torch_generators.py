@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rein.loop import Loop
+from rein.ops.devices import checked_device
 from rein.types import State
 
 
@@ -31,7 +32,7 @@ def torch_generators(
     generators = list(generators)
     if wrong := [type(one).__name__ for one in generators if not isinstance(one, torch.Generator)]:
         raise TypeError(f"torch_generators(generators=[...]): give torch.Generators, not {', '.join(wrong)}")
-    part = TorchGenerators(None if device is None else torch.device(device), generators)
+    part = TorchGenerators(None if device is None else checked_device(device), generators)
     loop.own("torch_generators", part)
 
     def begin(state: State) -> None:

@@ -22,6 +22,7 @@ from rein.learning.update import (
     OptimizerFactory,
     apply_gradients,
     check_learning_rate,
+    check_optimizer,
     describe_optimizer,
     load_plain_state,
     plain_state,
@@ -277,8 +278,14 @@ def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[T
 
 
 def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
+    if not callable(factory):
+        what = repr(factory) if isinstance(factory, str) else f"a {type(factory).__name__}"
+        raise TypeError(
+            f"optimizer: expected a function of parameters, got {what}; give a class such as torch.optim.RMSprop, or "
+            "functools.partial(torch.optim.RMSprop, alpha=0.99)"
+        )
     try:
-        return factory(networks.parameters())
+        optimizer = factory(networks.parameters())
     except ValueError as error:
         shapes = ", ".join(map(str, dict.fromkeys(tuple(parameter.shape) for parameter in networks.parameters())))
         error.add_note(
@@ -286,6 +293,8 @@ def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
             "networks of the same sizes, an actor's and a critic's, lie stacked along a leading axis"
         )
         raise
+    check_optimizer(optimizer)
+    return optimizer
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -38,6 +38,7 @@ from rein.learning.seeding import seed_anew
 from rein.learning.update import default_optimizer, describe_optimizer, set_learning_rate
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import RewardNormalizer
+from rein.ops.devices import checked_device
 from rein.ops.distributions import Distribution
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, restore
@@ -60,7 +61,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         self.observation_space, self.action_space = observation_space, action_space
         self._options: dict[str, Any] = {**DEFAULTS, **options}
         refuse_unknown(self, options, DEFAULTS)
-        self.device = torch.device(self._options["device"])
+        self.device = checked_device(self._options["device"])
         for name in ("gamma", "learning_rate", "entropy_coefficient"):
             setattr(self, name, self._options[name])
         not_negative(self, "value_coefficient", self._options["value_coefficient"])

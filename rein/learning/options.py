@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -10,6 +9,9 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gymnasium.spaces import Space
+
+from rein import foreign_names
 from rein.networks.stem import has_small_images
 from rein.schedules import Schedule, as_schedule
 
@@ -18,14 +20,46 @@ if TYPE_CHECKING:
 
 
 def refuse_unknown(agent: object, options: Iterable[str], known: Iterable[str]) -> None:
-    """TypeError for an option that is not among the `known` ones, which names them and the agent's own."""
-    if unknown := sorted({*options} - {*known}):
-        own = inspect.signature(type(agent)).parameters.values()
-        names = sorted({*known, *(one.name for one in own if one.kind is one.KEYWORD_ONLY)})
-        near = {close for name in unknown for close in difflib.get_close_matches(name, names, 1)}
-        hint = f"; did you mean {', '.join(sorted(near))}?" if near else "."
-        kind = type(agent).__name__
-        raise TypeError(f"{kind}: there is no option {', '.join(unknown)}{hint} Its options are {', '.join(names)}")
+    """Raise TypeError for an option that is neither in `known` nor a keyword argument of the agent's constructor."""
+    own = inspect.signature(type(agent)).parameters.values()
+    foreign_names.refuse_unknown(
+        type(agent).__name__, {*options} - {*known}, {*known, *(p.name for p in own if p.kind is p.KEYWORD_ONLY)}
+    )
+
+
+def check_spaces(kind: str, given: Sequence[Any]) -> None:
+    """Raise TypeError unless `given`, the positional arguments of the agent's constructor, begin with two spaces."""
+    if len(given) >= 2 and all(isinstance(space, Space) for space in given[:2]):
+        return
+    how = f"{kind}(environment.single_observation_space, environment.single_action_space, ...)"
+    if any(hasattr(value, "step") for value in given):
+        how += " with environment = rein.integrations.gymnasium.GymnasiumEnvironment(id, num_envs)"
+    told = ", ".join(_told(value) for value in given) or "nothing"
+    raise TypeError(f"{kind}: expected an observation space and an action space, got {told}; build it as {how}")
+
+
+def _told(value: Any) -> str:
+    return repr(value) if isinstance(value, str | Space) else f"a {type(value).__name__}"
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `__init__` of an agent so that arguments as other libraries take them raise a TypeError that explains."""
+    parameters = inspect.signature(init).parameters
+    takes_spaces = [*parameters][1:3] == ["observation_space", "action_space"]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    @functools.wraps(init)
+    def checked(self: Any, *spaces: Any, **options: Any) -> None:
+        kind = type(self)
+        if kind.__init__ is checked:  # not called from the constructor of a subclass
+            if takes_spaces:
+                names = ("observation_space", "action_space")[len(spaces) :]
+                check_spaces(kind.__name__, [*spaces, *(options[name] for name in names if name in options)])
+            if not open_ended:
+                foreign_names.refuse_unknown(kind.__name__, options, parameters.keys() - {"self"})
+        init(self, *spaces, **options)
+
+    return checked
 
 
 def at_least_one(agent: object, name: str, count: float) -> int:
@@ -153,11 +187,16 @@ def adjustable(agent: object) -> dict[str, Any]:
 OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
 
 
+@foreign_names.explain(foreign_names.AGENT_METHODS)
 class Configurable:
-    """Refuses what would silently be no option: a class's own that hides one, and one that nobody reads again."""
+    """Base class of agents: checks the arguments of constructors, and assignments to options.
+
+    Raises TypeError for unknown keyword arguments and for a class attribute that hides an option of a base class,
+    AttributeError for an assignment to an option that is read only when the agent is built.
+    """
 
     config: Any
-    _options: dict[str, Any]
+    _options: dict[str, Any] = {}  # noqa: RUF012  # replaced, never changed
     observation_space: Any
     _built = False
     _compared = False
@@ -171,6 +210,8 @@ class Configurable:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        if "__init__" in vars(cls):
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
         for base in cls.__mro__[1:]:
             for name, option in vars(base).items():
                 if isinstance(option, Adjustable) and not isinstance(inspect.getattr_static(cls, name), Adjustable):

@@ -37,6 +37,7 @@ from rein.learning.random_action import random_action
 from rein.learning.replay_options import HOW, REPLAY_DEFAULTS
 from rein.learning.seeding import seed_anew
 from rein.learning.update import describe_optimizer, set_learning_rate
+from rein.ops.devices import checked_device
 from rein.ops.parallel import processes, rank
 from rein.ops.polyak import polyak_
 from rein.ops.products import largest_matrix
@@ -73,7 +74,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         self.observation_space, self.action_space = observation_space, action_space
         refuse_unknown(self, options, {**REPLAY_DEFAULTS, **defaults})
         self._options = options = {**REPLAY_DEFAULTS, **defaults, **options}
-        self.device = torch.device(options["device"])
+        self.device = checked_device(options["device"])
         self.learning_rate = options["learning_rate"]
         self._check(options)
         self.seed: int | None = None

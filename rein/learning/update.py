@@ -78,6 +78,16 @@ def _decided(answer: Any) -> bool:
     return bool(answer)
 
 
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise ValueError if `optimizer.step` needs a closure, as that of LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer: {type(optimizer).__name__} evaluates the loss several times in a step, and rein computes each "
+            "gradient once; use an optimizer such as torch.optim.Adam"
+        )
+
+
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """For all parameters from now on."""
     for group in optimizer.param_groups:

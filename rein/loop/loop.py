@@ -14,9 +14,11 @@ import torch
 from rein.data import Batches
 from rein.events import Event
 from rein.filters import NOT_GIVEN
+from rein.foreign_names import LOOP_METHODS, check_keywords
 from rein.functions import check_function, name_of
 from rein.loop import checks, engine, resume
 from rein.metrics import Metrics, Reduce
+from rein.ops.devices import checked_device
 from rein.types import HALT_LOOP, INTERRUPT, State
 
 logger = logging.getLogger("rein")
@@ -60,7 +62,7 @@ class Loop:
         self.step_cut = False  # whether the last step was begun and did not end, and no run has gone on since then
         self.cleanups: list[Callable[[], None]] = []  # what is called once when the run is over, however it ended
         self.epoch_began = 0.0  # when the epoch began, by clocks.seconds
-        self._device = device
+        self._device = None if device is None else checked_device(device)
         self._source: Batches | None = None
         self._init: Any = None  # what the last run was given
         self._debug, self._traced_at = debug, time.perf_counter()
@@ -92,7 +94,18 @@ class Loop:
         events = self.__dict__.get("events", {})
         if name in events:
             return events[name]
+        if name in LOOP_METHODS:
+            raise AttributeError(f"a loop has no {name}; use {LOOP_METHODS[name]}")
         raise AttributeError(f"a loop has no event {name!r}{checks.closest(name, events)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        event = self.__dict__.get("events", {}).get(name)
+        if event is not None and value is not event:
+            raise AttributeError(
+                f"loop.{name} is an event, and an assignment attaches nothing; write loop.{name}(handler), or "
+                f"@loop.{name} above the handler"
+            )
+        super().__setattr__(name, value)
 
     def event(self, name: str) -> Event:
         """The event of that name. Raises ValueError with the names there are."""
@@ -168,6 +181,7 @@ class Loop:
         self.by_chance |= {(name, entry) for entry in ([by_chance] if isinstance(by_chance, str) else by_chance)}
         return part
 
+    @check_keywords
     def run(
         self,
         data: Iterable[Any] | None = None,

@@ -6,15 +6,18 @@ Shapes: N environments, E episodes.
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rein.foreign_names import check_keywords
 from rein.ops.trees import to_device
 from rein.protocols import Environment, Policy, Replayable
 from rein.rollout.contract import check_integers
+from rein.rollout.fit import check_part
 from rein.rollout.partly import step_active
 from rein.rollout.recorder import Recorder
 from rein.types import Tree
@@ -55,6 +58,7 @@ class Evaluation(NamedTuple):
         return float(self.episode_return.max())
 
 
+@check_keywords
 def evaluate(
     policy: Policy,
     environment: Environment,
@@ -75,8 +79,9 @@ def evaluate(
     environments that cannot begin the episodes of seeds.
     """
     check_policy(policy)
-    if episodes < 1:
-        raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
+    check_part("evaluate", environment, Environment)
+    if not isinstance(episodes, numbers.Integral) or episodes < 1:
+        raise ValueError(f"evaluate(episodes={episodes!r}): give a whole number, 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
         raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
     if episode_seeds is not None and episode_seeds.shape != (episodes,):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rein.learning.random_action import random_action
 from rein.networks.flatten import children
+from rein.ops.devices import checked_device
 from rein.ops.random import generator, restore
 from rein.ops.trees import leaves
 from rein.rollout.spaces import tensor_dtype
@@ -32,7 +33,7 @@ class RandomPolicy:
     """
 
     def __init__(self, space: spaces.Space[Any], seed: int, *, device: torch.device | str = "cpu") -> None:
-        self.space, self.device = space, torch.device(device)
+        self.space, self.device = space, checked_device(device)
         self._generator = generator(seed, "policy", device=self.device)
         _draw(space, torch.zeros(0), generator(0, "policy"))  # or say now that it cannot be drawn from
 

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.ops.devices import checked_device
 from rein.rollout.contract import check_rows_of
 from rein.rollout.frames import Frame
 from rein.rollout.simulation import Physics, Simulation
@@ -41,7 +42,7 @@ class SimulatedEnvironment(ABC):
         compile: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.device = checked_device(device)
         self.max_episode_steps = max_episode_steps
         self.single_observation_space = observation_space
         self.single_action_space = action_space

@@ -462,7 +462,7 @@ def test_nonsense_is_refused_where_it_is_written(kind, options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_option_is_refused_by_name(kind, name):
     near = {"batchsize": "batch_size", "critic": "(huber|critics)", "rollout_steps": ".*"}[name]
-    told = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\.) Its options are .*gamma"
+    told = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\. Its options are .*gamma)"
     with pytest.raises(TypeError, match=told):
         made(kind, **{name: 3})
 

@@ -301,11 +301,9 @@ def test_something_that_is_no_agent_is_refused_by_what_it_lacks(scripted, listen
         rein.training_loop(environment, environment)
     with pytest.raises(TypeError, match=r"Listening is no Environment; it lacks .*apply_action"):
         rein.training_loop(agent, agent)
-    with pytest.raises(TypeError, match=r"is no Agent; it lacks .*; are agent and environment the other way round\?"):
+    with pytest.raises(TypeError, match="the other way round"):
         rein.training_loop(environment, agent)
-    with pytest.raises(
-        TypeError, match=r"TimeLimit is no Environment; .*goes into .*GymnasiumEnvironment\(id, num_env"
-    ):
+    with pytest.raises(TypeError, match=r"TimeLimit is no Environment; .*GymnasiumEnvironment\(id_or_factory, num_env"):
         rein.training_loop(agent, gymnasium.make("CartPole-v1"))
 
 
@@ -325,7 +323,7 @@ def test_train_ends_at_the_env_steps_asked_for(scripted, listening):
 @pytest.mark.parametrize("budget", [{}, {"epochs": 1, "env_steps": 10}])
 def test_train_wants_one_budget(scripted, listening, budget):
     environment = scripted([2])
-    with pytest.raises(ValueError, match="either epochs= or env_steps="):
+    with pytest.raises(ValueError, match="expected one of epochs= and env_steps="):
         rein.train(listening(environment), environment, **budget)
 
 
@@ -490,7 +488,7 @@ def test_strict_lets_an_agent_learn_when_it_likes(scripted, listening):
 
 def test_something_that_is_no_store_is_refused(scripted, listening):
     environment = scripted([4])
-    with pytest.raises(TypeError, match=r"str is no Store; it lacks .*append"):
+    with pytest.raises(TypeError, match=r"str is no Store; give .*HDF5Store"):
         rein.training_loop(listening(environment), environment, "runs/x")
 
 

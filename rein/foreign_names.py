@@ -1,0 +1,295 @@
+"""Names of other libraries and rein's names for the same things; the only table of its kind.
+
+Agents, functions and the command line use it to explain an unknown option, method or command. The names come from
+Stable-Baselines3, CleanRL, TorchRL, RLlib, Tianshou, PyTorch Lightning and ignite.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=type)
+
+# Option -> rein's options. The first one that exists in the called function is suggested.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "lr": ("learning_rate",),
+    "step_size": ("learning_rate",),
+    "actor_lr": ("actor_learning_rate", "learning_rate"),
+    "policy_lr": ("actor_learning_rate", "learning_rate"),
+    "critic_lr": ("learning_rate",),
+    "q_lr": ("learning_rate",),
+    "discount": ("gamma",),
+    "discount_factor": ("gamma",),
+    "gamma_": ("gamma",),
+    "alpha": ("temperature", "learning_rate"),
+    "lmbda": ("gae_lambda",),
+    "lam": ("gae_lambda",),
+    "lambda_": ("gae_lambda",),
+    "n_steps": ("rollout_steps", "n_step", "iterations"),
+    "num_steps": ("rollout_steps", "iterations"),
+    "frames_per_batch": ("rollout_steps", "iterations"),
+    "rollout_length": ("rollout_steps", "iterations"),
+    "batch_size": ("minibatches",),
+    "mini_batch_size": ("minibatches", "batch_size"),
+    "minibatch_size": ("minibatches", "batch_size"),
+    "num_minibatches": ("minibatches",),
+    "n_minibatches": ("minibatches",),
+    "n_epochs": ("update_epochs", "epochs"),
+    "num_epochs": ("update_epochs", "epochs"),
+    "num_sgd_iter": ("update_epochs", "epochs"),
+    "update_epochs": ("epochs",),
+    "ppo_epochs": ("update_epochs", "epochs"),
+    "max_epochs": ("epochs",),
+    "epoch": ("epochs",),
+    "epoch_length": ("iterations",),
+    "steps_per_epoch": ("iterations",),
+    "clip_range": ("clip",),
+    "clip_coef": ("clip",),
+    "clip_param": ("clip",),
+    "clip_epsilon": ("clip",),
+    "eps_clip": ("clip",),
+    "clip_range_vf": ("value_clip",),
+    "clip_vloss": ("value_clip",),
+    "vf_clip_param": ("value_clip",),
+    "ent_coef": ("entropy_coefficient", "temperature"),
+    "entropy_coef": ("entropy_coefficient", "temperature"),
+    "entropy_coeff": ("entropy_coefficient", "temperature"),
+    "vf_coef": ("value_coefficient",),
+    "value_coef": ("value_coefficient",),
+    "vf_loss_coeff": ("value_coefficient",),
+    "critic_coeff": ("value_coefficient",),
+    "norm_adv": ("normalize_advantage",),
+    "grad_clip": ("max_grad_norm",),
+    "clip_grad_norm": ("max_grad_norm",),
+    "gradient_clip_val": ("max_grad_norm",),
+    "norm_obs": ("normalize_observation",),
+    "norm_reward": ("normalize_reward",),
+    "buffer_size": ("capacity",),
+    "memory_size": ("capacity",),
+    "replay_size": ("capacity",),
+    "start_steps": ("learning_starts",),
+    "init_random_frames": ("learning_starts",),
+    "train_freq": ("train_frequency",),
+    "gradient_steps": ("update_to_data",),
+    "utd_ratio": ("update_to_data",),
+    "polyak": ("tau",),
+    "target_update_interval": ("target_frequency",),
+    "target_network_frequency": ("target_frequency",),
+    "policy_delay": ("actor_frequency",),
+    "policy_frequency": ("actor_frequency",),
+    "action_noise": ("noise",),
+    "exploration_noise": ("noise",),
+    "target_policy_noise": ("target_noise",),
+    "noise_clip": ("target_noise_clip",),
+    "exploration_fraction": ("epsilon",),
+    "exploration_initial_eps": ("epsilon",),
+    "exploration_final_eps": ("epsilon",),
+    "eps": ("epsilon",),
+    "start_e": ("epsilon",),
+    "end_e": ("epsilon",),
+    "net_arch": ("hidden",),
+    "hidden_sizes": ("hidden",),
+    "hidden_size": ("hidden",),
+    "hidden_dim": ("hidden",),
+    "layers": ("hidden",),
+    "activation_fn": ("activation",),
+    "features_extractor_class": ("stem",),
+    "n_envs": ("num_envs",),
+    "nenvs": ("num_envs",),
+    "num_workers": ("num_envs",),
+    "n_eval_episodes": ("episodes",),
+    "num_episodes": ("episodes",),
+    "max_steps": ("env_steps", "max_episode_steps"),
+    "time_limit": ("max_episode_steps",),
+    "total_timesteps": ("env_steps",),
+    "timesteps": ("env_steps",),
+    "num_timesteps": ("env_steps",),
+    "n_timesteps": ("env_steps",),
+    "total_frames": ("env_steps",),
+    "total_steps": ("env_steps",),
+    "num_env_steps": ("env_steps",),
+    "random_seed": ("seed",),
+    "cuda": ("device",),
+    "use_cuda": ("device",),
+    "gpu": ("device",),
+    "num_threads": ("threads",),
+    "save_freq": ("checkpoint_every",),
+    "eval_episodes": ("episodes",),
+    "log_dir": ("run",),
+    "logdir": ("run",),
+    "output": ("run",),
+    "exp_name": ("run",),
+    "run_name": ("run",),
+    "name": ("run",),
+}
+
+# Option whose meaning differs from the suggested option -> how to translate its value.
+NOTES: dict[str, str] = {
+    "batch_size": "the number of minibatches in a pass: rollout_steps * num_envs / batch_size",
+    "minibatch_size": "the number of minibatches in a pass: rollout_steps * num_envs / minibatch_size",
+    "exploration_fraction": "a schedule: linear(1.0, 0.05, env_steps=10_000)",
+    "exploration_initial_eps": "a schedule: linear(1.0, 0.05, env_steps=10_000)",
+    "exploration_final_eps": "a schedule: linear(1.0, 0.05, env_steps=10_000)",
+    "gradient_steps": "updates for each env step",
+    "net_arch": "a tuple of layer sizes: (64, 64)",
+    "activation_fn": "a name: tanh, relu, silu or gelu",
+}
+
+_NETWORKS = "give hidden=(64, 64), activation= and stem= directly"
+_HANDLERS = "attach handlers to the loop that rein.training_loop returns, as in @loop.epoch_ended"
+_VIDEO = "run `rein evaluate RUN --video FOLDER` afterwards"
+_SCHEDULE = "give a schedule, as in learning_rate=linear(3e-4, 0.0, env_steps=100_000)"
+
+# Option without an equivalent option in rein -> what to do instead.
+INSTEAD: dict[str, str] = {
+    "policy": _NETWORKS,
+    "policy_kwargs": _NETWORKS,
+    "env": "give the environment to rein.train or rein.training_loop",
+    "eval_env": "attach rein.handlers.evaluate to the loop",
+    "verbose": "attach rein.handlers.progress or rein.handlers.log to the loop",
+    "log_interval": "attach rein.handlers.log to the loop",
+    "progress_bar": "attach rein.handlers.progress to the loop",
+    "callback": _HANDLERS,
+    "callbacks": _HANDLERS,
+    "tensorboard_log": "attach a rein.loggers.tensorboard.TensorBoardLogger to the loop",
+    "track": "attach a logger of rein.loggers.wandb to the loop",
+    "wandb": "attach a logger of rein.loggers.wandb to the loop",
+    "capture_video": _VIDEO,
+    "render": _VIDEO,
+    "algo": "the recipe chooses the algorithm; rein list shows the recipes",
+    "env_id": "the recipe chooses the environment; rein list shows the recipes",
+    "anneal_lr": _SCHEDULE,
+    "lr_schedule": _SCHEDULE,
+    "use_sde": "rein has no state-dependent exploration of this kind",
+}
+
+AGENT_METHODS: dict[str, str] = {
+    "learn": "rein.train(agent, environment, env_steps=100_000)",
+    "train": "rein.train(agent, environment, env_steps=100_000)",
+    "fit": "rein.train(agent, environment, env_steps=100_000)",
+    "collect_rollouts": "rein.train(agent, environment, env_steps=100_000)",
+    "update": "rein.train(agent, environment, env_steps=100_000), or agent.optimize_model() in a loop of your own",
+    "predict": "agent.policy().select_action(observation)",
+    "act": "agent.policy().select_action(observation)",
+    "choose_action": "agent.policy().select_action(observation)",
+    "get_action": "agent.policy().select_action(observation)",
+    "get_action_and_value": "agent.select_action(observation)",
+    "compute_single_action": "agent.policy().select_action(observation)",
+    "save": 'rein.save(agent, "agent.h5")',
+    "load": 'rein.load_agent("agent.h5")',
+    "evaluate": "rein.evaluate(agent.policy(), environment, episodes=10)",
+    "set_env": "rein.train(agent, environment, env_steps=100_000)",
+    "get_env": "the environment that you give to rein.train",
+    "set_parameters": "rein.load(agent, path)",
+    "get_parameters": "agent.state_dict()",
+    "parameters": "agent.networks.parameters()",
+    "to": "device= of the constructor",
+}
+
+ENVIRONMENT_ATTRIBUTES: dict[str, str] = {
+    "step": "apply_action(action), which returns a rein.TimeStep",
+    "observation_space": "single_observation_space",
+    "action_space": "single_action_space",
+}
+
+LOOP_METHODS: dict[str, str] = {
+    "add_event_handler": "loop.on(name)(handler), or @loop.epoch_ended",
+    "add_callback": "loop.on(name)(handler), or @loop.epoch_ended",
+    "terminate": "loop.stop()",
+    "fit": "loop.run()",
+    "learn": "loop.run()",
+    "train": "loop.run()",
+}
+
+COMMANDS: dict[str, str] = {
+    "learn": "train",
+    "run": "train",
+    "fit": "train",
+    "enjoy": "evaluate",
+    "eval": "evaluate",
+    "test": "evaluate",
+    "play": "evaluate",
+    "continue": "resume",
+    "restart": "resume",
+    "info": "show",
+    "ls": "list",
+    "recipes": "list",
+    "curves": "plot",
+    "check": "verify",
+    "version": "--version",
+}
+
+
+def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, flags: bool = False) -> None:
+    """Raise TypeError if `given` has a name that is not in `known`, and name rein's option for it.
+
+    With `flags` the names are written as on the command line, `--env-steps`.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            raise TypeError(f"{caller}: there is no option {written(name, flags)}{_hint(name, names, flags)}")
+
+
+def written(name: str, flags: bool) -> str:
+    """Return the name as in Python, or as a flag of the command line."""
+    return f"--{name.replace('_', '-')}" if flags else name
+
+
+def _hint(name: str, names: list[str], flags: bool) -> str:
+    for option in OPTIONS.get(name, ()):
+        if option in names:
+            return f"; use {written(option, flags)}" + (f" ({NOTES[name]})" if name in NOTES else "")
+    if name in INSTEAD:
+        return f"; {INSTEAD[name]}"
+    if near := difflib.get_close_matches(name, names, 1):
+        return f"; did you mean {written(near[0], flags)}?"
+    return f". Its options are {', '.join(written(option, flags) for option in names)}"
+
+
+def check_keywords(function: F) -> F:
+    """Decorator: a keyword argument that the function lacks raises a TypeError that names rein's keyword."""
+    parameters = inspect.signature(function).parameters
+    caller = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        if not keywords.keys() <= parameters.keys():
+            refuse_unknown(caller, keywords, parameters.keys() - {"self"})
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]  # it has the signature of `function`
+
+
+class _Elsewhere:
+    """Attribute that raises an AttributeError which names rein's way to do the same."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._name, self._instead = name, instead
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no {self._name}; use {self._instead}")
+
+
+def explain(attributes: Mapping[str, str]) -> Callable[[T], T]:
+    """Class decorator: reading one of `attributes` raises an AttributeError that says what to use instead.
+
+    The attributes do not exist for `hasattr`, and `dir` of an instance does not list them.
+    """
+
+    def decorate(cls: T) -> T:
+        for name, instead in attributes.items():
+            if not hasattr(cls, name):
+                setattr(cls, name, _Elsewhere(name, instead))
+        listed: Any = cls.__dir__
+        cls.__dir__ = lambda self: [  # type: ignore[method-assign, assignment]
+            name for name in listed(self) if not isinstance(inspect.getattr_static(self, name, None), _Elsewhere)
+        ]
+        return cls
+
+    return decorate
