@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import io
@@ -14,6 +15,7 @@ from typing import Any
 
 from rein.cli.output import plain_messages, say
 from rein.errors import ReinError
+from rein.foreign_names import COMMANDS
 
 USAGE = """\
 usage: rein COMMAND ...
@@ -149,8 +151,13 @@ def _run(words: list[str], ours: bool) -> None:
             raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
         show_recipes()
     else:
-        names = ", ".join([*_COMMANDS, "list"])
-        raise ValueError(f"there is no command {command!r}; the commands are {names}")
+        raise ValueError(f"there is no command {command!r}; {_closest(command)}")
+
+
+def _closest(command: str) -> str:
+    names = [*_COMMANDS, "list"]
+    ours = COMMANDS.get(command) or next(iter(difflib.get_close_matches(command, names, 1)), None)
+    return f"did you mean rein {ours}?" if ours else f"the commands are {', '.join(names)}"
 
 
 def _as_trusted(trusted: bool) -> contextlib.AbstractContextManager[None]:

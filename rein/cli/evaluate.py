@@ -15,6 +15,7 @@ import tyro
 from rich.table import Table
 from torch import Tensor
 
+from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
 from rein.cli.show import plain
@@ -35,7 +36,7 @@ _TOGETHER = 16  # environments at most: each plays one episode, and all wait for
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein evaluate RUN`."""
-    tyro.cli(_options, prog="rein evaluate", args=list(arguments))
+    _options(**arguments_of(_options, "rein evaluate", arguments))
 
 
 def _options(

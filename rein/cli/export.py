@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of, part_type
 from rein.integrations.minari_export import export_minari, spec_of
@@ -14,7 +15,7 @@ from rein.stores.reader import Run, open_run
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein export`."""
-    tyro.cli(export, prog="rein export", args=list(arguments))
+    export(**arguments_of(export, "rein export", arguments))
 
 
 def export(

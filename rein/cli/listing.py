@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +30,10 @@ def find(name: str) -> Callable[..., Any]:
     if not colon:
         names, plain = recipe_names(), name.replace("-", "_")
         if plain.replace("_", "-") not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the recipes are {', '.join(names)}."
-            raise ValueError(f"there is no recipe {name!r}; {hint} A function of your own is named my_module:make_loop")
+            raise ValueError(
+                f"there is no recipe {name!r}; {_closest(name, names)} A function of your own is named "
+                "my_module:make_loop"
+            )
         module_name, function_name = f"rein.recipes.{plain}", plain
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -45,6 +47,14 @@ def find(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{module_name} has no function {function_name!r}")
     return function
+
+
+def _closest(name: str, names: list[str]) -> str:
+    """Say which recipes a name may mean: the name of an algorithm or an environment finds all of its recipes."""
+    plain = re.sub(r"-v\d+$", "", name.replace("_", "-").lower())
+    parts = [recipe for recipe in names if recipe.startswith(f"{plain}-") or recipe.endswith(f"-{plain}")]
+    near = [plain] if plain in names else parts or difflib.get_close_matches(plain, names, 1)
+    return f"did you mean {' or '.join(near)}?" if near else f"the recipes are {', '.join(names)}."
 
 
 def show_recipes() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import itertools
+import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from rein.foreign_names import refuse_unknown, written
+
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # colors and lines of boxes
 
 _PATH = re.compile(r"[/\\]|^[.~]|\.[A-Za-z]\w*$")
 _ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # of an environment, as ALE/Pong-v5
@@ -51,10 +59,11 @@ def common(
 def parse(
     recipe: Callable[..., Any], program: str, words: list[str], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The values of all options: the recipe's own parameters and the common ones that it does not have itself.
+    """Parse `words` into the recipe's own parameters and the common options that it does not have itself.
 
-    `before` are values from a `run.json`, which hold unless `words` give others. Raises ValueError for one of these
-    that is of another type, a path or too large: the file may come from anybody.
+    `before` are values from a `run.json`, which hold unless `words` give others. Raises ValueError with one line for
+    words that do not fit, and for a value of `before` that is of another type, a path or too large: the file may come
+    from anybody.
     """
     own = dict(inspect.signature(recipe).parameters)
     own.pop("store", None)
@@ -70,14 +79,87 @@ def parse(
         if not _fits(value, hint):
             raise ValueError(f"run.json: {key}={value!r:.80} cannot be taken from a file; give {_flag(key)} yourself")
         parameters[key] = parameters[key].replace(default=_as(value, parameters[key].default))
+    hints = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
+    return _parse(inspect.Signature(list(parameters.values())), hints, _document(recipe, shared), program, words)
 
+
+def arguments_of(command: Callable[..., Any], program: str, words: Sequence[str]) -> dict[str, Any]:
+    """Parse `words` into the keyword arguments of a command. Raises ValueError with one line for what does not fit."""
+    hints = get_type_hints(command, include_extras=True)
+    return _parse(inspect.signature(command), hints, inspect.getdoc(command) or "", program, words)
+
+
+def _parse(
+    signature: inspect.Signature, hints: Mapping[str, Any], document: str, program: str, words: Sequence[str]
+) -> dict[str, Any]:
     def options(**values: Any) -> dict[str, Any]:
         return values
 
-    options.__signature__ = inspect.Signature(list(parameters.values()))
-    options.__annotations__ = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
-    options.__doc__ = _document(recipe, shared)
-    return tyro.cli(options, prog=program, args=words)
+    options.__signature__ = signature  # type: ignore[attr-defined]
+    options.__annotations__ = {key: _with_whole_numbers(hints[key]) for key in signature.parameters}
+    options.__doc__ = document
+    flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
+    command, told = program.removeprefix("rein "), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            values = tyro.cli(options, prog=program, args=list(words))
+    except SystemExit as ended:
+        if not ended.code:  # after --help
+            raise
+        known = {*signature.parameters, *(f"no_{key}" for key, hint in hints.items() if hint is bool), "help"}
+        try:
+            refuse_unknown(command, [flag for flag in flags if "." not in flag], known, flags=True)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        raise ValueError(f"{command}: {_in_one_line(told.getvalue())}; {program} --help shows the options") from None
+    for key, value in values.items():
+        if value == () and key in flags:
+            raise ValueError(f"{command}: {written(key, True)}: give one value or more, separated by spaces")
+    return values
+
+
+def _in_one_line(text: str) -> str:
+    """Return what tyro has drawn in a box as one line, without its heading and its help on the option."""
+    lines = [_DECORATION.sub("", line).strip() for line in text.splitlines()]
+    lines = list(itertools.takewhile(lambda line: not line.startswith(("Argument helptext", "For full help")), lines))
+    words = " ".join(line for line in lines[1:] or lines if line)
+    words = words.replace("Could not find valid parse for arguments:", "expected values separated by spaces, got")
+    return words.removeprefix("Error parsing ").rstrip(".")
+
+
+def _with_whole_numbers(hint: Any) -> Any:
+    """Return the type with a constructor for whole numbers that accepts 1e5 as well."""
+    if hint is int:
+        return Annotated[int, _whole_number("INT")]
+    if hint == int | None:
+        return Annotated[int | None, _whole_number("{None}|INT")]
+    return hint
+
+
+def _whole_number(metavar: str) -> PrimitiveConstructorSpec[Any]:
+    def convert(given: list[str]) -> int | None:
+        (text,) = given
+        if text == "None" and "None" in metavar:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not number.is_integer():
+            raise ValueError(f"expected a whole number such as 100000 or 1e5, got {text!r}")
+        return int(number)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=convert,
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def check_options(options: Mapping[str, Any]) -> None:

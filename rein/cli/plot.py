@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from rein.cli.curves import choose_metric, grouped, read_all
+from rein.cli.options import arguments_of
 from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
@@ -33,7 +34,7 @@ _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein plot RUN [RUN ...]`."""
-    tyro.cli(_options, prog="rein plot", args=list(arguments))
+    _options(**arguments_of(_options, "rein plot", arguments))
 
 
 def _options(

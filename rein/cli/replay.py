@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of
 from rein.envs.wrappers.forwarding import unwrapped
@@ -24,7 +25,7 @@ _WORDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rew
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein replay RUN --episode N`; exits with 1 where an episode comes out as another one."""
-    results = tyro.cli(_options, prog="rein replay", args=list(arguments))
+    results = _options(**arguments_of(_options, "rein replay", arguments))
     raise SystemExit(0 if all(result.difference is None for result in results) else 1)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import math
 import os
 import shlex
 import signal
@@ -18,10 +20,13 @@ from rein.cli.listing import find, recipe_names
 from rein.cli.options import parse
 from rein.cli.output import say
 from rein.cli.recipe import Recipe, of_run
+from rein.errors import CheckpointError
+from rein.foreign_names import written
 from rein.handlers.checkpoint import Saver, checkpoint
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import interrupts
 from rein.handlers.progress import progress
+from rein.handlers.solved import UNSOLVED
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.stores.hdf5 import HDF5Store
@@ -86,8 +91,10 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
             loop = recipe(**{k: v for k, v in options.items() if k in own}, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
+            _tell_of_name(name, options, store)
             loop.own("recipe", made)
-            final, received = _run(loop, name, options, own, given, store)
+            changed = _changed(words, before, own, options)
+            final, received = _run(loop, name, options, own, given, store, changed)
             settle()
         finally:
             if store is not None:
@@ -124,6 +131,9 @@ def _without_replaced(before: Recipe, given: Sequence[str], own: Mapping[str, An
 def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if not 1 <= options["threads"] <= _MOST_THREADS:  # OpenMP aborts the process if it cannot start so many
         raise ValueError(f"--threads {options['threads']}: give 1 to {_MOST_THREADS}")
+    for key in ("epochs", "iterations", "env_steps"):
+        if isinstance(options[key], int) and options[key] < 1:
+            raise ValueError(f"{written(key, True)} {options[key]}: give 1 or more")
     every = options["checkpoint_every"]
     if every is not None and every < 0:
         raise ValueError(f"--checkpoint-every {every}: give a number of epochs, or 0 for at the end only")
@@ -134,7 +144,13 @@ def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> Non
 
 
 def _run(
-    loop: Loop, name: str, options: Mapping[str, Any], own: Mapping[str, Any], given: Sequence[str], store: Any
+    loop: Loop,
+    name: str,
+    options: Mapping[str, Any],
+    own: Mapping[str, Any],
+    given: Sequence[str],
+    store: Any,
+    changed: Sequence[str],
 ) -> tuple[State, int | None]:
     """Attach what the command line adds, and run; the final state, and the signal that ended it."""
     if store is not None and all(part is not store for part in loop.parts.values()):
@@ -149,7 +165,7 @@ def _run(
     saver = None if store is None else _save(loop, store, options["checkpoint_every"])
     caught = interrupts(loop, saver, force_after=0.7)
     if options["resume"] and store is not None:
-        _resume(loop, store)
+        _resume(loop, store, changed)
     limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
     if env_steps is not None and "--epochs" not in given:
         limits["epochs"] = None
@@ -162,9 +178,35 @@ def _save(loop: Loop, store: HDF5Store, every: int | None) -> Saver:
     return checkpoint(loop, store, every=every)
 
 
-def _resume(loop: Loop, store: HDF5Store) -> None:
+def _changed(
+    words: Sequence[str], before: Recipe | None, own: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[str]:
+    """Return the flags in `words` that give a parameter of the recipe another value than the resumed run had."""
+    if before is None:
+        return []
+    keys = {flag: flag.removeprefix("--").replace("-", "_") for flag in _flags(words)}
+    return [
+        flag
+        for flag, key in keys.items()
+        if key in own and key in before.options and _plain(options[key]) != before.options[key]
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _resume(loop: Loop, store: HDF5Store, changed: Sequence[str]) -> None:
     if any(store.checkpoints.folder.glob("*.h5")):
-        found = go_on(loop, store.path)
+        try:
+            found = go_on(loop, store.path)
+        except CheckpointError as error:
+            if not changed:
+                raise
+            raise CheckpointError(
+                f"rein resume: a run keeps its options; leave out {', '.join(changed)}, or begin a new run with "
+                f"rein train: {error}"
+            ) from error
         say(f"going on from {found.path}, after {found.about['clocks']['env_steps']:,} env steps")
     else:
         say(f"{store.path} has no checkpoint; it begins anew")
@@ -204,11 +246,27 @@ def _terminable() -> Iterator[Callable[[], None]]:
 def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
     run = options["run"]
     if run is None:
-        return HDF5Store(Path("runs") / name.replace(":", "-"), exist="new")
+        return HDF5Store(_free(_usual_folder(name)), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
         again = f"`rein resume {shlex.quote(str(run))}` or --resume goes on with it"
         raise ValueError(f"{run} exists; {again}, another --run begins a new one")
     return HDF5Store(run, exist="resume" if options["resume"] else "error")
+
+
+def _usual_folder(name: str) -> Path:
+    return Path("runs") / name.replace(":", "-")
+
+
+def _free(path: Path) -> Path:
+    """Return the path, or the first of `path-2`, `path-3`, ... that does not exist."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
+
+
+def _tell_of_name(name: str, options: Mapping[str, Any], store: HDF5Store | None) -> None:
+    """Say that the run has another folder than usual, after the recipe has accepted all options."""
+    if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
+        print(f"{usual} exists; this run goes to {store.path}", file=sys.stderr)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -229,6 +287,11 @@ def summary(state: State, store: HDF5Store | None) -> str:
             f"solved: {said['metric']} {said['value']:.2f} (at least {said['at_least']:g} was asked for) after "
             f"{said['env_steps']:,} env steps in {said['seconds']:.1f} s"
         )
+    for key, record in state.memory.items():
+        if key.startswith(UNSOLVED) and not said:
+            value = record["value"]
+            ended = "it has no value" if value is None or math.isnan(value) else f"it was {value:.2f} at the end"
+            lines.append(f"not solved: {record['metric']} should reach {record['at_least']:g}, and {ended}")
     if store is not None:
         files = sorted((store.path / "trajectories").glob("*.h5"))
         size = sum(file.lstat().st_size for file in files) / 1e6

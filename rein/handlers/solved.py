@@ -7,6 +7,8 @@ from typing import Any
 from rein.loop import Loop
 from rein.types import State
 
+UNSOLVED = "unsolved/"  # begins the keys of `state.memory` for rules that are not met
+
 
 def solved(
     loop: Loop, metric: str, at_least: float, *, stop: bool = True, event: str = "epoch_ended", **filters: Any
@@ -17,8 +19,10 @@ def solved(
 
     Attach it after what provides the metric; an epoch without it says nothing. What is solved stays solved: such a run,
     resumed with `stop`, halts in `started`. Of several rules, milestones on the way say, the first that is met is taken
-    down as "solved", and each later one as "solved/<metric> <at_least>".
+    down as "solved", and each later one as "solved/<metric> <at_least>". A rule that is not met yet is in
+    `state.memory["unsolved/<metric> <at_least>"]` with the last value of the metric.
     """
+    unsolved = f"{UNSOLVED}{metric} {at_least}"
     rule, own_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
 
     def is_met(state: State) -> bool:
@@ -27,11 +31,17 @@ def solved(
 
     @loop.event(event)(**filters)
     def take_down(state: State) -> None:
-        if is_met(state) or metric not in state.metrics or not state.metrics[metric] >= at_least:
+        if is_met(state):
             return
+        value = state.metrics.get(metric)
+        if value is None or not value >= at_least:
+            last = state.memory.get(unsolved, {}).get("value")
+            state.memory[unsolved] = {**rule, "value": last if value is None else value}
+            return
+        state.memory.pop(unsolved, None)
         clocks = {name: getattr(state.clocks, name) for name in ("env_steps", "episodes", "seconds")}
         key = own_key if "solved" in state.memory else "solved"
-        state.memory[key] = {**rule, "value": state.metrics[metric], **clocks}
+        state.memory[key] = {**rule, "value": value, **clocks}
         if stop:
             state.halt_loop("solved")
 
