@@ -92,7 +92,7 @@ _SUBMODULES = ("errors", "loop", "rollout", "training", "types")  # `rein.errors
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES and name not in _SUBMODULES:
-        raise AttributeError(f"module 'rein' has no attribute {name!r}")
+        raise AttributeError(f"module 'rein' has no attribute {name!r}{_hint(name)}")
     # Importing torch creates some 180,000 objects that stay. Collecting garbage meanwhile takes a ninth of the time.
     collects = gc.isenabled()
     gc.disable()
@@ -103,6 +103,16 @@ def __getattr__(name: str) -> object:
             gc.enable()
     value = globals()[name] = module if name in _SUBMODULES else getattr(module, name)
     return value
+
+
+def _hint(name: str) -> str:
+    import difflib
+    import importlib.util
+
+    if not name.startswith("_") and importlib.util.find_spec(f"rein.agents.{name.lower()}"):
+        return f"; write from rein.agents.{name.lower()} import {name}"
+    near = difflib.get_close_matches(name, __all__, 1)
+    return f"; did you mean rein.{near[0]}?" if near else ""
 
 
 def __dir__() -> list[str]:

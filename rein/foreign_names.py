@@ -150,6 +150,7 @@ INSTEAD: dict[str, str] = {
     "policy": _NETWORKS,
     "policy_kwargs": _NETWORKS,
     "env": "give the environment to rein.train or rein.training_loop",
+    "total_timesteps": "use rein.train(..., env_steps=100_000), or stop_at(loop, env_steps=100_000)",
     "eval_env": "attach rein.handlers.evaluate to the loop",
     "verbose": "attach rein.handlers.progress or rein.handlers.log to the loop",
     "log_interval": "attach rein.handlers.log to the loop",
@@ -233,7 +234,7 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, f
     names = sorted(known)
     for name in given:
         if name not in names:
-            raise TypeError(f"{caller}: there is no option {written(name, flags)}{_hint(name, names, flags)}")
+            raise TypeError(f"{caller}: there is no option {written(name, flags)}{suggestion(name, names, flags)}")
 
 
 def written(name: str, flags: bool) -> str:
@@ -241,7 +242,8 @@ def written(name: str, flags: bool) -> str:
     return f"--{name.replace('_', '-')}" if flags else name
 
 
-def _hint(name: str, names: list[str], flags: bool) -> str:
+def suggestion(name: str, names: list[str], flags: bool = False) -> str:
+    """Return the end of a message about an unknown name: rein's name for it, the closest one, or all `names`."""
     for option in OPTIONS.get(name, ()):
         if option in names:
             return f"; use {written(option, flags)}" + (f" ({NOTES[name]})" if name in NOTES else "")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rein.types import State
+
+logger = logging.getLogger("rein")
 
 Reduce = Callable[[Any, Any, int], Any]  # (accumulated or None, value, how many before it) -> accumulated
 
@@ -67,6 +70,8 @@ class Accumulator:
         self._source = source
         self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else self._checked(reduce)
         self._averages = reduce == "mean"
+        self.reported = False  # whether any step has reported it
+        self.others: dict[str, None] = {}  # until then, what the steps report instead
         self._makes_new = reduce in ("mean", "sum", "min", "max")  # a tensor of its own, but for the first value
         self.zero()
 
@@ -91,7 +96,10 @@ class Accumulator:
         """Take in this iteration's value, if the step reported one."""
         value = self._source(state) if callable(self._source) else lookup(state.step_state, self._source)
         if value is None:
+            if not self.reported:
+                self.others.update(dict.fromkeys(names_in(state.step_state)))
             return
+        self.reported = True
         if isinstance(value, Tensor):
             value = value.detach()
             if value.ndim:
@@ -118,6 +126,17 @@ class Accumulator:
             what = f"{type(value).__name__} {value!r}"
             raise TypeError(f"metric {self.name!r}: a metric is one number an iteration, not {what:.100}") from None
 
+    def warn_if_missing(self) -> None:
+        """Warn, once, if no step has reported the metric although the steps report others."""
+        if not self.reported and self.others:
+            self.reported = True
+            logger.warning(
+                "metric %r: no step has reported %r so far; the steps report %s",
+                self.name,
+                self._source,
+                ", ".join(self.others),
+            )
+
     def read(self) -> Any:
         """The value so far, still on its device; NaN when nothing was reported."""
         if self.count == 0:
@@ -131,6 +150,12 @@ def lookup(step_state: Any, key: str) -> Any:
     if isinstance(source, Mapping):
         return source.get(key)
     return getattr(source, key, None)
+
+
+def names_in(step_state: Any) -> Iterable[str]:
+    """Return the keys that `lookup` finds in a step_state."""
+    source = getattr(step_state, "metrics", step_state)
+    return source if isinstance(source, Mapping) else getattr(source, "_fields", ())
 
 
 class Frozen(Mapping[str, float]):
@@ -228,7 +253,9 @@ class Metrics(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def freeze(self) -> Frozen:
-        """The values as they are now, still on their devices."""
+        """Return the values as they are now, still on their devices; warn of metrics that no step reports."""
+        for accumulator in self._accumulators.values():
+            accumulator.warn_if_missing()
         return Frozen({name: self._raw(name) for name in self})
 
     def state_dict(self) -> dict[str, Any]:

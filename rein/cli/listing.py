@@ -54,7 +54,7 @@ def _closest(name: str, names: list[str]) -> str:
     plain = re.sub(r"-v\d+$", "", name.replace("_", "-").lower())
     parts = [recipe for recipe in names if recipe.startswith(f"{plain}-") or recipe.endswith(f"-{plain}")]
     near = [plain] if plain in names else parts or difflib.get_close_matches(plain, names, 1)
-    return f"did you mean {' or '.join(near)}?" if near else f"the recipes are {', '.join(names)}."
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"the recipes are {', '.join(names)}."
 
 
 def show_recipes() -> None:

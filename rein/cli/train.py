@@ -266,7 +266,7 @@ def _free(path: Path) -> Path:
 def _tell_of_name(name: str, options: Mapping[str, Any], store: HDF5Store | None) -> None:
     """Say that the run has another folder than usual, after the recipe has accepted all options."""
     if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
-        print(f"{usual} exists; this run goes to {store.path}", file=sys.stderr)
+        say(f"{usual} exists; this run goes to {store.path}", error=True)
 
 
 def _remove_if_empty(folder: Path) -> None:

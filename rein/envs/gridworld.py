@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.devices import checked_device
 from rein.ops.random import integers
 from rein.rollout.contract import check_action, check_rows_of, checked_num_envs, restored
@@ -26,6 +27,7 @@ _NEVER = 2**62
 _COLUMN, _TARGET = range(2)  # what an episode draws from its seed, by counter
 
 
+@explain(ENVIRONMENT_ATTRIBUTES)
 class Gridworld:
     """N boards of `size` x `size` cells: start in the bottom row, reach the target.
 
@@ -45,6 +47,7 @@ class Gridworld:
     replayable = True
     bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # least and greatest x, least and greatest y; of this size by default
 
+    @check_keywords
     def __init__(
         self,
         num_envs: int = 16,

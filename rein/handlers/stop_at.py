@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from rein.clocks import CLOCKS
+from rein.foreign_names import suggestion
 from rein.loop import Loop
 from rein.types import State
 
@@ -40,7 +41,7 @@ def stop_at(
         raise TypeError("stop_at(loop, metric, ...): a metric and one of at_least= and at_most= go together")
     for clock, limit in clocks.items():
         if clock not in CLOCKS:
-            raise ValueError(f"stop_at({clock}={limit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
+            raise ValueError(f"stop_at({clock}={limit!r}): unknown clock{suggestion(clock, list(CLOCKS))}")
         if not limit > 0:
             raise ValueError(f"stop_at({clock}={limit!r}): give a limit above 0")
     if metric is not None and at_least is not None:

@@ -279,7 +279,7 @@ def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[T
 
 def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
     if not callable(factory):
-        what = repr(factory) if isinstance(factory, str) else f"a {type(factory).__name__}"
+        what = repr(factory) if isinstance(factory, str) else f"an object of type {type(factory).__name__}"
         raise TypeError(
             f"optimizer: expected a function of parameters, got {what}; give a class such as torch.optim.RMSprop, or "
             "functools.partial(torch.optim.RMSprop, alpha=0.99)"

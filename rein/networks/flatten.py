@@ -61,6 +61,8 @@ class _Part(NamedTuple):
     def flat(self, observation: Tree) -> Tensor:
         """(N, width) float32."""
         for key in self.path:
+            if key not in observation:
+                raise ValueError(f"the observation has no key {key!r}; it has {', '.join(map(str, observation))}")
             observation = observation[key]
         rows = len(observation) if observation.ndim else 1
         if self.places is None:
@@ -71,7 +73,12 @@ class _Part(NamedTuple):
 
 
 def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """The spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor."""
+    """Return the spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor.
+
+    Raises ValueError for an empty Dict or Tuple.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
+        raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor in it")
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):

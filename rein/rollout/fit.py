@@ -41,7 +41,7 @@ def lacking(part: Any, protocol: type) -> list[str]:
 def check_part(caller: str, part: Any, protocol: type) -> None:
     """Raise TypeError if `part` lacks a method or an attribute of the protocol, and say how to get one that has all."""
     if isinstance(part, type):
-        raise TypeError(f"{caller}: {part.__name__} is a class, not a {protocol.__name__}; give {part.__name__}(...)")
+        raise TypeError(f"{caller}: {part.__name__} is a class; give an object of it, {part.__name__}(...)")
     absent = lacking(part, protocol)
     if not absent:
         return

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.devices import checked_device
 from rein.rollout.contract import check_rows_of
 from rein.rollout.frames import Frame
@@ -20,6 +21,7 @@ from rein.rollout.simulation import Physics, Simulation
 from rein.types import TimeStep
 
 
+@explain(ENVIRONMENT_ATTRIBUTES)
 class SimulatedEnvironment(ABC):
     """N environments of one physics; a subclass adds its constructor and the picture of a state.
 
@@ -28,6 +30,11 @@ class SimulatedEnvironment(ABC):
     """
 
     replayable = True
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "__init__" in vars(cls):
+            cls.__init__ = check_keywords(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,

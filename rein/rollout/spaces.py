@@ -9,7 +9,7 @@ Shapes: N values, A one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,8 +99,20 @@ class Codec:
         try:
             parts = {key: [value[place] for value in values] for key, place in self._places.items()}
         except (KeyError, IndexError, TypeError) as error:
-            raise EnvironmentContractError(f"{self._field}: expected values of {self._space}: {error!r}") from error
+            raise EnvironmentContractError(self._misfit(values, first_row)) from error
         return {key: inner.stack(parts[key], first_row) for key, inner in self._inner.items()}
+
+    def _misfit(self, values: Sequence[Any], first_row: int) -> str:
+        """Say which of the values lacks a part of the Dict or Tuple."""
+        wanted, kind = list(self._places.values()), tuple if isinstance(self._space, spaces.Tuple) else Mapping
+        for row, value in enumerate(values, first_row):
+            if not isinstance(value, kind):
+                return f"{self._field}, row {row}: expected a value of {self._space}, got {type(value).__name__}"
+            there = range(len(value)) if kind is tuple else value
+            if missing := [str(place) for place in wanted if place not in there]:
+                has = ", ".join(map(str, there)) or "none"
+                return f"{self._field}, row {row}: lacks the key {', '.join(missing)} of its space; it has {has}"
+        return f"{self._field}: expected values of {self._space}"
 
     def split(self, tree: Tree, rows: int) -> list[Any]:
         """The values of `rows` rows, which share no memory with the tensors; EnvironmentContractError by shape."""

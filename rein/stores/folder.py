@@ -87,6 +87,8 @@ def claim(path: Path, exist: str) -> Path:
     if exist not in ("error", "resume", "new"):
         raise ValueError(f"exist={exist!r}: give 'error', 'resume' or 'new'")
     try:
+        if path.is_file():
+            raise StoreError(f"{path}: is a file, and a store needs a folder; give another path, such as runs/mine")
         if exist == "error" and path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise StoreError(f"{path}: exists; exist='resume' goes on with it, exist='new' takes the next free name")
         folder = _make_fresh(path) if exist == "new" else path

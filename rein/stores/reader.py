@@ -34,13 +34,24 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
-    """The trajectories of a run folder, or of one file. Raises StoreError if there are none.
+    """Open the trajectories of a run folder, or one file. Raises StoreError if there are none or a header is wrong.
 
     With `follow` the run may still be writing, its first file even: iterating over it goes on with what was finished
     meanwhile, as `refresh` does. A file is scanned in a child process before it is read here, for a hash does not say
     who made it; `trusted=True` spares that.
     """
     return Run(Path(path), follow=follow, trusted=trusted)
+
+
+def _why_none(path: Path) -> str:
+    if not path.exists():
+        return f"{path}: no trajectories there, since it does not exist; give the folder of a run, or one of its files"
+    if (path / "run.json").exists() or (path / TRAJECTORIES).is_dir():
+        return (
+            f"{path}: no trajectories there yet: no file is finished; open it after the first epochs, or with "
+            "open_run(path, follow=True)"
+        )
+    return f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/"
 
 
 class Run:
@@ -53,7 +64,9 @@ class Run:
         self._checked: dict[Path, Content] = {}
         self._found = self._find()
         if not self._found and not follow:
-            raise StoreError(f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/")
+            raise StoreError(_why_none(path))
+        for file in [] if follow else self._found:  # of a followed run, a file may be removed at any time
+            files.promised_hash(file)
 
     def __repr__(self) -> str:
         epochs, episodes = len(self.epochs["number"]), len(self.episodes["id"])

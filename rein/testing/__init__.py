@@ -1,5 +1,10 @@
 """Test suites for parts: subclass a contract in a test file, and its tests run on yours."""
 
+try:
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError("rein.testing needs pytest, which is not installed; run pip install pytest") from error
+
 from rein.testing.agent import AgentContract
 from rein.testing.buffer import BufferContract
 from rein.testing.environment import EnvironmentContract

@@ -105,7 +105,7 @@ def test_its_help_shows_its_options_and_the_common_ones(here, capsys):
         (["train", "my_module:no_such"], "my_module has no function 'no_such'"),
         (["train", "my_module:broken"], "RuntimeError('the module is broken')"),
         (["train", "my_module:nothing"], "returned int, not a rein.Loop"),
-        (["train", "gridworld", "--epochs", "0"], "epochs=0: give 1 or more"),
+        (["train", "gridworld", "--epochs", "0"], "epochs 0: give 1 or more"),
         (["train", "gridworld", "--target-x", "9"], "9"),
         (["show", "no_such_run"], "no_such_run"),
     ],

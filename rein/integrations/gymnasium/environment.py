@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.integrations.gymnasium.history import ActionHistory
 from rein.integrations.gymnasium.making import Source, as_json, make, name_of
 from rein.integrations.gymnasium.results import RESET, STEP, check_parts, ended_flags, missing_values, wanted_infos
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 _FLOAT = np.dtype(np.float32)
 
 
+@explain(ENVIRONMENT_ATTRIBUTES)
 class GymnasiumEnvironment:
     """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns one.
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from rein.foreign_names import OPTIONS
+
 Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
 
 _EXTRAS = {"atari": "ale-py", "box2d": "Box2D", "mujoco": "MuJoCo"}
@@ -27,7 +29,12 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
     if isinstance(source, str) and "ALE/" in source:
         _register_atari(source)
     try:
-        return source(**make_kwargs) if callable(source) else by_id(source, **make_kwargs)
+        made = source(**make_kwargs) if callable(source) else by_id(source, **make_kwargs)
+        _check_made(source, made)
+        return made
+    except TypeError as error:
+        _explain_keyword(source, make_kwargs, error)
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         extra = re.search(r"gymnasium\[(\w+)\]", str(error))
         if extra is None or extra[1] not in _EXTRAS:
@@ -39,8 +46,29 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
         raise ValueError(f"unknown environment {source!r}; {_hint(source, error)}") from error
 
 
+def _check_made(source: Source, made: Any) -> None:
+    """Raise TypeError if a factory returned something that is not an environment of Gymnasium."""
+    if not all(hasattr(made, name) for name in ("step", "reset", "observation_space", "action_space")):
+        what = repr(made) if made is None or isinstance(made, str) else f"a {type(made).__name__}"
+        hint = "; it is an environment of rein already, so use it as it is" if hasattr(made, "apply_action") else ""
+        raise TypeError(f"{name_of(source)} returned {what}, and must return a gymnasium.Env{hint}")
+
+
+def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: TypeError) -> None:
+    """Raise TypeError with rein's name if the environment refused a keyword that another library uses."""
+    for name in make_kwargs:
+        ours = next(iter(OPTIONS.get(name, ())), "")
+        if ours in ("num_envs", "seed") and f"'{name}'" in str(error):
+            raise TypeError(f"{name_of(source)}: there is no option {name}; use {ours}") from error
+
+
 def name_of(source: Source) -> str:
-    """What a person calls it."""
+    """Return the id of an environment, or module and name of a factory. Raises TypeError for anything else."""
+    if not isinstance(source, str | EnvSpec) and not callable(source) and not isinstance(source, gymnasium.Env):
+        raise TypeError(
+            f"expected the id of an environment or a function that makes one, got a {type(source).__name__}; give one "
+            "function, and num_envs= to have several environments"
+        )
     if isinstance(source, str):
         return source
     if isinstance(source, EnvSpec):

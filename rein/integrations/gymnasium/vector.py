@@ -22,6 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.integrations.gymnasium.batches import BatchCodec, array
 from rein.integrations.gymnasium.making import Source, as_json, name_of
 from rein.integrations.gymnasium.opening import opened
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
+@explain(ENVIRONMENT_ATTRIBUTES)
 class GymnasiumVectorEnvironment:
     """The N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
 

@@ -1,0 +1,376 @@
+"""Mistakes of newcomers, who know other libraries: each gives one line that names the mistake and the remedy."""
+
+import contextlib
+import functools
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.dqn import DQN
+from rein.agents.iql import IQL
+from rein.agents.ppo import PPO
+from rein.agents.pqn import PQN
+from rein.agents.q_learning import QLearning
+from rein.agents.sac import SAC
+from rein.cli import main
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.handlers.solved import solved
+from rein.handlers.stop_at import stop_at
+from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.offline import offline_loop
+from rein.supervised import train_step
+
+VECTOR, BUTTONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
+NAMED = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "velocity": spaces.Box(-1.0, 1.0, (2,))})
+
+COMMANDS = [  # the words, and a part of the one line
+    ("trian cartpole", "did you mean rein train"),
+    ("learn cartpole", "rein train"),
+    ("eval RUN", "rein evaluate"),
+    ("enjoy RUN", "rein evaluate"),
+    ("continue RUN", "rein resume"),
+    ("train", "name a recipe"),
+    ("train --algo ppo --env CartPole-v1", "name a recipe"),
+    ("train cartpol", "'cartpole'"),
+    ("train CartPole-v1", "'cartpole'"),
+    ("train cartpole_ppo", "'cartpole'"),
+    ("train dqn", "'cartpole-dqn'"),
+    ("train my_module", "my_module:make_loop"),
+    ("train no_such_module:make", "no_such_module"),
+    ("train json:make", "no function 'make'"),
+    ("train cartpole --lr 1e-3", "--learning-rate"),
+    ("train cartpole --timesteps 1000", "--env-steps"),
+    ("train cartpole --total-timesteps 1000", "--env-steps"),
+    ("train cartpole --total_timesteps=1000", "--env-steps"),
+    ("train cartpole --n-envs 4", "--num-envs"),
+    ("train cartpole --num-steps 128", "--iterations"),
+    ("train cartpole --n-epochs 4", "--update-epochs"),
+    ("train cartpole --clip-range 0.1", "--clip"),
+    ("train cartpole --max-epochs 3", "--epochs"),
+    ("train cartpole --logdir x", "--run"),
+    ("train cartpole --gama 0.9", "--gamma"),
+    ("train cartpole --verbose 1", "progress"),
+    ("train cartpole --capture-video", "rein evaluate RUN --video"),
+    ("train cartpole --track", "wandb"),
+    ("train cartpole --algo ppo", "rein list"),
+    ("train cartpole --env-id CartPole-v1", "rein list"),
+    ("train cartpole 1000", "1000"),
+    ("train cartpole --device gpu", "'gpu'"),
+    ("train cartpole --device auto", "'auto'"),
+    ("train cartpole --env-steps many", "whole number"),
+    ("train cartpole --env-steps 1.5", "whole number"),
+    ("train cartpole --env-steps", "--env-steps"),
+    ("train cartpole --env-steps 0", "1 or more"),
+    ("train cartpole --epochs 0", "1 or more"),
+    ("train cartpole --seed abc", "whole number"),
+    ("train cartpole --learning-rate fast", "'fast'"),
+    ("train cartpole --hidden", "one value or more"),
+    ("train cartpole --hidden 64,64", "separated by spaces"),
+    ("train cartpole --gamma 5", "from 0 to 1"),
+    ("train cartpole --num-envs 0", "1 or more"),
+    ("train cartpole --threads 0", "1 or more"),
+    ("train cartpole --resume", "--run"),
+    ("train cartpole --run RUN", "rein resume"),
+    ("resume", "PATH"),
+    ("resume nowhere", "no run to resume"),
+    ("resume RUN --gamma 0.5", "leave out --gamma"),
+    ("resume RUN --lr 0.5", "--learning-rate"),
+    ("evaluate", "PATH"),
+    ("evaluate nowhere", "not the folder of a run"),
+    ("evaluate RUN --n-eval-episodes 3", "--episodes"),
+    ("evaluate RUN --episodes 0", "1 or more"),
+    ("evaluate RUN --device gpu", "'gpu'"),
+    ("show nowhere", "does not exist"),
+    ("plot RUN --metric loss", "policy_loss"),
+    ("plot RUN --metrics loss", "--metric"),
+    ("replay RUN", "--episode"),
+    ("replay RUN --episode", "one value or more"),
+    ("export RUN --to csv", "--to"),
+    ("verify", "PATH"),
+    ("list cartpole", "nothing more"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run."""
+    folder = tmp_path_factory.mktemp("newcomers") / "run"
+    words = ["train", "cartpole", "--num-envs", "4", "--iterations", "8", "--epochs", "2", "--minibatches", "2"]
+    main([*words, "--quiet", "--run", str(folder)])
+    return folder
+
+
+@pytest.mark.parametrize(("words", "keyword"), COMMANDS)
+def test_a_mistake_on_the_command_line_is_explained_in_one_line(words, keyword, run, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run) if word == "RUN" else word for word in words.split()])
+    told = capfd.readouterr().err
+    assert ended.value.code == 1
+    assert (told.count("\n"), told[:6]) == (1, "rein: ")
+    assert keyword in told
+    assert not (tmp_path / "runs/cartpole").exists()
+
+
+def agent(kind=PPO, **options):
+    return kind(VECTOR, BUTTONS, **options)
+
+
+def on_cartpole(**options):
+    environment = CartPole(2)
+    return PPO(environment.single_observation_space, environment.single_action_space, **options)
+
+
+def single():
+    return gymnasium.make("CartPole-v1")
+
+
+def loop(**options):
+    return rein.training_loop(on_cartpole(rollout_steps=4), CartPole(2), iterations=4, **options)
+
+
+class Forgetful(gymnasium.Env):
+    """Its observations lack a key of its space."""
+
+    observation_space, action_space = NAMED, BUTTONS
+
+    def reset(self, *, seed=None, options=None):
+        return {"position": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        return {"position": np.zeros(2, np.float32)}, 0.0, False, False, {}
+
+
+def assign_handler():
+    loop().epoch_ended = print
+
+
+def lbfgs_step():
+    model = torch.nn.Linear(2, 1)
+    train_step(model, torch.nn.functional.mse_loss, torch.optim.LBFGS(model.parameters()))
+
+
+API = {  # what a newcomer writes, and a part of the one line
+    "PPO('MlpPolicy', env)": (lambda: PPO("MlpPolicy", CartPole(2)), "environment.single_observation_space"),
+    "PPO(env)": (lambda: PPO(CartPole(2)), "environment.single_action_space"),
+    "PPO(gymnasium env)": (lambda: PPO(single()), "GymnasiumEnvironment"),
+    "PPO()": (PPO, "environment.single_observation_space"),
+    "QLearning(env)": (lambda: QLearning(Gridworld(2)), "environment.single_observation_space"),
+    "PPO(policy=)": (lambda: agent(policy="MlpPolicy"), "hidden="),
+    "PPO(lr=)": (lambda: agent(lr=1e-3), "learning_rate"),
+    "PQN(lr=)": (lambda: agent(PQN, lr=1e-3), "learning_rate"),
+    "QLearning(alpha=)": (lambda: QLearning(BUTTONS, BUTTONS, alpha=0.1), "learning_rate"),
+    "PPO(n_steps=)": (lambda: agent(n_steps=128), "rollout_steps"),
+    "PPO(batch_size=)": (lambda: agent(batch_size=64), "minibatches"),
+    "PPO(n_epochs=)": (lambda: agent(n_epochs=10), "use epochs"),
+    "PPO(clip_range=)": (lambda: agent(clip_range=0.1), "use clip"),
+    "PPO(ent_coef=)": (lambda: agent(ent_coef=0.1), "entropy_coefficient"),
+    "PPO(vf_coef=)": (lambda: agent(vf_coef=0.1), "value_coefficient"),
+    "PPO(policy_kwargs=)": (lambda: agent(policy_kwargs={}), "hidden="),
+    "PPO(verbose=)": (lambda: agent(verbose=1), "rein.handlers"),
+    "PPO(tensorboard_log=)": (lambda: agent(tensorboard_log="logs"), "TensorBoardLogger"),
+    "DQN(buffer_size=)": (lambda: agent(DQN, buffer_size=1000), "capacity"),
+    "DQN(exploration_fraction=)": (lambda: agent(DQN, exploration_fraction=0.1), "epsilon"),
+    "DQN(target_update_interval=)": (lambda: agent(DQN, target_update_interval=10), "target_frequency"),
+    "SAC(ent_coef=)": (lambda: SAC(VECTOR, VECTOR, ent_coef=0.1), "temperature"),
+    "SAC for discrete actions": (lambda: agent(SAC), "continuous actions"),
+    "DQN for continuous actions": (lambda: DQN(VECTOR, VECTOR), "Discrete"),
+    "optimizer='adam'": (lambda: agent(optimizer="adam"), "torch.optim"),
+    "optimizer of other parameters": (lambda: agent(optimizer=torch.optim.Adam([torch.zeros(1)])), "torch.optim"),
+    "optimizer=LBFGS": (lambda: agent(optimizer=torch.optim.LBFGS), "LBFGS"),
+    "optimizer=LBFGS, replay": (lambda: agent(DQN, optimizer=torch.optim.LBFGS), "LBFGS"),
+    "optimizer=LBFGS, supervised": (lbfgs_step, "LBFGS"),
+    "PPO(device='gpu')": (lambda: agent(device="gpu"), 'device="cuda"'),
+    "DQN(device='auto')": (lambda: agent(DQN, device="auto"), 'device="cpu"'),
+    "QLearning(device='gpu')": (lambda: QLearning(BUTTONS, BUTTONS, device="gpu"), 'device="cuda"'),
+    "CartPole(device='gpu')": (lambda: CartPole(2, device="gpu"), 'device="cuda"'),
+    "Gridworld(device='gpu')": (lambda: Gridworld(2, device="gpu"), 'device="cuda"'),
+    "Loop(device='gpu')": (lambda: rein.Loop(lambda state: None, device="gpu"), 'device="cuda"'),
+    "PPO(hidden=64)": (lambda: agent(hidden=64), "(64, 64)"),
+    "PPO(activation=nn.ReLU)": (lambda: agent(activation=torch.nn.ReLU), "relu"),
+    "PPO(gamma='0.9')": (lambda: agent(gamma="0.9"), "from 0 to 1"),
+    "PPO(seed='a')": (lambda: agent(seed="a"), "integer"),
+    "Dict({}) observations": (lambda: PPO(spaces.Dict({}), BUTTONS), "empty space"),
+    "agent.learn": (lambda: agent().learn(total_timesteps=1000), "rein.train"),
+    "agent.predict": (lambda: agent().predict(None), "select_action"),
+    "agent.act": (lambda: agent().act(None), "select_action"),
+    "agent.save": (lambda: agent().save("agent"), "rein.save"),
+    "PPO.load": (lambda: PPO.load("agent"), "rein.load_agent"),
+    "agent.set_env": (lambda: agent().set_env(None), "rein.train"),
+    "observation without a key": (
+        lambda: PPO(NAMED, BUTTONS).policy().select_action({"position": torch.zeros(1, 2)}),
+        "'velocity'",
+    ),
+    "train(total_timesteps=)": (lambda: rein.train(on_cartpole(), CartPole(2), total_timesteps=9), "env_steps"),
+    "train(callback=)": (lambda: rein.train(on_cartpole(), CartPole(2), env_steps=9, callback=print), "handlers"),
+    "train without a limit": (lambda: rein.train(on_cartpole(), CartPole(2)), "env_steps"),
+    "training_loop(total_timesteps=)": (lambda: loop(total_timesteps=9), "env_steps"),
+    "training_loop(max_epochs=)": (lambda: loop(max_epochs=9), "use epochs"),
+    "training_loop(env, agent)": (lambda: rein.training_loop(CartPole(2), on_cartpole()), "other way round"),
+    "PPO(actions, observations)": (
+        lambda: rein.training_loop(
+            PPO(CartPole(1).single_action_space, CartPole(1).single_observation_space), CartPole(2)
+        ),
+        "other way round",
+    ),
+    "training_loop(PPO, env)": (lambda: rein.training_loop(PPO, CartPole(2)), "PPO(...)"),
+    "training_loop(agent, gymnasium env)": (
+        lambda: rein.training_loop(on_cartpole(), single()),
+        "GymnasiumEnvironment",
+    ),
+    "training_loop(agent, 'CartPole-v1')": (
+        lambda: rein.training_loop(on_cartpole(), "CartPole-v1"),
+        "GymnasiumEnvironment",
+    ),
+    "training_loop(agent, env, 'runs/x')": (
+        lambda: rein.training_loop(on_cartpole(), CartPole(2), "runs/x"),
+        "HDF5Store",
+    ),
+    "offline_loop(n_epochs=)": (lambda: offline_loop(SAC(VECTOR, VECTOR), n_epochs=1), "use epochs"),
+    "IQL(buffer_size=)": (lambda: IQL(VECTOR, VECTOR, buffer_size=9), "capacity"),
+    "evaluate(policy, gymnasium env)": (
+        lambda: rein.evaluate(on_cartpole().policy(), single(), 1),
+        "GymnasiumEnvironment",
+    ),
+    "evaluate(policy, gymnasium vector env)": (
+        lambda: rein.evaluate(on_cartpole().policy(), gymnasium.make_vec("CartPole-v1", 1), 1),
+        "GymnasiumVectorEnvironment",
+    ),
+    "evaluate(agent, env)": (lambda: rein.evaluate(on_cartpole(), CartPole(1), 1), "agent.policy()"),
+    "evaluate(env, policy)": (lambda: rein.evaluate(CartPole(1), on_cartpole().policy(), 1), "policy first"),
+    "evaluate(n_eval_episodes=)": (
+        lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), n_eval_episodes=1),
+        "use episodes",
+    ),
+    "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "whole number"),
+    "CartPole(n_envs=)": (lambda: CartPole(n_envs=4), "num_envs"),
+    "CartPole(num_envs=0)": (lambda: CartPole(0), "1 or more"),
+    "env.step": (lambda: CartPole(1).step(0), "apply_action"),
+    "env.action_space": (lambda: GymnasiumEnvironment("CartPole-v1").action_space, "single_action_space"),
+    "unknown id": (lambda: GymnasiumEnvironment("CartPol-v1"), "CartPole-v1"),
+    "GymnasiumEnvironment(n_envs=)": (lambda: GymnasiumEnvironment("CartPole-v1", n_envs=2), "num_envs"),
+    "GymnasiumEnvironment(env)": (lambda: GymnasiumEnvironment(single()), "lambda"),
+    "GymnasiumEnvironment([make])": (lambda: GymnasiumEnvironment([single]), "num_envs="),
+    "factory that returns nothing": (lambda: GymnasiumEnvironment(lambda: None), "returned None"),
+    "factory that returns an id": (lambda: GymnasiumEnvironment(lambda: "CartPole-v1"), "'CartPole-v1'"),
+    "factory of rein's environments": (lambda: GymnasiumEnvironment(CartPole), "use it as it is"),
+    "factory that returns nothing, processes": (
+        lambda: GymnasiumVectorEnvironment.in_processes(functools.partial(int, 1), 1),
+        "gymnasium.Env",
+    ),
+    "observation of a Dict without a key": (lambda: GymnasiumEnvironment(Forgetful).reset(), "velocity"),
+    "loop.epoch_ended = handler": (assign_handler, "loop.epoch_ended(handler)"),
+    "loop.epoch_end": (lambda: loop().epoch_end, "epoch_ended"),
+    "loop.add_event_handler": (lambda: loop().add_event_handler, "loop.on"),
+    "loop.run(max_epochs=)": (lambda: loop().run(max_epochs=3), "use epochs"),
+    "loop.run(10)": (lambda: loop().run(10), "iterable"),
+    "handler without the state": (lambda: loop().epoch_ended(lambda: None), "state"),
+    "handler is a number": (lambda: loop().epoch_ended(3), "function"),
+    "epoch_ended(every_n=)": (lambda: loop().epoch_ended(every_n=3), "every"),
+    "stop_at(timesteps=)": (lambda: stop_at(loop(), timesteps=3), "use env_steps"),
+    "rein.PPO": (lambda: rein.PPO, "from rein.agents.ppo import PPO"),
+    "rein.HDF5store": (lambda: rein.HDF5store, "rein.HDF5Store"),
+    "open_run of nothing": (lambda: rein.open_run("nowhere"), "does not exist"),
+    "load_agent of nothing": (lambda: rein.load_agent("nowhere"), "no checkpoint"),
+}
+
+
+@pytest.mark.parametrize("mistake", API)
+def test_a_mistake_in_python_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, keyword = API[mistake]
+    with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError)) as raised:
+        call()
+    assert keyword in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+@pytest.mark.parametrize(
+    "build",
+    [
+        agent,
+        functools.partial(agent, DQN),
+        functools.partial(QLearning, BUTTONS, BUTTONS),
+        CartPole,
+        Gridworld,
+        functools.partial(rein.Loop, lambda state: None),
+    ],
+)
+def test_a_device_that_torch_lacks_gives_the_same_message_everywhere(build):
+    with pytest.raises(ValueError, match='device="cuda": torch finds none here; use device="cpu"'):
+        build(device="cuda")
+
+
+def test_env_steps_may_be_written_with_an_exponent(tmp_path, capsys):
+    main(["train", "cartpole", "--num-envs", "4", "--env-steps", "1e2", "--quiet", "--run", str(tmp_path / "run")])
+    told = capsys.readouterr().out
+    assert "env_steps has reached 100" in told
+    assert "not solved: episode_return_100 should reach 475" in told
+
+
+def test_an_unsolved_run_says_how_far_it_came(tmp_path, capsys):
+    made = loop(epochs=1)
+    solved(made, "policy_loss", at_least=1e9)
+    state = made.run()
+    assert state.memory["unsolved/policy_loss 1000000000.0"]["value"] == state.history[-1].metrics["policy_loss"]
+
+
+def test_the_name_of_the_folder_is_printed_after_the_options_were_accepted(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/cartpole").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main(["train", "cartpole", "--gamma", "5"])
+    assert "exists" not in capsys.readouterr().err
+    main(["train", "cartpole", "--num-envs", "4", "--env-steps", "64", "--quiet"])
+    assert "runs/cartpole exists; this run goes to runs/cartpole-2" in capsys.readouterr().err
+
+
+def test_a_metric_that_no_step_reports_is_warned_of_once(caplog):
+    made = loop(epochs=3)
+    made.metric("mine", "polcy_loss")
+    made.run()
+    told = [record.message for record in caplog.records if "mine" in record.message]
+    assert len(told) == 1
+    assert "'polcy_loss'" in told[0]
+    assert "policy_loss" in told[0].replace("polcy_loss", "")
+
+
+def test_a_run_without_a_finished_file_says_so(tmp_path):
+    with (
+        contextlib.closing(rein.HDF5Store(tmp_path / "run")) as store,
+        pytest.raises(rein.StoreError, match="no file is finished"),
+    ):
+        rein.open_run(store.path)
+
+
+def test_a_file_of_junk_is_refused_when_it_is_opened(tmp_path):
+    (tmp_path / "junk.h5").write_bytes(b"junk" * 1000)
+    with pytest.raises(rein.StoreError, match=r"junk\.h5"):
+        rein.open_run(tmp_path / "junk.h5")
+
+
+@pytest.mark.parametrize("exist", ["error", "resume", "new"])
+def test_a_store_is_no_file(tmp_path, exist):
+    (tmp_path / "a_file").write_text("text")
+    with pytest.raises(rein.StoreError, match="is a file"):
+        rein.HDF5Store(tmp_path / "a_file", exist)
+
+
+def test_the_contracts_say_that_they_need_pytest():
+    code = "import sys; sys.modules['pytest'] = None; import rein.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: rein.testing needs pytest")
+
+
+def test_names_of_other_libraries_are_hidden_from_completion():
+    made = agent()
+    assert not {"learn", "predict", "save", "load"} & {*dir(made)}
+    assert not hasattr(made, "learn")
