@@ -232,7 +232,7 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, f
     With `flags` the names are written as on the command line, `--env-steps`.
     """
     names = sorted(known)
-    for name in given:
+    for name in sorted(given):
         if name not in names:
             raise TypeError(f"{caller}: there is no option {written(name, flags)}{suggestion(name, names, flags)}")
 

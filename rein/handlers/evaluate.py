@@ -18,7 +18,7 @@ from rein.ops.trees import map_tree, to_device
 from rein.protocols import Environment, Policy, Stateful, Store
 from rein.rollout import Evaluation, Recorder
 from rein.rollout import evaluate as play
-from rein.rollout.evaluate import check_policy
+from rein.rollout.evaluate import check_parts
 from rein.rollout.fit import check_held
 from rein.types import INTERRUPT, State, Tree
 
@@ -79,11 +79,11 @@ def evaluate(
     one episode, for `same_episodes` in environments that cannot begin an episode again, and for a store that cannot
     hold their spaces.
     """
+    check_parts(policy, environment)
     if on_failure not in ("raise", "drop"):
         raise ValueError(f'evaluate(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes}): give 1 or more")
-    check_policy(policy)
     _check_free(loop, environment, store)
     check_held(environment, store)
     if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):

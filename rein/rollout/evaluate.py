@@ -78,8 +78,7 @@ def evaluate(
     Raises ValueError for fewer than one episode and another number of seeds, TypeError for what is no policy and for
     environments that cannot begin the episodes of seeds.
     """
-    check_policy(policy)
-    check_part("evaluate", environment, Environment)
+    check_parts(policy, environment)
     if not isinstance(episodes, numbers.Integral) or episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes!r}): give a whole number, 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -99,11 +98,13 @@ def evaluate(
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
 
 
-def check_policy(policy: Any) -> None:
-    """Raise TypeError for an object that is not a policy."""
+def check_parts(policy: Any, environment: Any) -> None:
+    """Raise TypeError unless these are a policy and an environment of rein, and say how to get them."""
     if not isinstance(policy, Policy):
         hint = ""
-        if hasattr(policy, "policy"):
+        if isinstance(environment, Policy):
+            hint = "; give the policy first and the environment second"
+        elif hasattr(policy, "policy"):
             hint = "; give agent.policy()"
         elif callable(policy):
             hint = (
@@ -111,6 +112,7 @@ def check_policy(policy: Any) -> None:
                 "rein.rollout.RandomPolicy is one"
             )
         raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
+    check_part("evaluate", environment, Environment)
 
 
 class _Round(NamedTuple):

@@ -21,6 +21,7 @@ from rein.agents.sac import SAC
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.handlers.evaluate import evaluate as evaluate_during
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
 from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
@@ -250,6 +251,14 @@ API = {  # what a newcomer writes, and a part of the one line
         "use episodes",
     ),
     "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "whole number"),
+    "handlers.evaluate(loop, agent, env)": (
+        lambda: evaluate_during(loop(), on_cartpole(), CartPole(1), episodes=1),
+        "agent.policy()",
+    ),
+    "handlers.evaluate(loop, policy, gymnasium env)": (
+        lambda: evaluate_during(loop(), on_cartpole().policy(), single(), episodes=1),
+        "GymnasiumEnvironment",
+    ),
     "CartPole(n_envs=)": (lambda: CartPole(n_envs=4), "num_envs"),
     "CartPole(num_envs=0)": (lambda: CartPole(0), "1 or more"),
     "env.step": (lambda: CartPole(1).step(0), "apply_action"),
