@@ -196,8 +196,8 @@ def test_a_run_that_was_stopped_goes_on_under_a_further_rule() -> None:
 
 
 def test_an_unknown_clock_is_an_error_that_names_the_clocks() -> None:
-    with pytest.raises(ValueError, match=r"stop_at\(steps=5\): unknown clock") as error:
-        make(steps=5)
+    with pytest.raises(ValueError, match=r"stop_at\(weeks=5\): unknown clock") as error:
+        make(weeks=5)
     assert all(clock in str(error.value) for clock in CLOCKS)
 
 
