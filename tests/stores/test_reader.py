@@ -58,7 +58,7 @@ def test_what_is_not_there_is_named(path):
         run.field("rewards")
     with pytest.raises(ValueError, match="no epoch 9; it has 5 from 1 to 5"):
         run.trajectory(9)
-    with pytest.raises(StoreError, match="no trajectories there.*give the folder of a run"):
+    with pytest.raises(StoreError, match=r"no trajectories there.*give the folder of a run"):
         open_run(path / "missing")
 
 
