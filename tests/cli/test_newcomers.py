@@ -76,7 +76,7 @@ COMMANDS = [  # the words, and a part of the one line
     ("train cartpole --hidden 64,64", "separated by spaces"),
     ("train cartpole --gamma 5", "from 0 to 1"),
     ("train cartpole --num-envs 0", "1 or more"),
-    ("train cartpole --threads 0", "1 or more"),
+    ("train cartpole --threads 0", "1 to"),
     ("train cartpole --resume", "--run"),
     ("train cartpole --run RUN", "rein resume"),
     ("resume", "PATH"),
