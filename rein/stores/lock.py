@@ -23,6 +23,7 @@ class _Held(NamedTuple):
     key: tuple[int, int]  # device and inode
     descriptor: int
     alone: bool
+    locked: bool  # False on a file system that has no locks
     locks: set[int]  # that share it
 
 
@@ -73,22 +74,24 @@ def _share(folder: Path, alone: bool) -> _Held:
         if held is not None and (alone or held.alone):
             raise StoreError(f"{folder}: {_why(alone)}")
         if held is None:
-            _lock(folder, descriptor, alone)
-            held = _held[key] = _Held(key, descriptor, alone, set())
+            locked = _lock(folder, descriptor, alone)
+            held = _held[key] = _Held(key, descriptor, alone, locked, set())
         return held
     finally:
         if held is None or held.descriptor != descriptor:
             os.close(descriptor)  # there is one already, or something went wrong
 
 
-def _lock(folder: Path, descriptor: int, alone: bool) -> None:
+def _lock(folder: Path, descriptor: int, alone: bool) -> bool:
+    """Lock the folder. Returns False on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if not alone and error.errno not in _TAKEN:
-            return  # a file system without locks
+            return False
         why = _why(alone) if error.errno in _TAKEN else f"cannot be locked: {error.strerror}"
         raise StoreError(f"{folder}: {why}") from error
+    return True
 
 
 def _release(key: tuple[int, int], lock: int) -> None:
@@ -99,8 +102,11 @@ def _release(key: tuple[int, int], lock: int) -> None:
         held.locks.discard(lock)
         if not held.locks:
             del _held[key]
-            fcntl.flock(held.descriptor, fcntl.LOCK_UN)  # for a process that is just being started has it too
-            os.close(held.descriptor)
+            try:
+                if held.locked:  # closing is not enough: a process that is just being started has the descriptor too
+                    fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(held.descriptor)
 
 
 def _why(alone: bool) -> str:

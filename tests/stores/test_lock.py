@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -118,3 +119,19 @@ def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
         process.kill()
         process.stdout.close()
         os.kill(worker, signal.SIGKILL)
+
+
+def test_a_folder_on_a_file_system_without_locks_can_be_closed(tmp_path, monkeypatch):
+    """Only an acquired lock is released: such a file system refuses both calls."""
+
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("rein.stores.lock.fcntl.flock", refuse)
+    before = len(os.listdir("/dev/fd"))
+    store = HDF5Store(tmp_path / "run")
+    store.close()
+    HDF5Store(tmp_path / "run", "resume").close()
+    assert len(os.listdir("/dev/fd")) == before
+    with pytest.raises(StoreError, match="locked"):
+        Lock(tmp_path / "run", alone=True)
