@@ -23,6 +23,7 @@ from rein.cli.show import plain
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
+from rein.loop.info import version_of
 from rein.ops.products import suits_onednn
 from rein.saved import load_agent
 from rein.stores.hdf5 import HDF5Store
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
 def _versions() -> Table:
     table = Table.grid(padding=(0, 2))
     where = Path(rein.cli.__file__).parents[1]
-    table.add_row("rein", plain(f"{_version('rein')}, {where}"))
+    table.add_row("rein", plain(f"{version_of('rein')}, {where}"))
     table.add_row("Python", f"{platform.python_version()}, {platform.platform()}")
     table.add_row("machine", f"{os.cpu_count()} cores, {platform.machine()}")
     threads = torch.get_num_threads()
@@ -76,7 +77,11 @@ def _accelerator() -> str:
 def _extras() -> Table:
     """Every extra of rein's, and what of it is missing."""
     table = Table("extra", "what it needs", box=None, pad_edge=False, header_style="bold")
-    for extra in sorted(importlib.metadata.metadata("rein").get_all("Provides-Extra") or []):
+    try:
+        extras = importlib.metadata.metadata("rein").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
+        extras = []
+    for extra in sorted(extras):
         needed = sorted(set(_needed("rein", extra)))
         table.add_row(extra, ", ".join(f"{name} {_version(name) or 'missing'}" for name in needed))
     return table

@@ -34,13 +34,19 @@ def run_info(loop: Loop) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {name: _version(name) for name in _PACKAGES}
+    return {name: version_of(name) for name in _PACKAGES}
 
 
-def _version(package: str) -> str:
-    """As its module says, where it does: to look through what is installed takes milliseconds."""
-    said = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
-    return importlib.metadata.version(package) if said is None else str(said)
+def version_of(package: str) -> str:
+    """Return the version of an imported package, from its module if possible.
+
+    Installed metadata is read only for modules without `__version__`. Returns "unknown" if there is none.
+    """
+    found = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
+    try:
+        return importlib.metadata.version(package) if found is None else str(found)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 from collections.abc import Collection, Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rein.errors import CheckpointError, StoreError
+from rein.loop.info import version_of
 from rein.ops.trees import leaves
 from rein.protocols import Store
 from rein.safe import open_file
@@ -122,8 +122,8 @@ def is_finite(state: Any) -> bool:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What a result depends on, to the bit."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES}
+    """Return the versions of Python and of the packages on which the bits of a result depend."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in _PACKAGES}
 
 
 def _short(value: Any) -> str:

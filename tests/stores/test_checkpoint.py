@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
 
 import pytest
 import torch
 from gymnasium import spaces
 
+import rein
 from rein.agents.q_learning import QLearning
+from rein.cli import doctor
 from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
+from rein.handlers.checkpoint import checkpoint
+from rein.loop.info import run_info
 from rein.stores import files
-from rein.stores.checkpoint import differences, is_finite, look, read_checkpoint, write_checkpoint
+from rein.stores.checkpoint import differences, is_finite, look, read_checkpoint, versions, write_checkpoint
 from rein.stores.parts import load, save
 from rein.testing.stateful import copy_state, first_difference
 
@@ -164,3 +169,22 @@ def test_an_agent_of_another_seed_may_be_loaded(tmp_path):
     agent = make_agent(seed=4)
     load(agent, tmp_path / "agent.h5")
     assert first_difference(agent.state_dict(), make_agent(seed=3).state_dict()) is None
+
+
+def test_a_checkpoint_needs_no_installed_metadata(tmp_path, monkeypatch):
+    """As in a source tree that was not installed, or in a frozen program."""
+
+    def refuse(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    for name in ("version", "metadata", "requires"):
+        monkeypatch.setattr(importlib.metadata, name, refuse)
+    versions.cache_clear()
+    loop = rein.Loop(lambda state: None, iterations=1)
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    loop.run()
+    found = read_checkpoint(tmp_path / "epoch-000001.h5").about["versions"]
+    assert (found["rein"], found["torch"]) == (rein.__version__, str(torch.__version__))
+    assert run_info(loop)["versions"]["rein"] == rein.__version__
+    doctor.main([])
+    versions.cache_clear()
