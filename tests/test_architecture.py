@@ -37,7 +37,7 @@ FLOORS = """
     protocols
     types
     networks
-    ops errors functions clocks foreign_names
+    ops errors functions clocks foreign_names paths
 """
 DEPTH = {name: depth for depth, line in enumerate(FLOORS.strip().splitlines()) for name in line.split()}
 INDEPENDENT = {"agents", "envs", "handlers", "loggers", "integrations"}  # each of their modules stands alone

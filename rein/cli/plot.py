@@ -132,9 +132,9 @@ def _title(episode: Episode, path: str) -> str:
 
 def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]:
     _check_gridworld(run)
-    numbers = numbers or run.episodes["id"][-_LAST:].tolist()
+    numbers = numbers or run.episodes["id"][run.episodes["whole"]][-_LAST:].tolist()
     if not numbers:
-        raise ValueError(f"{run.path}: no episode has ended yet")
+        raise ValueError(f"{run.path}: no whole episode is stored")
     size = environment_of(run).size
     places, targets = {}, set()
     for number in numbers:

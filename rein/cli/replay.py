@@ -16,6 +16,7 @@ from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of
 from rein.envs.wrappers.forwarding import unwrapped
+from rein.paths import absolute
 from rein.rollout.replay import Difference, Replay, replay
 from rein.rollout.video import Video, as_frame, frames_per_second
 from rein.stores.reader import open_run
@@ -55,7 +56,7 @@ def _options(
         raise ValueError(f"--video {video}: a film is of one episode, and --episode gives {len(episode)}")
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
-    stored = open_run(run)
+    stored, video = open_run(run), None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
     built = environment_of(stored, environment, filming=video is not None)
     with contextlib.closing(built):

@@ -103,7 +103,7 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
         try:
             say(summary(final, store))
             if received is not None:
-                again = f"go on with: rein resume {shlex.quote(str(store.path))}" if store else ""
+                again = f"go on with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
                 say(again or "nothing was stored, so it cannot be resumed")
         except OSError:  # SIGHUP tells that the terminal is gone
             if received is None:
@@ -207,9 +207,10 @@ def _resume(loop: Loop, store: HDF5Store, changed: Sequence[str]) -> None:
                 f"rein resume: a run keeps its options; leave out {', '.join(changed)}, or begin a new run with "
                 f"rein train: {error}"
             ) from error
-        say(f"going on from {found.path}, after {found.about['clocks']['env_steps']:,} env steps")
+        file = _shown(store) / found.path.relative_to(store.path)
+        say(f"going on from {file}, after {found.about['clocks']['env_steps']:,} env steps")
     else:
-        say(f"{store.path} has no checkpoint; it begins anew")
+        say(f"{_shown(store)} has no checkpoint; it begins anew")
 
 
 @contextlib.contextmanager
@@ -266,7 +267,13 @@ def _free(path: Path) -> Path:
 def _tell_of_name(name: str, options: Mapping[str, Any], store: HDF5Store | None) -> None:
     """Say that the run has another folder than usual, after the recipe has accepted all options."""
     if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
-        say(f"{usual} exists; this run goes to {store.path}", error=True)
+        say(f"{usual} exists; this run goes to {_shown(store)}", error=True)
+
+
+def _shown(store: HDF5Store) -> Path:
+    """Return the run folder as the user wrote it, with the name that the store chose."""
+    given = Path(store.config["path"])
+    return given.with_name(store.path.name) if given.name else store.path
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -296,8 +303,8 @@ def summary(state: State, store: HDF5Store | None) -> str:
         files = sorted((store.path / "trajectories").glob("*.h5"))
         size = sum(file.lstat().st_size for file in files) / 1e6
         count = f"{len(files)} HDF5 file{'s' * (len(files) != 1)}"
-        lines.append(f"trajectories: {count}, {size:.1f} MB, in {store.path}/trajectories")
-        command = f"rein show {shlex.quote(str(store.path))}"
+        lines.append(f"trajectories: {count}, {size:.1f} MB, in {_shown(store)}/trajectories")
+        command = f"rein show {shlex.quote(str(_shown(store)))}"
         lines.append(f"look at them: {command}; or open one in VS Code with the H5Web extension,")
         lines.append("              at myhdf5.hdfgroup.org, or with silx view: each opens with a plot")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.loop import Loop
+from rein.paths import absolute
 from rein.types import State
 
 logger = logging.getLogger("rein")
@@ -31,10 +32,11 @@ def guard_resources(
     """
     if not disk > 0 or (memory is not None and not memory > 0):
         raise ValueError(f"guard_resources({disk=}, {memory=}): give numbers of bytes above 0")
+    folder = absolute(path)
 
     @loop.event(event)(**filters)
     def look(state: State) -> None:
-        for reason in _shortages(Path(path), disk, memory):
+        for reason in _shortages(folder, disk, memory):
             logger.warning("%s; the run is interrupted", reason)
             loop.interrupt(reason)
 

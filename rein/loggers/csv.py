@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rein.paths import absolute
 from rein.safe import open_file
 
 Cell = float | int | str | None
@@ -30,7 +31,7 @@ class CSVLogger:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = absolute(path)
         self._file: io.FileIO | None = None
         self._columns: dict[str, None] = {}
 

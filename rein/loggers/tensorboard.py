@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.loop.axis import Axis
+from rein.paths import absolute
 
 
 class TensorBoardLogger:
@@ -26,7 +27,7 @@ class TensorBoardLogger:
         except ImportError as error:
             raise ImportError(f"TensorBoardLogger needs TensorBoard: pip install tensorboard ({error})") from error
         self._open = SummaryWriter
-        self._folder = str(folder)
+        self._folder = str(absolute(folder))
         self._writer: Any = None
         self._text: str | None = None
 

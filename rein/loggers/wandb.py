@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rein.loop.axis import Axis
+from rein.paths import absolute
 
 _EXIT_CODES = {"failed": 1, "interrupted": 130}  # all others have finished
 
@@ -31,7 +32,7 @@ class WandbLogger:
         except ImportError as error:
             raise ImportError(f"WandbLogger needs wandb: pip install wandb ({error})") from error
         self._init = wandb.init
-        self._options = options
+        self._options = options | {name: str(absolute(options[name])) for name in ("dir",) if options.get(name)}
         self._run: Any = None
         self._config: dict[str, Any] = {}
         self._exit_code = 0

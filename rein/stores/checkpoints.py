@@ -24,6 +24,7 @@ import torch
 from rein.errors import CheckpointError, StoreError
 from rein.loop import Loop
 from rein.ops.trees import leaves
+from rein.paths import absolute
 from rein.safe import LARGEST, inside, read_file
 from rein.stores.checkpoint import (
     Checkpoint,
@@ -58,7 +59,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = absolute(folder)
         self._kept: list[Kept] = []
         self._shards = Shards(self.folder)
         self._memory = Memory()

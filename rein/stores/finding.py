@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rein.errors import CheckpointError
+from rein.paths import absolute
 from rein.safe import inside
 from rein.stores.checkpoint import Checkpoint, read_checkpoint
 from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints, saved_files
@@ -26,7 +27,7 @@ def find(path: str | Path) -> Checkpoint:
     """
     if not str(path):
         raise CheckpointError("the path is empty: give a file or a run's folder")
-    path = Path(path)
+    path = absolute(path)
     if path.is_file() and path.is_symlink() and path.name != LATEST:  # a link that the user named is followed
         path = path.resolve()
     folder = _folder(path)

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from rein.errors import StoreError
+from rein.paths import absolute
 from rein.safe import inside
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import Checkpoints
@@ -39,7 +40,7 @@ class HDF5Store:
     more than `max_bytes` wait for the disk, and raises what went wrong in the meantime.
 
     Args:
-        path: the folder of the run; created, with its parents.
+        path: the folder of the run, created with its parents. `~` is expanded, and a relative path is resolved now.
         exist: what to do when it is there already: "error"; "resume", go on with it (it may also be missing); "new",
             take the next free name, `runs/cartpole-2`. The attribute `path` says which folder is used.
         fields: names of the fields to keep; all of them by default. Without `observation`, no next and final ones.
@@ -85,7 +86,7 @@ class HDF5Store:
             max_epochs=max_epochs,
             max_seconds=max_seconds,
         )
-        self.path = claim(Path(path), exist)
+        self.path = claim(absolute(path), exist)
         limits = max_bytes, max_epochs, max_seconds
         self._files = Files(self.path / TRAJECTORIES, *limits, alone=keep_best is not None)
         self._finalizer = weakref.finalize(self, self._files.release)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.errors import CheckpointError
+from rein.paths import absolute
 from rein.stores.checkpoint import Checkpoint, describe_part, differences, versions, write_checkpoint
 from rein.stores.finding import find
 from rein.stores.spaces import describe_build
@@ -21,7 +22,7 @@ def save(part: Any, path: str | Path) -> None:
     if hasattr(part, "select_action") and not hasattr(part, "optimize_model"):
         raise TypeError(f"save({type(part).__name__}): a policy shares the weights of its agent: save the agent")
     about = {"kind": "part", "versions": versions(), **describe_part(part), "build": describe_build(part)}
-    write_checkpoint(Path(path), part.state_dict(), about)
+    write_checkpoint(absolute(path), part.state_dict(), about)
 
 
 def load(

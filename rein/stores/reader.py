@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rein.errors import StoreError
+from rein.paths import absolute
 from rein.safe import inside, read_json
 from rein.stores import files
 from rein.stores.contents import content_of
 from rein.stores.folder import TRAJECTORIES, list_files
 from rein.stores.mapping import Stamp, stamp_of
 from rein.stores.pieces import Episode, join_fields, read_episode, read_epoch
+from rein.stores.rows import whole_episodes
 from rein.stores.scan import layouts
 from rein.stores.tables import EPISODES, EPOCHS, Content, Table, join, read_tree, take_rows
 from rein.types import Trajectory, Tree
@@ -40,7 +42,7 @@ def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -
     meanwhile, as `refresh` does. A file is scanned in a child process before it is read here, for a hash does not say
     who made it; `trusted=True` spares that.
     """
-    return Run(Path(path), follow=follow, trusted=trusted)
+    return Run(absolute(path), follow=follow, trusted=trusted)
 
 
 def _why_none(path: Path) -> str:
@@ -133,9 +135,14 @@ class Run:
 
     @functools.cached_property
     def episodes(self) -> Table:
-        """One row for each episode, in the order in which they ended; the columns are those of the file, (E,) each."""
+        """One row for each episode, in the order in which they ended: the columns of the files and `whole`, (E,) each.
+
+        `whole` is True if every transition of the episode is stored, so that `episode(id)` can read it. A store that
+        keeps some epochs only also lists episodes that began in an epoch that it did not keep.
+        """
         empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
-        return join([content.episodes for content in self._contents] or [empty])
+        table = join([content.episodes for content in self._contents] or [empty])
+        return table | {"whole": whole_episodes(self._contents, table)}
 
     @functools.cached_property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -188,7 +195,8 @@ class Run:
     def episode(self, id: int) -> Episode:
         """One whole episode, whatever epochs and files it lies in.
 
-        Raises ValueError for an id that is not there, StoreError where some of its transitions are not.
+        Raises ValueError for an unknown id, and StoreError if some transitions were not stored: see `episodes`, column
+        `whole`.
         """
         found = np.flatnonzero(self.episodes["id"] == id)
         if not len(found):

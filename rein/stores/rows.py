@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rein.stores.tables import Content
+from rein.stores.tables import Content, Table
 
 
 class Rows(NamedTuple):
@@ -94,6 +94,55 @@ def rows_of_episodes(contents: Sequence[Content], environment_E: np.ndarray, spa
         mask[order] = np.cumsum(marks[:-1], axis=0) > 0
         masks.append(mask.reshape(-1))
     return np.concatenate(masks or [np.zeros(0, bool)])
+
+
+def whole_episodes(contents: Sequence[Content], episodes: Table) -> np.ndarray:
+    """Return (E,) bool: the episodes of which every transition is stored, so that they can be read.
+
+    Only epochs that the store kept have rows. The tables decide almost always; the flags `valid` are read only for an
+    episode that has gaps and was shorter than its span of vector steps.
+    """
+    environment_E, first_E, last_E = (episodes[name] for name in ("environment", "first_step", "last_step"))
+    stored_E = np.zeros(len(first_E), np.int64)
+    for num_envs in {content.num_envs for content in contents}:
+        alike = [content.epochs for content in contents if content.num_envs == num_envs]
+        begin_K, length_K = (np.concatenate([epochs[name] for epochs in alike]) for name in ("first_step", "length"))
+        stored_E += (environment_E < num_envs) * _stored_steps(begin_K, length_K, first_E, last_E)
+    whole_E = stored_E == last_E - first_E + 1
+    unclear = np.flatnonzero(~whole_E & (stored_E >= episodes["length"]))
+    if len(unclear):
+        span_E2 = np.stack([first_E, last_E], axis=1)[unclear]
+        valid_E = _valid_steps(contents, environment_E[unclear], span_E2)
+        whole_E[unclear] = valid_E == episodes["length"][unclear]
+    return whole_E
+
+
+def _stored_steps(begin_K: np.ndarray, length_K: np.ndarray, first_E: np.ndarray, last_E: np.ndarray) -> np.ndarray:
+    """Return (E,) how many vector steps of [first, last] lie in these epochs."""
+    order = np.argsort(begin_K, kind="stable")
+    begin_K, length_K = begin_K[order], length_K[order]
+    before_K = np.cumsum(length_K) - length_K
+
+    def stored_before(step_E: np.ndarray) -> np.ndarray:
+        k_E = np.searchsorted(begin_K, step_E) - 1
+        return np.where(k_E < 0, 0, before_K[k_E] + np.minimum(step_E - begin_K[k_E], length_K[k_E]))
+
+    return stored_before(last_E + 1) - stored_before(first_E)
+
+
+def _valid_steps(contents: Sequence[Content], environment_E: np.ndarray, span_E2: np.ndarray) -> np.ndarray:
+    """Return (E,) how many valid rows of these episodes are stored."""
+    valid_E = np.zeros(len(environment_E), np.int64)
+    for content in contents:
+        step_R = _steps(content)
+        order = np.argsort(step_R, kind="stable")
+        count_RN = np.cumsum(_flags(content, "valid")[order], axis=0)
+        count_RN = np.concatenate([np.zeros((1, content.num_envs), np.int64), count_RN])
+        here = np.flatnonzero(environment_E < content.num_envs)
+        begin = np.searchsorted(step_R[order], span_E2[here, 0])
+        end = np.searchsorted(step_R[order], span_E2[here, 1], "right")
+        valid_E[here] += count_RN[end, environment_E[here]] - count_RN[begin, environment_E[here]]
+    return valid_E
 
 
 def _stretch_of(content: Content, final: int, following: int, observed: bool) -> _Stretch:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rein.errors import StoreError
+from rein.paths import absolute
 from rein.safe import TEXT, inside, open_file, read_json
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
@@ -53,7 +54,7 @@ def verify_run(path: str | Path) -> Report:
 
     Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
     """
-    path = Path(path)
+    path = absolute(path)
     if path.is_file() and path.is_symlink():  # a link that the user named is followed
         path = path.resolve()
     if path.is_dir():

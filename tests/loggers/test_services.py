@@ -16,6 +16,7 @@ from rein.loggers.mlflow import MlflowLogger
 from rein.loggers.tensorboard import TensorBoardLogger
 from rein.loggers.wandb import WandbLogger
 from rein.loop.axis import Axis
+from rein.paths import absolute
 
 POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean of an epoch's
 
@@ -55,10 +56,16 @@ def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_fir
     stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
     loop = make()
     attach(loop, TensorBoardLogger("there", clock="iterations"))
+    there = str(absolute("there"))
     loop.run()
-    assert told == [("open", "there", 4), ("run", 4), *(("loss, total", *point) for point in POINTS), "close"]
+    assert told == [
+        ("open", there, 4),
+        ("run", 4),
+        *(("loss, total", *point) for point in POINTS),
+        "close",
+    ]
     loop.run(epochs=4)
-    assert told[6:] == [("open", "there", 16), ("loss, total", 16, 13.5), "close"]
+    assert told[6:] == [("open", there, 16), ("loss, total", 16, 13.5), "close"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.errors import StoreError
 from rein.stores.compact import compact
 from rein.stores.folder import list_files
 from rein.stores.hdf5 import HDF5Store
@@ -214,3 +218,47 @@ def test_best_epochs_stay_apart_when_files_are_joined_and_a_run_goes_on(tmp_path
     append(resumed, range(5, 11))
     resumed.close()
     assert kept(resumed) == best(2)
+
+
+@pytest.mark.parametrize("options", [{"keep_best": (3, "episode_return", "max")}, {"every": 3}, {}])
+@pytest.mark.parametrize("length", [7, 40])
+def test_the_column_whole_tells_which_episodes_can_be_read(tmp_path, options, length):
+    environment = TimeLimit(Gridworld(num_envs=3, seed=0), length)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(tmp_path / "run", max_epochs=2, **options)
+    rein.training_loop(agent, environment, store, seed=0).run(epochs=12, iterations=20)
+    store.close()
+    run = rein.open_run(store.path)
+    whole = dict(zip(run.episodes["id"].tolist(), run.episodes["whole"].tolist(), strict=True))
+    assert set(whole.values()) == ({True, False} if options else {True})
+    for id, readable in whole.items():
+        if readable:
+            assert run.episode(id).id == id
+        else:
+            with pytest.raises(StoreError, match="transitions"):
+                run.episode(id)
+
+
+def test_an_episode_with_gaps_is_whole_if_the_gaps_were_not_its_steps(tmp_path):
+    """Environment 0 acts in epochs 1 and 3 only. Its episode of 5 steps spans epoch 2, which is not kept."""
+    store = HDF5Store(tmp_path / "run")
+    one = make_trajectory(1)
+    rows, num_envs = one.fields["reward"].shape
+    for epoch in (1, 3):
+        valid = torch.ones(rows, num_envs, dtype=torch.bool)
+        valid[2:, 0] = False
+        valid[-1, 0] = epoch == 3
+        ended = {name: np.array([value]) for name, value in (("id", 0), ("environment", 0), ("seed", 0))}
+        ended |= {"first_step": np.array([0]), "last_step": np.array([3 * rows - 1]), "length": np.array([5])}
+        ended |= {"episode_return": np.array([1.0])}
+        ended |= {"terminated": np.array([True]), "truncated": np.array([False])}
+        table = type(one.episodes)(**ended, final_observation=None)
+        none = type(one.episodes)(*(column[:0] for column in table[:-1]), None)
+        fields = {"reward": one.fields["reward"], "valid": valid}
+        episodes = table if epoch == 3 else none
+        at = {"epoch": epoch, "first_step": (epoch - 1) * rows, "next_observation": None}
+        store.append(one._replace(**at, fields=fields, episodes=episodes))
+    store.close()
+    run = rein.open_run(store.path)
+    assert run.episodes["whole"].tolist() == [True]
+    assert run.episode(0).length == 5

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rein.envs.wrappers.forwarding import Forwarding, require, unwrapped, where_inside
+from rein.paths import absolute
 from rein.protocols import Environment
 from rein.rollout.video import Video, as_frame, frames_per_second, imageio
 from rein.types import TimeStep, Tree
@@ -42,7 +43,8 @@ class RecordVideo(Forwarding):
         require("RecordVideo", inner, "render", "there is nothing to film")
         imageio("RecordVideo")
         self.inner = inner
-        self.folder = Path(folder)
+        self._given = str(folder)
+        self.folder = absolute(folder)
         self.every, self.fps = every, frames_per_second(unwrapped(inner), fps, "RecordVideo: fps=")
         self._episodes, self._steps = 0, 0  # of environment 0: ended, and taken since the last end
         self._video: Video | None = None
@@ -50,7 +52,7 @@ class RecordVideo(Forwarding):
     @property
     def config(self) -> dict[str, Any]:
         """What it was built with, as JSON."""
-        return self._config(folder=str(self.folder), every=self.every, fps=self.fps)
+        return self._config(folder=self._given, every=self.every, fps=self.fps)
 
     def close(self) -> None:
         """Finish the open video and close the inner environment."""
