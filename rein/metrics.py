@@ -195,6 +195,7 @@ class Metrics(MutableMapping[str, Any]):
         self._accumulators: dict[str, Accumulator] = {}
         self._computed: dict[str, Callable[[], Any]] = {}
         self._assigned: dict[str, Any] = {}
+        self.just_assigned: set[str] = set()  # since the latest step began; cleared by the loop
         self.updates: tuple[Callable[[State], None], ...] = ()  # what the loop calls after each step
 
     def accumulate(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
@@ -218,6 +219,7 @@ class Metrics(MutableMapping[str, Any]):
         for accumulator in self._accumulators.values():
             accumulator.zero()
         self._assigned.clear()
+        self.just_assigned.clear()
 
     def _raw(self, name: str) -> Any:
         if name in self._assigned:
@@ -237,6 +239,7 @@ class Metrics(MutableMapping[str, Any]):
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"metrics[{name!r}]: a metric is one number, not a tensor of shape {tuple(value.shape)}")
         self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
+        self.just_assigned.add(name)
 
     def __delitem__(self, name: str) -> None:
         del self._assigned[name]

@@ -28,6 +28,7 @@ from rein.safe import inside
 from rein.saved import rebuilt
 from rein.stores.checkpoint import Checkpoint
 from rein.stores.checkpoints import FOLDER
+from rein.stores.finding import best_file
 from rein.stores.parts import part_at, put
 from rein.stores.shards import BEST
 
@@ -36,13 +37,18 @@ _TOGETHER = 16  # environments at most: each plays one episode, and all wait for
 
 def main(arguments: Sequence[str]) -> None:
     """The command `rein evaluate RUN`."""
-    _options(**arguments_of(_options, "rein evaluate", arguments))
+    words = list(arguments)
+    if "--best" in words:  # its metric may be left out
+        after = words.index("--best") + 1
+        if after == len(words) or words[after].startswith("-") or Path(words[after]).exists():
+            words.insert(after, "")
+    _options(**arguments_of(_options, "rein evaluate", words))
 
 
 def _options(
     run: Annotated[Path, tyro.conf.Positional],
     *,
-    best: bool = False,
+    best: str | None = None,
     checkpoint: Path | None = None,
     episodes: int = 20,
     deterministic: bool = True,
@@ -58,7 +64,7 @@ def _options(
 
     Args:
         run: the folder of a run; its newest checkpoint plays.
-        best: let the best checkpoint play that the run kept.
+        best: let the best checkpoint of the run play. Give a metric, --best METRIC, if the run kept several.
         checkpoint: let this one play, or what `rein.save` wrote of its agent.
         episodes: how many, each counted once.
         deterministic: take the action that the policy thinks most of; else act as it explores.
@@ -69,7 +75,7 @@ def _options(
         environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
             environments or the run's loop. rein's own environments, Gymnasium's and recipes need none.
     """
-    if best and checkpoint is not None:
+    if best is not None and checkpoint is not None:
         raise ValueError(f"rein evaluate: give --best or --checkpoint {checkpoint}, not both")
     if fps is not None and video is None:
         raise ValueError(f"--fps {fps:g}: give --video as well")
@@ -78,7 +84,7 @@ def _options(
     torch.set_num_threads(1)  # for a few rows at a time one is fastest
     seed = secrets.randbits(31) if seed is None else checked_seed(seed)
     described = Described.of(run)
-    found = part_at(checkpoint or (inside(run, FOLDER, BEST) if best else run))
+    found = part_at(checkpoint or (run if best is None else _best(inside(run, FOLDER, BEST), best or None)))
     made = None if environment is None else made_by(environment)
     agent = _agent(found, described, made, device, episodes)
     with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
@@ -89,6 +95,11 @@ def _options(
     say(_table(result))
     if video is not None:
         say(f"filmed: {plain(video)}")
+
+
+def _best(folder: Path, metric: str | None) -> Path:
+    """Return the file of the best checkpoint by a metric, or the folder if rein recorded no metric there."""
+    return best_file(folder, metric) or folder
 
 
 def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: int) -> Any:

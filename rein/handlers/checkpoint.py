@@ -34,15 +34,18 @@ def checkpoint(
     the other plug-ins. The loop takes a checkpoint at the next edge, when all handlers have run: trajectories are
     flushed, the state is copied, and a thread writes it while training goes on.
 
-    Kept are the newest `keep_last` (None keeps all), those after each `keep_every` epochs, and apart from them, in
-    `best/`, the one with the best value of a metric; the newest without NaN or infinity always. Judged are those at an
-    epoch's end and, where the metric is an evaluation's, those taken in the iteration in which it was evaluated:
-    `event="evaluated"` judges each evaluation, also in the middle of an epoch.
-    `name(state)` gives another name than `epoch-000100`. What cannot be written ends the run, or with
-    `on_failure="warn"` is logged. The saver that is returned takes one at the next edge when its `ask()` is called.
+    The newest `keep_last` checkpoints stay (None keeps all), and so do those after each `keep_every` epochs and the
+    newest one without NaN or infinity. `keep_best` keeps the one with the best value of a metric in `best/`. It judges
+    checkpoints at an epoch's end, and within an epoch those of an iteration that assigned the metric:
+    `event="evaluated"` judges every evaluation.
+    Several handlers may share a store. Each rule then applies to the checkpoints of all of them, and a file stays if
+    any rule keeps it.
 
-    Raises ValueError for nonsense, TypeError for what is no store of files; CheckpointError at the first checkpoint
-    where a handler or the step uses something with a state that the loop does not own.
+    `name(state)` returns another name than `epoch-000100`. A failed write ends the run, or is logged with
+    `on_failure="warn"`. The returned saver takes a checkpoint at the next edge when its `ask()` is called.
+
+    Raises ValueError for invalid rules, and TypeError if `store` does not keep files. Raises CheckpointError at the
+    first checkpoint if a handler or the step uses an object with a state that the loop does not own.
     """
     checkpoints = getattr(store, "checkpoints", store)
     if not hasattr(checkpoints, "take"):
@@ -54,9 +57,12 @@ def checkpoint(
             raise ValueError(f"checkpoint({rule}={number!r}): give 1 or more, or None")
     if keep_best is not None and (len(keep_best) != 2 or keep_best[1] not in ("min", "max")):
         raise ValueError(f'checkpoint(keep_best={keep_best!r}): give a metric and "min" or "max"')
-    rules = {"last": keep_last, "every": keep_every, "best": keep_best}
+    best = None if keep_best is None else (keep_best[0], keep_best[1])
+    rules = {"last": keep_last, "every": keep_every, "best": best}
     attach = loop.event(event)(**filters)
-    saver = Saver(loop, checkpoints, rules, name, on_failure)
+    shared = checkpoints.shared.setdefault(loop, _Shared())
+    shared.rules.append(rules)
+    saver = Saver(loop, checkpoints, rules, shared, name, on_failure)
     loop.started.attach(saver.begin)
     attach(saver.save_at_next_edge)
     loop.epoch_ended.attach(saver.save_if_wanted)
@@ -64,19 +70,38 @@ def checkpoint(
     return saver
 
 
+class _Shared:
+    """What the handlers of one loop and one store have in common."""
+
+    def __init__(self) -> None:
+        self.rules: list[dict[str, Any]] = []  # one for each handler
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the run before."""
+        self.judged: set[str] = set()  # metrics by which a checkpoint was judged
+        self.place: tuple[Any, ...] | None = None  # where the run stood when the last checkpoint was taken
+        self.taken: set[Any] = set()  # the checkpoints that were taken there
+
+
 class Saver:
     """Takes the checkpoints of a loop."""
 
     def __init__(
-        self, loop: Loop, checkpoints: Any, rules: dict[str, Any], name: Callable[[State], str] | None, on_failure: str
+        self,
+        loop: Loop,
+        checkpoints: Any,
+        rules: dict[str, Any],
+        shared: _Shared,
+        name: Callable[[State], str] | None,
+        on_failure: str,
     ) -> None:
         self.checkpoints = checkpoints
-        self._loop, self._rules, self._name, self._on_failure = loop, rules, name, on_failure
+        self._loop, self._rules, self._shared = loop, rules, shared
+        self._name, self._on_failure = name, on_failure
         self._wanted = False  # at this epoch's end
-        self._last: tuple[int, int, bool, int] | None = None  # where the run stood when the last one was taken
         self._checked = False
-        self._reported_at: int | None = None  # the iterations that were finished when the metric was last evaluated
-        self._wanted_within = self._judged = False  # whether one was in mid-epoch, and whether any could be the best
+        self._wanted_within = False  # whether one was asked for within an epoch
 
     def ask(self) -> None:
         """Take a checkpoint at the next edge; from any thread or signal handler. Before a run it does nothing."""
@@ -85,24 +110,9 @@ class Saver:
 
     def begin(self, state: State) -> None:
         """Newer checkpoints of another run in the same folder are moved aside; a handler."""
-        self._last, self._wanted = None, False
-        self._wanted_within = self._judged = False
-        self._listen()
+        self._wanted = self._wanted_within = False
+        self._shared.begin()
         self.checkpoints.begin(self._loop)
-
-    def _listen(self) -> None:
-        """Hear of evaluations, if there are any and the best is kept."""
-        evaluated = self._loop.events.get("evaluated")
-        if self._rules["best"] is not None and evaluated is not None and self.note_evaluation not in evaluated.handlers:
-            evaluated.attach(self.note_evaluation)
-
-    def note_evaluation(self, state: State) -> None:
-        """Remember where the metric of the best was evaluated, if it is of this evaluation; a handler."""
-        metric, name = self._rules["best"][0], state.memory.get("evaluations", {}).get("name", "")
-        parts = [part.removesuffix("_environment") for part in self._loop.parts if part.endswith("_environment")]
-        # `hard_return` and `hard_2_return` both begin with `hard_`: it is of the longest name that fits
-        if name == max((one for one in (name, *parts) if metric.startswith(f"{one}_")), key=len, default=None):
-            self._reported_at = state.total_iterations
 
     def save_at_next_edge(self, state: State) -> None:
         """Have one taken at the next edge, or at the epoch's, behind whatever closes it; a handler."""
@@ -129,21 +139,25 @@ class Saver:
             self._warn_of_best(state, self._rules["best"])
 
     def _warn_of_best(self, state: State, best: tuple[str, str]) -> None:
-        """Say where no checkpoint could be the best one, or only that of the run's end."""
+        """Warn if no checkpoint could be the best one, or only that of the run's end."""
         there = {name for record in state.history for name in record.metrics} | set(state.metrics)
         if there and best[0] not in there:
             said = "checkpoint(keep_best=%r): no epoch had that metric, and none was kept; there are %s"
             logger.warning(said, best, sorted(there))
-        elif there and self._wanted_within and not self._judged:
-            said = "checkpoint(keep_best=%r): only that of the run's end could be the best: in the middle of an epoch "
-            said += "those are judged that are taken when the metric was evaluated; give event='evaluated'"
+        elif there and self._wanted_within and best[0] not in self._shared.judged:
+            said = "checkpoint(keep_best=%r): only the checkpoint of the run's end was judged. Within an epoch a "
+            said += "checkpoint is judged if its iteration assigned the metric: use event='evaluated', for example"
             logger.warning(said, best)
 
     def take(self, state: State) -> None:
         """Save the run as it stands, once for each place; at an edge."""
-        evaluations = state.memory.get("evaluations", {}).get("number", 0)  # there may be one in the final event
-        here = (state.total_iterations, state.clocks.epochs, state.epoch_open, evaluations)
-        if here == self._last:
+        shared = self._shared
+        judged = [{**rules, "best": self._judged(state, rules["best"])} for rules in shared.rules]
+        shared.judged |= {rules["best"][0] for rules in judged if rules["best"] is not None}
+        place, kind = self._place(state), (self._name, self._on_failure)
+        if place != shared.place:
+            shared.place, shared.taken = place, set()
+        if kind in shared.taken:
             return
         self._check_owned()
         for part in self._loop.parts.values():  # a barrier: no checkpoint counts on what is not on the disk
@@ -152,11 +166,20 @@ class Saver:
         stem = self._name(state) if self._name is not None else None
         if self._name is not None and not isinstance(stem, str):
             raise TypeError(f"checkpoint(name=...): the function returned {stem!r:.80}; return a name as a string")
-        judged = not state.epoch_open or self._reported_at == state.total_iterations
-        self._judged |= judged
-        rules = self._rules if judged else {**self._rules, "best": None}
-        self.checkpoints.take(self._loop, rules, stem, self._on_failure)
-        self._last = here
+        self.checkpoints.take(self._loop, judged, stem, self._on_failure)
+        shared.taken.add(kind)
+
+    def _judged(self, state: State, best: tuple[str, str] | None) -> tuple[str, str] | None:
+        """Return `best` if its metric says what this state is worth."""
+        fresh = best is not None and (not state.epoch_open or best[0] in self._loop.metrics.just_assigned)
+        return best if fresh else None
+
+    def _place(self, state: State) -> tuple[Any, ...]:
+        """Return where the run stands, with the metrics that decide the best: the final event may assign them again."""
+        evaluations = state.memory.get("evaluations", {}).get("number", 0)
+        best = [rules["best"] for rules in self._shared.rules if rules["best"] is not None]
+        values = [repr(state.metrics.get(metric)) for metric, _ in best]
+        return state.total_iterations, state.clocks.epochs, state.epoch_open, evaluations, *values
 
     def close(self, state: State) -> None:
         """Wait until everything is safe; at an edge."""

@@ -144,6 +144,8 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
             if state._halts and state._cut:  # an interrupt waits for the iteration's edge
                 state.counts[started.name] = state.counts.get(started.name, 0) + 1  # a firing without an iteration
                 break
+            if metrics.just_assigned:
+                metrics.just_assigned.clear()
             call = step
             state.step_state = step(state)
             event = completed

@@ -2,7 +2,7 @@
 
 checkpoints/epoch-000100.h5                     after epoch 100
 checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
-checkpoints/best/epoch-000040.h5                the best one by a metric
+checkpoints/best/epoch-000040.h5                the best one by a metric, or by several; the file says by which
 checkpoints/rows/<sha256>.h5                    rows of replays that they list, see `rein.stores.shards`
 checkpoints/latest                              the name of the newest one, and nothing else
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
-import math
+import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from rein.errors import CheckpointError, StoreError
 from rein.loop import Loop
 from rein.ops.trees import leaves
 from rein.paths import absolute
-from rein.safe import LARGEST, inside, read_file
+from rein.safe import inside
 from rein.stores.checkpoint import (
     Checkpoint,
     describe_parts,
@@ -38,7 +39,7 @@ from rein.stores.checkpoint import (
 from rein.stores.files import remove_leftovers, sync_folder, write_whole
 from rein.stores.folder import move_aside
 from rein.stores.image import Memory
-from rein.stores.retention import Kept, Order, Rules, order, superfluous, value_of
+from rein.stores.retention import Best, Kept, Order, Rules, beats, holders, is_own, metrics_of, order, superfluous
 from rein.stores.shards import BEST, Shards, names_of
 from rein.stores.spaces import describe_build
 from rein.stores.state import Shard, snapshot
@@ -55,12 +56,15 @@ _WAITING = 256 << 20  # bytes that may wait for the disk before training waits t
 class Checkpoints:
     """A folder of checkpoints. `take` copies a loop's state and returns; a thread writes it, whole or not at all.
 
-    What `flush` returned from is safe. The folder is made by the first checkpoint.
+    What `flush` returned from is safe. The folder is made by the first checkpoint. Only files that rein wrote are
+    removed: a file of the user's, or a copy under another name, stays.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = absolute(folder)
-        self._kept: list[Kept] = []
+        self.shared: weakref.WeakKeyDictionary[Loop, Any] = weakref.WeakKeyDictionary()  # by handlers of one loop
+        self._kept: list[Kept] = []  # those that rein wrote
+        self._others: list[dict[str, Any]] = []  # the descriptions of those that the user put here
         self._shards = Shards(self.folder)
         self._memory = Memory()
         self._writers: list[Writer] = []  # none or one; a list, so that the finalizer need not hold this object
@@ -79,7 +83,10 @@ class Checkpoints:
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
             newer = self.newer(order_of(loop))
             move_aside(run, newer, stem_of(loop), shared=self.rows_of(newer))
-            self._kept = [Kept(order(about), path, about) for path in saved_files(self.folder) if (about := look(path))]
+            there = {path: about for path in saved_files(self.folder) if (about := look(path))}
+            own = {path for path, about in there.items() if is_own(path, about) and "best" not in about}
+            self._kept = [Kept(order(there[path]), path, there[path]) for path in own]
+            self._others = [about for path, about in there.items() if path not in own]
             self._clean_rows()
         except (OSError, StoreError) as error:
             raise CheckpointError(f"{self.folder}: cannot be prepared: {error}") from error
@@ -87,15 +94,17 @@ class Checkpoints:
     def take(
         self,
         loop: Loop,
-        rules: Mapping[str, Any],
+        rules: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         stem: str | None = None,
         on_failure: Literal["raise", "warn"] = "raise",
     ) -> Path:
-        """Copy the state of `loop` and have it written to `<stem>.h5`; returns that path. `rules` are those of `Rules`.
+        """Copy the state of `loop` and have it written to `<stem>.h5`. Returns that path.
 
-        `best` is among them only where its metric says what this state is worth. Waits for the copy, and where too much
-        waits for the disk. Raises CheckpointError if an earlier write failed.
+        `rules` are the fields of `Rules` by name, of one handler or of several. A rule has `best` only if the metric
+        was assigned to this state. Waits for the copy, and for the disk if too much waits to be written. Raises
+        CheckpointError if an earlier write failed.
         """
+        every = [Rules(**one) for one in ([rules] if isinstance(rules, Mapping) else rules)]
         stem = stem_of(loop) if stem is None else stem
         if not stem or "/" in stem or stem[0] == ".":
             raise ValueError(f"the name of a checkpoint is {stem!r}: give text without '/', and not '.' first")
@@ -104,7 +113,8 @@ class Checkpoints:
         held = snapshot(state, self._shards.hold)
         about["finite"] = is_finite(held["parts"].get("agent"))
         path = self.folder / f"{stem}.h5"
-        write = functools.partial(self._write, path, held, about, Rules(**rules))
+        about["file"] = path.name
+        write = functools.partial(self._write, path, held, about, every)
         job = write if on_failure == "raise" else functools.partial(_warn_of, write)
         with self._surface():
             self._writer().submit(job, _size(held))
@@ -164,7 +174,7 @@ class Checkpoints:
             atexit.register(self._writers[0].close)  # what nobody waited for is not lost
         return self._writers[0]
 
-    def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Rules) -> None:
+    def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Sequence[Rules]) -> None:
         """Write one checkpoint and whatever follows from it; on the writer's thread."""
         try:
             if names := self._shards.write(held, self._memory):
@@ -175,8 +185,8 @@ class Checkpoints:
             raise
         self._kept = [kept for kept in self._kept if kept.path != path]
         self._kept.append(Kept(order(about), path, about))
-        if rules.best is not None:
-            self._keep_if_best(path, about, *rules.best)
+        if wanted := {one.best for one in rules if one.best is not None}:
+            self._keep_best(path.name, held, about, sorted(wanted))
         write_whole(self.folder / LATEST, f"{path.name}\n".encode())
         for kept in superfluous(self._kept, rules):
             with contextlib.suppress(FileNotFoundError):
@@ -186,27 +196,36 @@ class Checkpoints:
 
     def _clean_rows(self) -> None:
         """Remove the rows that no checkpoint lists any more; none, where one does not say what it lists."""
-        abouts = [*(kept.about for kept in self._kept), *map(look, saved_files(inside(self.folder, BEST)))]
+        best = map(look, saved_files(inside(self.folder, BEST)))
+        abouts = [*(kept.about for kept in self._kept), *self._others, *best]
         if None not in abouts:
             self._shards.clean(names_of(abouts))
 
-    def _keep_if_best(self, path: Path, about: dict[str, Any], metric: str, mode: str) -> None:
+    def _keep_best(self, name: str, held: Any, about: dict[str, Any], wanted: Sequence[Best]) -> None:
+        """Write the checkpoint to `best/` too if it is the best so far by a metric, and remove those that it replaces.
+
+        Each file lists the metrics for which it is kept, so that a file stays as long as it is best by one of them.
+        """
         folder = inside(self.folder, BEST)
-        value = value_of(about, metric)
-        if not about["finite"] or math.isnan(value):
+        found = {path: look(path) or {} for path in saved_files(folder)}
+        own = {path: there for path, there in found.items() if metrics_of(path, there)}
+        mine = next((path for path, there in own.items() if order(there) == order(about)), None)  # of the same place
+        others = {path: there for path, there in own.items() if path != mine}
+        held_by = holders(others)
+        won = [best for best in wanted if about["finite"] and beats(about, others.get(held_by.get(best), {}), best)]
+        if not won:
             return
-        there = {other: look(other) or {} for other in saved_files(folder)}
-        others = [other for other in there if other.name != path.name]
-        # one of the same name is another one, unless it is of the same place: names may be the user's
-        values = [value_of(a, metric) for other, a in there.items() if other in others or order(a) != order(about)]
-        if any(other >= value if mode == "max" else other <= value for other in values):
-            return
+        before = [best for best in metrics_of(mine, own[mine]) if best not in wanted] if mine is not None else []
         if not folder.is_dir():
             folder.mkdir()
             sync_folder(self.folder)
-        write_whole(folder / path.name, read_file(path, LARGEST))
-        for other in others:
-            other.unlink(missing_ok=True)
+        lost = {path for path in others if set(metrics_of(path, others[path])) <= {*won}}
+        target = mine or _free(folder / name, lost)
+        about = {**about, "file": target.name, "best": [list(best) for best in (*before, *won)]}
+        write_checkpoint(target, held, about, self._memory)
+        own[target] = about
+        for path in own.keys() - set(holders(own).values()):
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _surface(self) -> Iterator[None]:
@@ -256,6 +275,12 @@ def stem_of(loop: Loop) -> str:
 def saved_files(folder: Path) -> list[Path]:
     """The finished checkpoints in a folder, by name; none where there is no folder."""
     return sorted(path for path in folder.glob("*.h5") if path.name[0] != ".") if folder.is_dir() else []
+
+
+def _free(path: Path, replaced: set[Path]) -> Path:
+    """Return `path`, or with a number the first name that is neither taken nor of a file that is replaced."""
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2)))
+    return next(name for name in names if name in replaced or not os.path.lexists(name))
 
 
 def _size(tree: Any) -> int:

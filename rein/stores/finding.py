@@ -7,10 +7,11 @@ from pathlib import Path
 from rein.errors import CheckpointError
 from rein.paths import absolute
 from rein.safe import inside
-from rein.stores.checkpoint import Checkpoint, read_checkpoint
+from rein.stores.checkpoint import Checkpoint, look, read_checkpoint
 from rein.stores.checkpoints import FOLDER, LATEST, Checkpoints, saved_files
 from rein.stores.columns import PLOT
 from rein.stores.files import USER_BLOCK
+from rein.stores.retention import holders
 from rein.stores.shards import BEST
 
 _NAMED = 6  # of the files that are there, the newest so many
@@ -19,11 +20,11 @@ _NAMED = 6  # of the files that are there, the newest so many
 def find(path: str | Path) -> Checkpoint:
     """The checkpoint at `path`, read.
 
-    That is a file; or the newest good one of a run's folder, of its `checkpoints`, of `checkpoints/best`, which holds
-    the best one, and of the folder in which `checkpoints/latest` lies. Damaged ones before it are reported.
+    `path` is a file, or the folder of a run, its `checkpoints` or its file `checkpoints/latest`: then the newest good
+    checkpoint is read, and damaged ones before it are reported. In `checkpoints/best` it is the best checkpoint.
 
-    Raises CheckpointError where there is none, or a folder holds what `rein.save` wrote, with the files that are there,
-    and where the file is damaged.
+    Raises CheckpointError if there is none, if a folder holds only files of `rein.save`, if several files are best by
+    different metrics, and if the file is damaged. The message names the files that are there.
     """
     if not str(path):
         raise CheckpointError("the path is empty: give a file or a run's folder")
@@ -35,6 +36,8 @@ def find(path: str | Path) -> Checkpoint:
         if not path.exists():
             raise CheckpointError(f"{path}: there is no checkpoint; {_there(path.parent)}")
         return read_checkpoint(path)
+    if folder.name == BEST and (best := best_file(folder)):
+        return read_checkpoint(best)
     newest = Checkpoints(folder).newest()
     if newest is None:
         files = _names(folder)
@@ -43,6 +46,21 @@ def find(path: str | Path) -> Checkpoint:
     if newest.about.get("kind") == "part":  # of which none is the newest
         raise CheckpointError(f"{path}: is no run's folder; {_there(folder)}: name one of them")
     return newest
+
+
+def best_file(folder: Path, metric: str | None = None) -> Path | None:
+    """Return the file in `checkpoints/best` that rein keeps for a metric; None if rein keeps none for any.
+
+    Raises CheckpointError for a metric without a file, and without `metric` if the metrics have different files.
+    """
+    there = {path: about for path in saved_files(folder) if (about := look(path))}
+    held = holders(there)
+    chosen = {path for (name, _), path in held.items() if metric in (None, name)}
+    if len(chosen) == 1 or not held:
+        return next(iter(chosen), None)
+    told = ", ".join(f"{name} ({mode}): {path.name}" for (name, mode), path in sorted(held.items()))
+    wrong = f"no file is best by {metric!r}" if not chosen else "several files are best"
+    raise CheckpointError(f"{folder}: {wrong}; name one of these metrics, --best METRIC, or its file: {told}")
 
 
 def _folder(path: Path) -> Path | None:

@@ -99,7 +99,9 @@ def test_the_newest_checkpoint_of_a_python_program_plays(run, capsys):
 
 
 def test_the_best_one_plays_and_any_other_that_is_named(run, capsys):
-    assert "best/epoch-000001.h5, after 128 env steps" in said(capsys, run, "--best", "--episodes", 1)
+    for words in (["--best"], ["--best", "score"]):
+        assert "best/epoch-000001.h5, after 128 env steps" in said(capsys, run, *words, "--episodes", 1)
+    assert "score (max): epoch-000001.h5" in refused(capsys, run, "--best", "loss")
     second = run / "checkpoints/epoch-000002.h5"
     assert f"{second}, after 256 env steps" in said(capsys, run, "--checkpoint", second, "--episodes", 1)
     rein.save(rein.load_agent(run), "agent.h5")

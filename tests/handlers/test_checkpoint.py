@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate import evaluate
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
+from rein.stores.finding import best_file
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -254,7 +256,7 @@ def test_it_is_told_where_only_the_runs_end_could_be_the_best(tmp_path, caplog):
         loop.metric("score", lambda state: float(state.total_iterations))
         checkpoint(loop, rein.Checkpoints(tmp_path / event), event=event, every=3, keep_best=("score", "max"))
         loop.run()
-        assert ("only that of the run's end could be the best" in caplog.text) is told
+        assert ("only the checkpoint of the run's end was judged" in caplog.text) is told
 
 
 def test_a_resumed_run_knows_the_best_of_before(tmp_path):
@@ -480,3 +482,110 @@ def test_a_name_that_is_no_text_is_an_error_at_the_first_checkpoint(tmp_path: Pa
     checkpoint(loop, rein.Checkpoints(tmp_path), name=lambda state: state.epoch)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match=r"name=\.\.\.\): the function returned 1"):
         loop.run()
+
+
+def test_handlers_on_one_store_keep_a_file_that_any_of_them_keeps(tmp_path):
+    for name, rules in (("all", [{"keep_last": None}, {"keep_last": 1}]), ("two", [{}, {"keep_last": 1}])):
+        loop, _ = make()
+        store = rein.Checkpoints(tmp_path / name)
+        for one in rules:
+            checkpoint(loop, store, **one)
+        loop.run()
+    assert stems(tmp_path / "all") == [f"epoch-{n:06d}" for n in range(1, 9)]
+    assert stems(tmp_path / "two") == [f"epoch-{n:06d}" for n in (6, 7, 8)]
+
+
+def test_the_best_is_kept_for_each_metric(tmp_path):
+    """Both by one file while that is best by both, then each by its own; a resumed run goes on with both."""
+    values = {"a": [1.0, 5.0, 2.0, 3.0, 0.0, 6.0], "b": [7.0, 4.0, 9.0, 2.0, 3.0, 8.0]}
+    best = {1: {"a": 1, "b": 1}, 2: {"a": 2, "b": 2}, 3: {"a": 2, "b": 2}, 4: {"a": 2, "b": 4}, 6: {"a": 6, "b": 4}}
+    for epochs, expected in best.items():
+        loop, _ = make()
+        store = rein.Checkpoints(tmp_path / "checkpoints")
+        for metric, mode in (("a", "max"), ("b", "min")):
+            checkpoint(loop, store, keep_last=1, keep_best=(metric, mode))
+
+        @loop.epoch_ended
+        def score(state: rein.State) -> None:
+            state.metrics.update({metric: values[metric][state.epoch - 1] for metric in values})
+
+        if epochs > 1:
+            rein.resume(loop, tmp_path / "checkpoints")
+        loop.run(epochs=epochs)
+        folder = tmp_path / "checkpoints/best"
+        assert stems(folder) == sorted({f"epoch-{epoch:06d}" for epoch in expected.values()})
+        for metric, epoch in expected.items():
+            assert best_file(folder, metric) == folder / f"epoch-{epoch:06d}.h5"
+        if len(set(expected.values())) == 1:
+            assert rein.resume(make()[0], folder).path.stem == f"epoch-{expected['a']:06d}"
+        else:
+            with pytest.raises(CheckpointError, match="several files are best"):
+                rein.resume(make()[0], folder)
+    with pytest.raises(CheckpointError, match="best by 'c'"):
+        best_file(folder, "c")
+
+
+def test_the_best_by_two_metrics_under_a_name_that_never_changes(tmp_path):
+    loop, _ = make()
+    store = rein.Checkpoints(tmp_path)
+    for metric in ("a", "b"):
+        checkpoint(loop, store, keep_best=(metric, "max"), name=lambda state: "model")
+
+    @loop.epoch_ended
+    def score(state: rein.State) -> None:
+        state.metrics.update({"a": float(-state.epoch), "b": float(state.epoch)})
+
+    loop.run()
+    found = {read_checkpoint(best_file(tmp_path / "best", metric)).about["epoch"] for metric in ("a", "b")}
+    assert found == {1, 8} and len(stems(tmp_path / "best")) == 2
+
+
+def test_within_an_epoch_the_best_is_kept_by_any_metric_that_was_assigned_in_the_iteration(tmp_path):
+    """A value that was assigned in an earlier iteration says nothing of the weights of now."""
+    loop, _ = make()
+
+    @loop.iteration_completed(every=2)
+    def score(state: rein.State) -> None:
+        state.metrics["score"] = {2: 1.0, 4: 5.0, 8: 7.0, 12: 9.0, 14: 3.0}.get(state.total_iterations, 0.0)
+
+    loop.epochs, loop.iterations = 1, 15
+    every = {"event": "iteration_completed", "every": 3, "keep_last": 1}
+    checkpoint(loop, rein.Checkpoints(tmp_path / "third"), **every, keep_best=("score", "max"))
+    checkpoint(loop, rein.Checkpoints(tmp_path / "each"), **every | {"every": 1}, keep_best=("score", "max"))
+    loop.run()
+    assert stems(tmp_path / "third/best") == ["epoch-000001-iteration-000012"]
+    assert stems(tmp_path / "each/best") == ["epoch-000001-iteration-000012"]
+
+
+def test_two_handlers_of_one_event_write_one_file_once(tmp_path, monkeypatch):
+    loop, _ = make()
+    store = rein.Checkpoints(tmp_path)
+    saver = checkpoint(loop, store, keep_last=2)
+    checkpoint(loop, store, keep_every=4)
+    taken, take = [], saver.checkpoints.take
+    monkeypatch.setattr(store, "take", lambda *a: taken.append(loop.state.epoch) or take(*a))
+    loop.run()
+    assert taken == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_only_files_that_rein_wrote_are_removed(tmp_path):
+    """In the folder of the best ones and in that of all; a copy under another name is the user's."""
+    folder = tmp_path / "checkpoints"
+    loop, counter = make(dict.fromkeys(range(1, 9), 1.0) | {2: 2.0, 6: 3.0})
+    checkpoint(loop, rein.Checkpoints(folder), keep_last=1, keep_best=("score", "max"))
+    loop.run(epochs=2)
+    for place in (folder, folder / "best"):
+        (place / "notes.txt").write_text("mine")
+        (place / "data.h5").write_bytes(b"of another program")
+        rein.save(counter, place / "counter.h5")
+        shutil.copy(folder / "best/epoch-000002.h5", place / "copy.h5")
+    loop.run()
+    assert stems(folder) == ["copy", "counter", "epoch-000008"]
+    assert stems(folder / "best") == ["copy", "counter", "epoch-000006"]
+    assert all((place / "notes.txt").exists() for place in (folder, folder / "best"))
+    assert len([*tmp_path.glob("aside/*/*data.h5")]) == 2  # moved like a damaged checkpoint, and not deleted
+    again, _ = make()
+    checkpoint(again, rein.Checkpoints(folder), keep_last=1, keep_best=("score", "max"))
+    assert rein.resume(again, folder).path.stem == "epoch-000008"
+    again.run(epochs=9)
+    assert stems(folder) == ["copy", "counter", "epoch-000009"]
