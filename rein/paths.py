@@ -13,3 +13,8 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     Symbolic links and `..` stay as they are.
     """
     return Path(path).expanduser().absolute()
+
+
+def short(path: Path) -> Path:
+    """Return `path` relative to the current directory if it lies there, for messages."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

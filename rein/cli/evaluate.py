@@ -23,6 +23,7 @@ from rein.envs.wrappers.record_video import RecordVideo
 from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.ops.random import checked_seed
+from rein.paths import short
 from rein.rollout import Evaluation, evaluate
 from rein.safe import inside
 from rein.saved import rebuilt
@@ -91,7 +92,7 @@ def _options(
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
     how = "without exploring" if deterministic else "as it explores"
-    say(f"{found.path}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
+    say(f"{short(found.path)}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
     say(_table(result))
     if video is not None:
         say(f"filmed: {plain(video)}")

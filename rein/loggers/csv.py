@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
@@ -24,15 +25,18 @@ class CSVLogger:
 
     Each row is one write of a whole line, so a kill tears the last line at most, and that is cut off when the file is
     opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
+    A file that an editor or rsync has replaced is opened again before the next row. A file with several hard links is
+    copied first, so that other copies of a run do not change.
     What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
     what `flush` or `close` returned from. A resumed run goes on behind the rows up to its checkpoint, see `go_on`; a
-    new one appends to what is there. Raises OSError if the file cannot be
-    written, and if it is a symbolic link or a pipe.
+    new one appends to what is there. Raises OSError if the file cannot be written, and if it is a symbolic link or a
+    pipe.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = absolute(path)
         self._file: io.FileIO | None = None
+        self._stamp: tuple[int, ...] | None = None  # of the file as it was left
         self._columns: dict[str, None] = {}
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
@@ -49,10 +53,11 @@ class CSVLogger:
         try:
             if not os.path.lexists(self.path):
                 return
-            file = self._open() if self._file is None else self._file
+            file = self._current()
             position, count = _newer_rows(file, list(self._columns), clocks)
             if count:
                 file.truncate(position)
+                self._stamp = _stamp(os.fstat(file.fileno()))
                 where = f"newer than iteration {clocks['iterations']:,}, where the run goes on"
                 report.warning("%s: %d row(s) %s, were cut", self.path, count, where)
         except BaseException:  # let go of the file; raised again
@@ -62,12 +67,13 @@ class CSVLogger:
     def append(self, row: Mapping[str, Cell]) -> None:
         """One line; after a failure the file is opened, and mended, anew."""
         try:
-            file = self._open() if self._file is None else self._file
+            file = self._current()
             if not row.keys() <= self._columns.keys():
                 row = {_on_one_line(name): cell for name, cell in row.items()}
                 if new := [name for name in row if name not in self._columns]:
                     file = self._add_columns(file, new)
             _write(file, _line(map(row.get, self._columns)))
+            self._stamp = _stamp(os.fstat(file.fileno()))
         except BaseException:  # let go of the file; raised again
             self._release()
             raise
@@ -84,13 +90,34 @@ class CSVLogger:
         finally:
             self._release()
 
-    def _open(self) -> io.FileIO:
+    def _current(self) -> io.FileIO:
+        """Return the open file. It is opened again unless the file at the path is as this logger left it."""
+        if self._file is None:
+            return self._open()
+        with contextlib.suppress(FileNotFoundError):
+            if _stamp(os.lstat(self.path)) == self._stamp:
+                return self._file
+        self._release()
+        return self._open(replaced=True)
+
+    def _open(self, replaced: bool = False) -> io.FileIO:
+        """Open the file and read its columns. A last line may be torn, but not if it was `replaced`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = file = open_file(self.path, "a+b", buffering=0)
-        _cut_torn_line(file)
+        if os.fstat(file.fileno()).st_nlink > 1:  # as in a copy by `cp -al`
+            file.seek(0)
+            content = file.readall()
+            self._release()
+            _replace(self.path, content)
+            return self._open(replaced)
+        if replaced:
+            _end_last_line(file)
+        else:
+            _cut_torn_line(file)
         with open_file(self.path) as start:
             header = start.readline().decode()
         self._columns = dict.fromkeys(next(csv.reader([header]))) if header else {}
+        self._stamp = _stamp(os.fstat(file.fileno()))
         return file
 
     def _add_columns(self, file: io.FileIO, new: list[str]) -> io.FileIO:
@@ -157,6 +184,18 @@ def _cut_torn_line(file: io.FileIO) -> None:
             break
     if position < end:
         file.truncate(position)
+
+
+def _end_last_line(file: io.FileIO) -> None:
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            _write(file, b"\n")
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """Return which file it is, how many links lead to it, and its size."""
+    return status.st_dev, status.st_ino, status.st_nlink, status.st_size
 
 
 def _write(file: io.FileIO, line: bytes) -> None:

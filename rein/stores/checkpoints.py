@@ -211,8 +211,8 @@ class Checkpoints:
         own = {path: there for path, there in found.items() if metrics_of(path, there)}
         mine = next((path for path, there in own.items() if order(there) == order(about)), None)  # of the same place
         others = {path: there for path, there in own.items() if path != mine}
-        held_by = holders(others)
-        won = [best for best in wanted if about["finite"] and beats(about, others.get(held_by.get(best), {}), best)]
+        values = {best: others[path] for best, path in holders(others).items()}
+        won = [best for best in wanted if about["finite"] and beats(about, values.get(best, {}), best)]
         if not won:
             return
         before = [best for best in metrics_of(mine, own[mine]) if best not in wanted] if mine is not None else []

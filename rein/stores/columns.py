@@ -6,6 +6,7 @@ import csv
 import itertools
 import logging
 import math
+import os
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file: tuple[int, int] | None = None  # which file was read
         self._header = b""
         self._position = 0
         self._columns: dict[str, Any] = {}  # name -> array of numbers, or list of texts
@@ -43,8 +45,10 @@ class Table:
         if not is_regular(self._path):
             return {}
         with open_file(self._path, limit=TEXT) as file:
-            header = file.readline()
-            if header != self._header:  # it has got more columns, and so is another file
+            status, header = os.fstat(file.fileno()), file.readline()
+            same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._position
+            if not same or header != self._header:  # it was replaced, as it is for another column
+                self._file = status.st_dev, status.st_ino
                 self._header, self._position = header, len(header)
                 names = cells_of(header) if header.endswith(b"\n") else []
                 self._columns = {name: [] if name == _TEXT.get(self._path.name) else array("d") for name in names}
@@ -68,8 +72,8 @@ def evaluations_of(memory: Any) -> int:
 def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], list[Cut]]:
     """What a run that stands after so many epochs and evaluations must move aside: files, and rows of files.
 
-    The plot is among the files where a row is: it shows what is no longer so. A file whose rows do not say where they
-    belong, for somebody may have edited it, is moved whole.
+    The plot is moved along with any row, because it shows those rows. Damaged rows, which have no number in the column
+    that counts them, are moved too. A file without that column is moved whole.
     """
     limits = {EPOCHS: ("epoch", epochs), EVALUATIONS: ("evaluation", evaluations)}
     cuts = [cut for name, (key, last) in limits.items() for cut in _cut(run / name, key, last)]
@@ -78,7 +82,7 @@ def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], li
 
 
 def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
-    """The file without the rows whose `key` is above `last`, and those; nothing where there are none."""
+    """Yield the file without the rows that are damaged or whose `key` is above `last`, and these; else nothing."""
     try:
         content = read_file(path) if is_regular(path) else b""
     except OSError as error:
@@ -87,13 +91,15 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
     header, *rows = lines or [b""]
     if not rows:
         return
-    try:
-        where = cells_of(header).index(key)
-        newer = [int(cells_of(row)[where]) > last for row in rows]
-    except (ValueError, IndexError):
-        logger.warning("%s: not every row has a number in a column %r: all of it is moved aside", path, key)
+    names = cells_of(header)
+    if key not in names:
+        logger.warning("%s: has no column %r: all of it is moved aside", path, key)
         yield Cut(path, None, content)
         return
+    numbers = [_count(cells_of(row), names.index(key)) for row in rows]
+    if damaged := numbers.count(None):
+        logger.warning("%s: %d damaged row(s) without a number in the column %r are moved aside", path, damaged, key)
+    newer = [number is None or number > last for number in numbers]
     if any(newer):
         stays = [row for row, goes in zip(rows, newer, strict=True) if not goes]
         moves = [row for row, goes in zip(rows, newer, strict=True) if goes]
@@ -101,8 +107,20 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
 
 
 def cells_of(line: bytes) -> list[str]:
-    """The cells of a line of a CSV file."""
-    return next(csv.reader([line.decode(errors="replace")]), [])
+    """Return the cells of a line of a CSV file; none for a damaged line, with a NUL or a cell beyond csv's limit."""
+    if b"\0" in line:
+        return []
+    try:
+        return next(csv.reader([line.decode(errors="replace")]), [])
+    except csv.Error:
+        return []
+
+
+def _count(cells: list[str], where: int) -> int | None:
+    try:
+        return int(cells[where])
+    except (ValueError, IndexError):
+        return None
 
 
 def _number(cell: str | None) -> float:

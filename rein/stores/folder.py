@@ -8,12 +8,13 @@ runs/<name>/
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,6 +116,36 @@ def first_epoch(run: Path) -> int | None:
     if best is not None or not files:
         return None
     return min(files) if min(files) > every else 1
+
+
+def epochs_of(path: Path) -> tuple[int, int]:
+    """Return the first and the last epoch of a trajectory file, by its name."""
+    return _order(path)[:2]
+
+
+def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
+    """Return the epochs among `epochs`, up to `last`, that the store keeps and that no trajectory file holds.
+
+    Looks at the names of the files only. A store that keeps the best epochs may have dropped any.
+    """
+    every, best = kept_by(run)
+    if best is not None or not every:
+        return []
+    spans = [_order(path)[:2] for path in list_files(inside(run, TRAJECTORIES))]
+    ends = list(itertools.accumulate((end for _, end in spans), max))
+    found = []
+    for epoch in sorted({int(number) for number in epochs if number == number and number <= last}):
+        before = bisect.bisect_right(spans, epoch, key=lambda span: span[0])
+        if epoch % every == 0 and (before == 0 or ends[before - 1] < epoch):
+            found.append(epoch)
+    return found
+
+
+def spans_of(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words: `1 to 3, 7`."""
+    begins = [i for i in range(len(numbers)) if i == 0 or numbers[i] > numbers[i - 1] + 1]
+    parts = [numbers[begin:end] for begin, end in itertools.pairwise([*begins, len(numbers)])]
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def newer_files(run: Path, after: int) -> list[Path]:

@@ -22,7 +22,7 @@ from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, Table, evaluations_of, newer_rows
 from rein.stores.curves import write_learning_curves
 from rein.stores.files import write_whole
-from rein.stores.folder import TRAJECTORIES, first_epoch, move_aside
+from rein.stores.folder import TRAJECTORIES, first_epoch, missing_epochs, move_aside, spans_of
 from rein.stores.image import compose
 from rein.types import State
 
@@ -63,7 +63,7 @@ class RunMetrics:
         self._changed = False  # since metrics.h5 was written
         self._written_at, self._cost = time.monotonic(), 0.0
         self._observes = False
-        self._warned = False  # of rows that are missing
+        self._warned: set[Path] = set()  # what is missing was reported for these
         self._failed: set[str] = set()  # files that could not be written, and are left alone since
 
     @property
@@ -118,17 +118,21 @@ class RunMetrics:
         self._written_at = time.monotonic()
 
     def _warn_of_gaps(self, epoch_K: np.ndarray, epochs: int) -> None:
-        """Tell once which rows are missing before the place where the run goes on, after so many epochs."""
+        """Warn once about rows and trajectories that are missing before the place where the run goes on."""
         folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
         is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
         first = first_epoch(self._run) or min(epoch_K, default=epochs + 1)
         absent = np.setdiff1d(np.arange(first, epochs + 1), epoch_K)
-        if len(absent) and not is_fresh and not self._warned:
-            self._warned = True
-            spans = np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1)
-            told = ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]} to {s[-1]}" for s in spans)
-            path, what = self._run / EPOCHS, "epoch" if len(absent) == 1 else "epochs"
-            logger.warning("%s: has no row of %s %s; the run goes on without, after epoch %d", path, what, told, epochs)
+        if not is_fresh:
+            self._warn_once(self._run / EPOCHS, "row", absent.tolist(), epochs)
+        lost = missing_epochs(self._run, epoch_K.tolist(), epochs)
+        self._warn_once(self._run / TRAJECTORIES, "trajectory", lost, epochs)
+
+    def _warn_once(self, path: Path, what: str, absent: list[int], epochs: int) -> None:
+        if absent and path not in self._warned:
+            self._warned.add(path)
+            told = f"has no {what} of epoch{'s' * (len(absent) > 1)} {spans_of(absent)}"
+            logger.warning("%s: %s; the run goes on without, after epoch %d", path, told, epochs)
 
     def _add_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         self._guarded(EPOCHS, self._append_epoch, epoch, status, clocks, metrics)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rein.errors import StoreError
 from rein.paths import absolute
@@ -19,9 +22,10 @@ from rein.stores.checkpoint import read_checkpoint
 from rein.stores.checkpoints import FOLDER as CHECKPOINTS
 from rein.stores.checkpoints import saved_files
 from rein.stores.checks import check_file, check_sequence
-from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, cells_of
+from rein.stores.columns import EPOCHS, EVALUATIONS, PLOT, Table, cells_of
 from rein.stores.contents import MISREAD, content_of
-from rein.stores.folder import TRAJECTORIES, first_epoch, list_files
+from rein.stores.folder import TRAJECTORIES, epochs_of, first_epoch, list_files, missing_epochs, spans_of
+from rein.stores.lock import Lock
 from rein.stores.mapping import Stamp, stamp_of
 from rein.stores.scan import layouts
 from rein.stores.selection import kept_by
@@ -78,16 +82,18 @@ def verify_run(path: str | Path) -> Report:
     stride = _stride(path) if path.is_dir() else None
     if path.is_dir() and known:
         problems += [Problem(content.file.path, wrong) for content, wrong in check_sequence(known, stride)]
-    last = max((int(content.epochs["number"][-1]) for content in known), default=0)
+    if path.is_dir():
+        _guard(path / EPOCHS, problems, lambda: list(_check_oldest(path, known, bool(checkpoints))))
+    epochs = {number for content in known for number in content.epochs["number"].tolist()}
+    last = max(epochs, default=0)
     for file in checkpoints:
-        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, last, stride)))
+        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, epochs, stride)))
     for file in others:
         _guard(file, problems, lambda f=file: list(_check_other(f, last, first_epoch(path) if path.is_dir() else None)))
     if path.is_dir():
         _guard(path / CHECKPOINTS / "latest", problems, lambda: list(_check_latest(path / CHECKPOINTS)))
         if path / PLOT in others and path / EPOCHS not in others:
             problems.append(Problem(path / EPOCHS, f"is not there, and {PLOT} was made of it"))
-    epochs = {number for content in known for number in content.epochs["number"].tolist()}
     size = sum(file.lstat().st_size for file in looked_at if os.path.lexists(file))
     return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
 
@@ -180,15 +186,49 @@ def _stride(run: Path) -> int | None:
     return every if every and best is None else None
 
 
-def _check_checkpoint(path: Path, last: int, stride: int | None) -> Iterator[Problem]:
-    """The whole state is read, and its rows; of epochs `stride` apart, its store counts on none beyond `last`."""
+def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterator[Problem]:
+    """Compare the first trajectory file with `metrics.csv`, or without one with the steps and episodes of the run.
+
+    Without a trajectory file, nothing is missing while a store writes to the folder: it may not have finished one yet.
+    """
+    files = list_files(inside(run, TRAJECTORIES))
+    epoch_K = Table(run / EPOCHS).refresh().get("epoch", np.empty(0))
+    where, last = (files[0], epochs_of(files[0])[0]) if files else (run / TRAJECTORIES, sys.maxsize)
+    if lost := missing_epochs(run, epoch_K.tolist(), last):
+        if files or not _is_open(run):
+            be, those = ("is", "epoch") if len(lost) == 1 else ("are", "epochs")
+            before = f"before epoch {last}" if files else "and there is no trajectory file"
+            yield Problem(where, f"{those} {spans_of(lost)} of {EPOCHS} {be} missing {before}")
+    elif saved and contents and _stride(run) == 1 and not (run / EPOCHS).exists():
+        step, ids = int(contents[0].epochs["first_step"][0]), contents[0].episodes["id"]
+        if step > 0 or (len(ids) and ids[0] > 0):
+            said = f"begins with step {step}" + (f" and episode {ids[0]}" if len(ids) else "")
+            yield Problem(where, f"{said}: earlier files are missing, or {EPOCHS}, which tells where the run began")
+
+
+def _is_open(run: Path) -> bool:
+    """Return whether a store writes to the folder."""
+    try:
+        Lock(run, alone=True).release()
+    except StoreError:
+        return True
+    return False
+
+
+def _check_checkpoint(path: Path, there: Collection[int], stride: int | None) -> Iterator[Problem]:
+    """Read the whole state, and compare the epochs that its store counts on with those that are `there`."""
     parts = read_checkpoint(path).state.get("parts")
-    if stride is None or not isinstance(parts, dict):
+    store = parts.get("store") if isinstance(parts, dict) else None
+    epoch, best = (store.get("epoch"), store.get("best")) if isinstance(store, dict) else (None, None)
+    if type(epoch) is not int:
         return
-    store = parts.get("store")
-    epoch = store.get("epoch") if isinstance(store, dict) else None
-    if type(epoch) is int and epoch - epoch % stride > last:
+    last = max(there, default=0)
+    if stride is not None and epoch - epoch % stride > last:
         yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
+    if isinstance(best, list):
+        lost = sorted({int(number) for number, _ in best[-1]} - {*there})
+        if len(lost) > sum(number > epoch for number in there):  # each newer one may have taken the place of one
+            yield Problem(path, f"counts on epochs {spans_of(lost)}, which are missing from the trajectories")
 
 
 def _check_latest(folder: Path) -> Iterator[Problem]:

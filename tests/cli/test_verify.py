@@ -343,3 +343,57 @@ def test_a_run_that_went_on_in_a_folder_of_its_own_begins_with_a_later_epoch(run
     lines = (tmp_path / "other/metrics.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["epoch", "6", "7"]
     assert wrong(tmp_path / "other") == []
+
+
+@pytest.mark.parametrize("gone", [1, 3, 5])
+@pytest.mark.parametrize("saved", [True, False])
+def test_missing_oldest_files_are_found_even_all_of_them(run, gone, saved):
+    first = files(run)[0]
+    for file in files(run)[:gone]:
+        file.unlink()
+    if not saved:
+        shutil.rmtree(run / "checkpoints")
+    told = f"epoch{'s' * (gone > 1)} 1{f' to {gone}' * (gone > 1)} of metrics.csv"
+    assert [name for name, said in wrong(run) if said.startswith(told)] == [
+        files(run)[0].name if gone < 5 else first.parent.name
+    ]
+
+
+def test_missing_oldest_files_are_found_by_steps_and_episodes_without_the_metrics(run):
+    for name in ("metrics.csv", "metrics.h5"):
+        (run / name).unlink()
+    assert wrong(run) == []
+    files(run)[0].unlink()
+    ((name, said),) = wrong(run)
+    assert name == "000002-000002.h5" and said.startswith("begins with step 60 and episode")
+
+
+@pytest.mark.parametrize("options", [{"every": 2}, {"keep_best": (3, "episode_return", "max")}])
+def test_missing_files_are_found_of_a_store_that_keeps_some_epochs(tmp_path, options):
+    train(tmp_path / "run", epochs=6, **options)
+    assert wrong(tmp_path / "run") == []
+    files(tmp_path / "run")[0].unlink()
+    assert any("missing" in said for _, said in wrong(tmp_path / "run"))
+    for file in files(tmp_path / "run"):
+        file.unlink()
+    assert any("missing" in said for _, said in wrong(tmp_path / "run"))
+
+
+def test_a_run_that_has_finished_no_file_yet_lacks_none(tmp_path):
+    store = HDF5Store(tmp_path / "run")
+    environment = Gridworld(num_envs=3, seed=0)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    loop = rein.training_loop(agent, environment, store, seed=0)
+    seen = []
+    loop.epoch_started(once=3)(lambda state: seen.append(wrong(tmp_path / "run")))
+    loop.run(epochs=3, iterations=60)
+    store.close()
+    assert seen == [[]]
+
+
+def test_a_resume_warns_about_missing_trajectory_files(run, caplog):
+    for file in files(run)[:2]:
+        file.unlink()
+    train(run, epochs=7, resumed=run, exist="resume")
+    told = [text for text in caplog.messages if "has no trajectory" in text]
+    assert told == [f"{run}/trajectories: has no trajectory of epochs 1 to 2; the run goes on without, after epoch 5"]

@@ -6,6 +6,7 @@ import csv
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from rein.handlers.evaluate import evaluate
 from rein.stores import metrics as module
 from rein.stores.files import verify
 from rein.stores.objects import encode_name
+from rein.stores.verify import verify_run
 from rein.testing.stateful import first_difference
 
 WALL_TIME = "seconds"
@@ -245,19 +247,90 @@ def test_a_run_that_begins_anew_where_one_was_says_how_to_go_on_with_that(
     assert "this run begins anew" in caplog.text and "call rein.resume(loop, path)" in caplog.text
 
 
-def test_a_file_that_somebody_edited_is_moved_whole_and_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "damage",
+    [b"three,completed", b"\0" * 4096, b'3,"' + b"x" * 200_000 + b'"', b'"3,completed', b"\xff\xfe", b"9" * 5000],
+    ids=["edited", "NUL block", "huge cell", "open quote", "no text", "huge number"],
+)
+def test_a_damaged_row_is_moved_aside_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
 ) -> None:
     run = tmp_path / "run"
     finish(make(run, epochs=5))
-    edited = (run / "metrics.csv").read_bytes().replace(b"\n3,", b"\nthree,")
+    lines = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
+    lines[3] = damage + b"\n"
+    (run / "metrics.csv").write_bytes(b"".join(lines))
+    assert any(problem.path.name == "metrics.csv" for problem in verify_run(run).problems)
+    loop = make(run)
+    rein.resume(loop, run)
+    assert "1 damaged row" in caplog.text
+    finish(loop)
+    assert (run / "aside/epoch-000005/metrics.csv").read_bytes() == lines[0] + lines[3]
+    assert [row["epoch"] for row in read(run / "metrics.csv")] == ["1", "2", "4", "5", "6", "7", "8", "9", "10"]
+
+
+def test_a_file_without_the_column_of_epochs_is_moved_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    finish(make(run, epochs=5))
+    edited = (run / "metrics.csv").read_bytes().replace(b"epoch,", b"era,")
     (run / "metrics.csv").write_bytes(edited)
     loop = make(run)
     rein.resume(loop, run)
-    assert "not every row has a number in a column 'epoch'" in caplog.text
+    assert "has no column 'epoch'" in caplog.text
     finish(loop)
     assert (run / "aside/epoch-000005/metrics.csv").read_bytes() == edited
     assert [row["epoch"] for row in read(run / "metrics.csv")] == ["6", "7", "8", "9", "10"]
+
+
+@pytest.mark.parametrize("last_line_ends", [True, False])
+def test_rows_follow_those_of_a_file_that_an_editor_replaced(tmp_path: Path, last_line_ends: bool) -> None:
+    run = tmp_path / "run"
+    loop = make(run, epochs=6)
+
+    @loop.epoch_started(once=4)
+    def edit(state: rein.State) -> None:
+        content = (run / "metrics.csv").read_bytes()
+        (run / "edited").write_bytes(content if last_line_ends else content.removesuffix(b"\n"))
+        os.replace(run / "edited", run / "metrics.csv")
+
+    finish(loop)
+    assert [row["epoch"] for row in read(run / "metrics.csv")] == [str(epoch) for epoch in range(1, 7)]
+    with h5py.File(run / "metrics.h5") as file:
+        epochs: Any = file["entry/epochs/epoch"]
+        assert epochs[()].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_rows_go_on_after_a_file_was_removed_or_emptied(tmp_path: Path) -> None:
+    for number, lose in enumerate((Path.unlink, lambda path: path.write_bytes(b""))):
+        run = tmp_path / f"run-{number}"
+        loop = make(run, epochs=4)
+        loop.epoch_started(once=3)(lambda state, lose=lose, run=run: [lose(run / "metrics.csv")].clear())
+        finish(loop)
+        assert [row["epoch"] for row in read(run / "metrics.csv")] == ["3", "4"]
+
+
+@pytest.mark.parametrize("when", ["before it goes on", "while it runs"])
+def test_a_hard_linked_copy_of_a_run_and_the_original_do_not_change_each_other(tmp_path: Path, when: str) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+
+    def link(state: Any = None) -> None:
+        first.parts["store"].checkpoints.flush()
+        shutil.copytree(run, copy, copy_function=os.link)
+
+    first = make(run, epochs=6)
+    if when == "while it runs":
+        first.epoch_started(once=5)(link)
+    finish(first)
+    if when == "before it goes on":
+        link()
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    copied = {file: file.read_bytes() for file in copy.rglob("*.csv")}
+    assert [row["epoch"] for row in read(copy / "metrics.csv")][-1] == ("6" if when.startswith("before") else "4")
+    resumed = make(copy, epochs=8)
+    rein.resume(resumed, copy / "checkpoints/epoch-000004.h5")
+    finish(resumed)
+    assert {file: file.read_bytes() for file in before} == before
+    assert {file: file.read_bytes() for file in copied} != copied
 
 
 @pytest.mark.parametrize(
