@@ -16,7 +16,7 @@ from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of
 from rein.envs.wrappers.forwarding import unwrapped
-from rein.paths import absolute
+from rein.paths import absolute, short
 from rein.rollout.replay import Difference, Replay, replay
 from rein.rollout.video import Video, as_frame, frames_per_second
 from rein.stores.reader import open_run
@@ -56,14 +56,14 @@ def _options(
         raise ValueError(f"--video {video}: a film is of one episode, and --episode gives {len(episode)}")
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
-    stored, video = open_run(run), None if video is None else absolute(video)
+    stored, target = open_run(run), None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
     built = environment_of(stored, environment, filming=video is not None)
     with contextlib.closing(built):
-        if video is None:
+        if target is None:
             results = replay(built, episodes)
         else:
-            with film(video, built, fps) as add:
+            with film(target, built, fps) as add:
                 results = replay(built, episodes, film=add)
     for result in results:
         say(_told(result))
@@ -91,7 +91,7 @@ def _where(difference: Difference, steps: str) -> str:
 def film(path: Path, environment: Any, fps: float | None = None) -> Iterator[Callable[[Any], None]]:
     """Yield a function that takes the frames of a video, which appears at `path` when it is finished."""
     if not path.parent.is_dir():
-        raise ValueError(f"--video {path}: there is no folder {path.parent}")
+        raise ValueError(f"--video {short(path)}: there is no folder {short(path.parent)}")
     inside = unwrapped(environment)
     video = Video(path, frames_per_second(inside, fps, "--fps "), "--video ")
     try:

@@ -21,7 +21,6 @@ import numpy as np
 
 from rein.errors import CheckpointError, StoreError
 from rein.ops.trees import leaves
-from rein.paths import absolute
 from rein.safe import inside
 from rein.stores.checkpoint import look, read_checkpoint
 from rein.stores.checkpoints import BEST
@@ -74,7 +73,7 @@ def compact(path: str | Path, max_bytes: int = MAX_BYTES, max_epochs: int = MAX_
     Raises StoreError where a run is writing to the folder, where a file is damaged, and where the disk is full; what
     was joined until then stays so.
     """
-    path = absolute(path)
+    path = Path(path).expanduser()
     folder = inside(path, TRAJECTORIES)
     if not folder.is_dir():
         raise StoreError(f"{path}: has no {TRAJECTORIES}/; give the folder of a run")

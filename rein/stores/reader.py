@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rein.errors import StoreError
-from rein.paths import absolute
+from rein.paths import absolute, short
 from rein.safe import inside, read_json
 from rein.stores import files
 from rein.stores.contents import content_of
@@ -72,7 +72,7 @@ class Run:
 
     def __repr__(self) -> str:
         epochs, episodes = len(self.epochs["number"]), len(self.episodes["id"])
-        return f"Run({str(self.path)!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
+        return f"Run({str(short(self.path))!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Every epoch in order; of a run that is followed, those too that are finished until the last one was given."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rein.errors import StoreError
-from rein.paths import absolute
 from rein.safe import TEXT, inside, open_file, read_json
 from rein.stores import files
 from rein.stores.checkpoint import read_checkpoint
@@ -58,7 +57,7 @@ def verify_run(path: str | Path) -> Report:
 
     Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
     """
-    path = absolute(path)
+    path = Path(path).expanduser()
     if path.is_file() and path.is_symlink():  # a link that the user named is followed
         path = path.resolve()
     if path.is_dir():
