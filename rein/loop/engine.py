@@ -124,11 +124,11 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
     The hot path (tests/benchmarks/loop.py): a handler costs one call, an event that nobody hears one attribute check.
     """
     state, step, metrics = loop.state, loop.step, loop.metrics
-    started, completed = loop.iteration_started, loop.iteration_completed
+    event = started = loop.iteration_started
+    completed, call, batch = loop.iteration_completed, None, END
     limit = -1 if state.max_iterations is None else state.max_iterations
     if 0 <= limit <= state._iteration:
         return
-    event, call, batch = started, None, END
     try:
         while True:
             if source is not None:
@@ -148,8 +148,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 metrics.just_assigned.clear()
             call = step
             state.step_state = step(state)
-            event = completed
-            batch = END
+            event, batch = completed, END
             state._iteration += 1
             state._total_iterations += 1
             if metrics.updates:
