@@ -26,7 +26,7 @@ from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.rollout.contract import outside
 from rein.rollout.spaces import tensor_dtype
-from rein.training import describe_run, seed_parts
+from rein.training import check_learning, describe_run, seed_parts
 from rein.types import State, StepState, Transition, Tree
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def offline_loop(
     iterations: int | None = None,
     updates_per_iteration: int = 10,
     seed: int | None = None,
+    check_finite: bool = True,
     debug: bool = False,
 ) -> Loop:
     """A loop that trains `agent` on what its replay holds, filled with `data` first where that is given.
@@ -73,7 +74,8 @@ def offline_loop(
     loop owns the agent, and the replay with it: a checkpoint resumes exactly, with whatever `data` there is then. The
     clock that advances is `updates`: nobody acts. Evaluation, checkpoints and early stopping are handlers, as they are
     in every loop; what the agent reports are metrics. `store` takes `run.json`, the metrics' files and checkpoints.
-    `seed` seeds an agent that was built without one; `debug` is the loop's.
+    `seed` seeds an agent that was built without one; `debug` is the loop's. `check_finite` checks that losses, gradient
+    norms and parameters are finite and raises NonFiniteError if one is not.
 
     Raises TypeError for an agent that does not learn from replay; ValueError for numbers below 1, and where an agent
     that is to be seeded has learned or been filled before, which it would forget.
@@ -97,6 +99,7 @@ def offline_loop(
     loop.own("agent", agent, by_chance="seed" if agent in _by_chance else ())
     for name in agent.reports:
         loop.metric(name, name)
+    check_learning(loop, agent, None, check_finite)
     if store is not None:
         loop.own("store", store)
         describe_run(loop, store)
@@ -253,7 +256,7 @@ def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Non
             wrong_B = torch.from_numpy(outside(value, part).reshape(len(value), -1).any(1)).to(value.device)
             _refuse(wrong_B, chunk, rows, ".".join((name, *path)), f"not in {part}")
     if isinstance(space, spaces.Discrete):
-        action_B, low, high = chunk.action.long(), int(space.start), int(space.start + space.n)
+        action_B, low, high = chunk.action.long(), int(space.start), int(space.start) + int(space.n)
         _refuse((action_B < low) | (action_B >= high), chunk, rows, "action", f"not from {low} to {high - 1}")
 
 

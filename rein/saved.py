@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import torch
 from gymnasium import spaces
 from torch import Tensor
 
@@ -38,6 +39,7 @@ _SIZES = ("hidden", "core", "critics", "cosines")  # what makes networks larger
 _OBJECTS = ("core", "stem", "noise", "segments")  # of which a name alone says nothing
 
 
+@torch.inference_mode(False)
 def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
     """The agent that `rein.save` wrote, or that of a run's checkpoint, built as it was and loaded.
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from rein.filters import NOT_GIVEN
 from rein.handlers.torch_generators import torch_generators
+from rein.learning.finite import FiniteUpdate
 from rein.learning.update import Guard, Optimizer, apply_gradients, check_optimizer
 from rein.loop import Loop
 from rein.loop.interruptible import Interruptible, Unfinished
 from rein.ops.devices import checked_device
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Store
-from rein.training import describe_run
+from rein.training import check_learning, describe_run
 from rein.types import State, Tree
 
 Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), as torch.nn.functional.mse_loss
@@ -45,6 +46,7 @@ def trainer(
     guard: Guard | None = None,
     device: torch.device | str | None = None,
     generators: Sequence[torch.Generator] = (),
+    check_finite: bool = True,
     debug: bool = False,
 ) -> Loop:
     """A loop that takes a step of `optimizer` for each batch of its data, and whose metric `loss` is the epoch's mean.
@@ -60,12 +62,14 @@ def trainer(
     moved to `device`, that of the model's first parameter if not told. `store` takes `run.json`, the metrics' files and
     checkpoints; `debug` is the loop's. The rest is that of `train_step`, which also says what it raises.
     """
-    step = train_step(model, loss, optimizer, max_grad_norm=max_grad_norm, guard=guard)
+    how = {"max_grad_norm": max_grad_norm, "guard": guard, "check_finite": check_finite}
+    step = train_step(model, loss, optimizer, **how)
     device = _device_of(model) if device is None else checked_device(device)
     loop = Loop(step, epochs=epochs, iterations=iterations, device=device, debug=debug)
     loop.own("model", model)
     loop.own("optimizer", optimizer)
     torch_generators(loop, device, generators=generators)
+    check_learning(loop, model, None, check_finite)
     loop.metric("loss", "loss")
     for place in range(0 if callable(loss) else len(loss)):
         loop.metric(f"loss_{place}", f"loss_{place}")
@@ -84,6 +88,7 @@ def train_step(
     *,
     max_grad_norm: float | None = None,
     guard: Guard | None = None,
+    check_finite: bool = True,
 ) -> Callable[[State], Prediction]:
     """A step for `rein.Loop`: one update of `optimizer` on `state.batch`, a pair of inputs and targets.
 
@@ -92,7 +97,9 @@ def train_step(
     `(loss, weight)`, one for each; what is learned is their weighted sum, and each is reported as `loss_0`, `loss_1`.
     What is no tuple or list is one output, or one target.
     Gradients are clipped together to `max_grad_norm`, and an update that `guard(metrics, gradients)` refuses is left
-    out. Whether the model is in training mode is left as it is. The loop is to own the model and the optimizer.
+    out. With `check_finite`, and without a guard, a loss or gradient norm that is not finite raises NonFiniteError
+    before the optimizer's step; on a GPU it is found by `trainer` at the end of the epoch, in the parameters.
+    Whether the model is in training mode is left as it is. The loop is to own the model and the optimizer.
 
     Raises TypeError for parts that are none, ValueError where the optimizer has no parameter of the model; at a step
     TypeError for a batch that is no pair of tensors or trees of them, ValueError for outputs that are not as many as
@@ -107,6 +114,7 @@ def train_step(
     if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("train_step: none of the optimizer's parameters is the model's")
     losses = _losses(loss)
+    finite = FiniteUpdate(model) if check_finite else None
 
     def step(state: State) -> Prediction:
         inputs, target = _pair(state.batch)
@@ -114,7 +122,8 @@ def train_step(
         total, metrics = losses(prediction, target)
         optimizer.zero_grad()  # what an update that failed has left behind
         total.backward()
-        norm = apply_gradients(optimizer, metrics, max_grad_norm=max_grad_norm, guard=guard, measure=False)
+        how = {"max_grad_norm": max_grad_norm, "guard": guard, "finite": finite}
+        norm = apply_gradients(optimizer, metrics, **how, measure=False)
         state.clocks.updates += 1
         metrics = metrics if norm is None else {**metrics, "grad_norm": norm}
         return Prediction(map_tree(Tensor.detach, prediction), target, metrics)

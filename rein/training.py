@@ -20,6 +20,7 @@ from rein.filters import NOT_GIVEN
 from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
 from rein.handlers.stop_at import stop_at
+from rein.learning.finite import check_parameters
 from rein.loggers.csv import CSVLogger
 from rein.loop import Loop, checks
 from rein.ops.parallel import rank
@@ -28,6 +29,7 @@ from rein.ops.trees import map_tree, to_device
 from rein.protocols import Agent, Environment, Store
 from rein.rollout import PHASES, EpisodeStatistics, batch_step
 from rein.rollout.contract import check_integers
+from rein.rollout.finite import FiniteData
 from rein.rollout.fit import check_fit
 from rein.rollout.statistics import METRICS
 from rein.types import State, StepState, Trajectory, Tree
@@ -39,6 +41,7 @@ STEPS = 128  # of an epoch of a continuing run, where nobody says
 
 
 @check_keywords
+@torch.inference_mode(False)
 def training_loop(
     agent: Agent,
     environment: Environment,
@@ -49,18 +52,22 @@ def training_loop(
     epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
     state_to_trajectory: Callable[[State], Mapping[str, Tree]] | None = None,
+    check_finite: bool = True,
     strict: bool = False,
     debug: bool = False,
 ) -> Loop:
-    """A loop that trains `agent` in `environment`, an epoch's trajectories going to `store` when it ends.
+    """Build a loop that trains `agent` in `environment` and appends each epoch's trajectories to `store`.
 
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
     `epochs` (1) and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps by default.
     `seed` seeds parts that were built without one (None draws one), environments differently in each process.
-    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `strict` is the loop's, but for metrics,
-    which an agent reports when it learns; `debug` is the loop's. Raises TypeError or ValueError where the parts do not
-    fit.
+    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `check_finite` checks that rewards,
+    observations, losses, gradient norms and parameters are finite and raises NonFiniteError if one is not. `strict`
+    and `debug` are options of the loop; `strict` does not apply to metrics, which an agent reports only when it learns.
+
+    Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
+    `torch.inference_mode()`.
     """
     check_fit(agent, environment, store)
     if state_to_trajectory is not None and store is None:
@@ -69,10 +76,16 @@ def training_loop(
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
+    finite = FiniteData(agent) if check_finite else None
 
     def step(state: State) -> StepState:
         # assigned here already: with it the step has ended, whatever is raised after it
-        state.step_state = result = batch_step(state, agent, environment, rows, emit)
+        try:
+            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite)
+        except Exception:  # data that is not finite may be the cause
+            if finite is not None:
+                finite.check_rollout(state)
+            raise
         return _announce_ends(state, episodes_completed) if episodes_completed.listened_to else result
 
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
@@ -82,7 +95,8 @@ def training_loop(
     for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
-    reset_environments(loop, agent, environment, statistics, episodic=episodic)
+    check_learning(loop, agent, finite, check_finite)
+    reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
     for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
         loop.metric(name, name)
     if episodic:
@@ -137,8 +151,42 @@ def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
     return unseeded if seed is None else []
 
 
+def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_finite: bool) -> None:
+    """Refuse to train in inference mode; with `check_finite`, check updates and, at the end of each epoch, parameters.
+
+    `agent` is an agent or a module. Agents list the learners of their networks in `learners`.
+    """
+
+    def learners() -> list[Any]:
+        return [*getattr(agent, "learners", {}).values()]
+
+    @loop.started
+    def begin(state: State) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("torch.inference_mode() is active: nothing can be learned; run the loop outside of it")
+        for learner in learners():
+            learner.check_finite(check_finite)
+
+    if not check_finite:
+        return
+
+    @loop.epoch_ended  # before handlers that evaluate or save the agent
+    def check_epoch(state: State) -> None:
+        if finite is not None:
+            finite.read(state)
+        for learner in learners():
+            learner.read_finite()
+        check_parameters(agent)
+
+
 def reset_environments(
-    loop: Loop, agent: Agent, environment: Environment, statistics: EpisodeStatistics, *, episodic: bool
+    loop: Loop,
+    agent: Agent,
+    environment: Environment,
+    statistics: EpisodeStatistics,
+    finite: FiniteData | None = None,
+    *,
+    episodic: bool,
 ) -> None:
     """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
 
@@ -165,6 +213,8 @@ def reset_environments(
         observation = environment.reset()
         check_integers(observation, environment.single_observation_space)
         observation = to_device(observation, agent.device)
+        if finite is not None:
+            finite.check_reset(state, observation)
         state.step_state = StepState(observation, active_N)
         statistics.observe_reset()
         agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))

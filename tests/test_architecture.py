@@ -271,3 +271,33 @@ def test_a_tensor_that_leaves_its_device_is_found() -> None:
     assert {line.rpartition(" ")[2] for line in fetches("agents/ppo.py", source)} == {".item()", ".cpu()"}
     assert fetches("loggers/csv.py", source) == []
     assert fetches("agents/ppo.py", source.replace("def f", "def state_dict")) == []
+
+
+MAKES_FLOATS = {"zeros", "ones", "empty", "full", "tensor", "as_tensor", "rand", "randn", "eye", "linspace"}
+MAKES_INTEGERS = {"arange", "randint", "randperm"}  # whatever torch's default dtype is
+
+
+def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every call that makes a tensor by torch's defaults, as (line, what it leaves out)."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"):
+            continue
+        given = {keyword.arg for keyword in node.keywords}
+        wanted = {"dtype", "device"} if node.func.attr in MAKES_FLOATS else {"device"}
+        if node.func.attr in MAKES_FLOATS | MAKES_INTEGERS and None not in given and not wanted <= given:
+            yield node.lineno, f"torch.{node.func.attr} without {', '.join(sorted(wanted - given))}"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if unit(path) != "testing"])
+def test_tensors_are_made_with_an_explicit_dtype_and_device(path: str) -> None:
+    """torch.set_default_dtype and torch.set_default_device belong to the user."""
+    assert list(implicit(ast.parse(SOURCES[path]))) == []
+
+
+def test_implicit_dtypes_and_devices_are_found() -> None:
+    found = [
+        line for line, _ in implicit(ast.parse("torch.zeros(3)\ntorch.arange(3, device=d)\ntorch.rand(2, device=d)"))
+    ]
+    assert found == [1, 3]

@@ -129,4 +129,4 @@ class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
         """(B, Q) in (0, 1)."""
         if not self._options["drawn_levels"]:
             return even_levels(count, self.device).expand(rows, -1)
-        return torch.rand((rows, count), generator=self._generator, device=self.device)
+        return torch.rand((rows, count), generator=self._generator, dtype=torch.float32, device=self.device)

@@ -102,6 +102,7 @@ class PQN(Configurable):
     minibatches: Adjustable = Adjustable(at_least_one)
     epsilon: Scheduled = Scheduled(high=1.0)
 
+    @torch.inference_mode(False)  # inference tensors cannot be trained
     def __init__(
         self,
         observation_space: spaces.Space[Any],
@@ -164,6 +165,7 @@ class PQN(Configurable):
         self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
         self._said: tuple[Any, Any] = None, None  # the action of the step that is being taken, and the best one's value
 
+    @torch.inference_mode(False)
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw anew what was not loaded; RuntimeError after the first step."""
         if self.env_steps and not self.loaded:
@@ -174,6 +176,16 @@ class PQN(Configurable):
     def counts(self) -> dict[str, int]:
         """What schedules run on."""
         return {"env_steps": self.env_steps, "updates": self.updates}
+
+    @property
+    def rollout(self) -> Rollout:
+        """The steps that were recorded and not learned from yet."""
+        return self._rollout
+
+    @property
+    def learners(self) -> dict[str, Learner]:
+        """The learner of the networks, by name."""
+        return {"networks": self._learner}
 
     @property
     def optimizer(self) -> Any:
@@ -235,7 +247,10 @@ class PQN(Configurable):
             seen = self._pass(batch, report=not last)
         self.networks.encoder.update(self._rollout.flat("observation"), batch.valid)
         self._rollout.clear()
-        return {**mean_metrics(seen, batch), "epsilon": torch.tensor(self.epsilon(**self.counts), device=self.device)}
+        return {
+            **mean_metrics(seen, batch),
+            "epsilon": torch.tensor(self.epsilon(**self.counts), dtype=torch.float32, device=self.device),
+        }
 
     def _batch(self) -> Batch:
         """The rollout as rows, with the targets that the networks as they are make of it."""

@@ -48,6 +48,7 @@ class QLearning(Configurable):
     gamma: Adjustable = Adjustable(fraction)
     epsilon: Scheduled = Scheduled(high=1.0)
 
+    @torch.inference_mode(False)  # inference tensors cannot be trained
     def __init__(
         self,
         observation_space: spaces.Space[Any],
@@ -73,10 +74,10 @@ class QLearning(Configurable):
         self._row = _RowIndex(observation_space, self.device)
         self._first_action = int(action_space.start)
         self._last: Transition | None = None  # recorded and not yet learned from
-        self.table = torch.empty(self._row.states, int(action_space.n), device=self.device)
+        self.table = torch.empty(self._row.states, int(action_space.n), dtype=torch.float32, device=self.device)
         self._cells = self.table.view(-1)
         self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
-        self._share, self._share_of = torch.empty(0), (0.0, 0)  # see _shares
+        self._share, self._share_of = torch.empty(0, dtype=torch.float64, device="cpu"), (0.0, 0)  # see _shares
         self._draw(secrets.randbits(31) if self.seed is None else self.seed)
 
     @property
@@ -133,6 +134,7 @@ class QLearning(Configurable):
         own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
         return TabularPolicy(self.table, self._row.checked, self._first_action, explore, own)
 
+    @torch.inference_mode(False)
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw the table anew, unless it was loaded; RuntimeError after the first step."""
         if self.env_steps and not self.loaded:
@@ -246,7 +248,7 @@ class _RowIndex:
         self._space = space
         self._shape = space.shape or ()
         self._first = sum(s * stride for s, stride in zip(start, strides, strict=True))
-        self._stride = torch.tensor(strides, device=device)
+        self._stride = torch.tensor(strides, dtype=torch.int64, device=device)
 
     def checked(self, observation: Tensor) -> Tensor:
         """The rows of an observation to act on, whose values are checked on the host."""

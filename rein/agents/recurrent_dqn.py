@@ -139,7 +139,7 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
         online = self.networks.online
         x = online.encoder(observation)
         if self._carry is None:
-            self._carry = torch.zeros(len(x), online.carry_size, device=self.device)
+            self._carry = torch.zeros(len(x), online.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._next_carry = online.step(x, self._carry)
         return value_NA
 
@@ -173,7 +173,9 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
         batch = self.batch(sample)
         metrics = self._learner.step(batch, self._options["huber"], report=report)
         if report:
-            metrics["epsilon"] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
+            metrics["epsilon"] = torch.as_tensor(
+                self.exploration(**self.counts), dtype=torch.float32, device=self.device
+            )
         return metrics, metrics.pop("td_error")
 
     @without_gradient

@@ -130,7 +130,7 @@ class SAC(ReplayAgent["_Networks"]):
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         shape = 2, len(sample.reward), networks.scale.actions
-        noise_BA = torch.randn(shape, generator=self._generator, device=self.device)
+        noise_BA = torch.randn(shape, generator=self._generator, dtype=torch.float32, device=self.device)
         alpha = networks.temperature.log.detach().exp()
         target_B = self._target(sample, next_features, noise_BA[0], alpha)
         batch = CriticBatch(features, networks.scale.from_action(sample.action), target_B, weight_B)

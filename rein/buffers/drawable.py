@@ -17,7 +17,8 @@ class Drawable:
         self.count = 0  # rows that may be drawn
         self._list: Tensor | None = None  # their numbers, from `_first` on, `count` of them
         self._first = 0
-        self._kept = torch.empty(0, dtype=torch.bool)  # by number: whether a row may be drawn; only with a list
+        # by number: whether a row may be drawn; only with a list
+        self._kept = torch.empty(0, dtype=torch.bool, device="cpu")
 
     def replace(self, index_R: Tensor, valid_R: Tensor, overwritten: int) -> None:
         """These rows are new, the first `overwritten` of them in place of the oldest ones."""

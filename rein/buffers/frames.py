@@ -57,7 +57,9 @@ class Frames:
         self._kept = self._memory(0, length)  # stack `id` is row id % K
         self._kept_blocks = Blocks(self._kept)
         self._ids = self._first = 0  # the next id, and the oldest that is in use
-        self._first_of = torch.zeros(self._stacks, dtype=torch.int64)  # the next id when a step was appended
+        self._first_of = torch.zeros(
+            self._stacks, dtype=torch.int64, device="cpu"
+        )  # the next id when a step was appended
         self._age_L = torch.arange(length - 1, -1, -1, device=self.device)
         self._every = torch.arange(num_envs, device=self.device)
         self._newest: tuple[Tensor, Tensor] | None = None  # what was appended last
@@ -65,7 +67,11 @@ class Frames:
     def _memory(self, rows: int, frames: int) -> Tensor:
         """(rows, frames, *F)."""
         size = frames * math.prod(self.shape) * self.dtype.itemsize
-        taken = allocate(rows, size, self.storage, self.device) if rows else torch.empty(0, size, dtype=torch.uint8)
+        taken = (
+            allocate(rows, size, self.storage, self.device)
+            if rows
+            else torch.empty(0, size, dtype=torch.uint8, device="cpu")
+        )
         return taken.to(self.device).view(self.dtype).view(rows, frames, *self.shape)
 
     @property

@@ -183,7 +183,7 @@ def example(config: Iterable[Mapping[str, Any]]) -> dict[str, Tree]:
     parts, types = list(config), {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
     if odd := [part["dtype"] for part in parts if f"torch.{part['dtype']}" not in types]:
         raise ValueError(f"a row holds {odd[0]!r} in the state, which is no type of tensors")
-    values = (torch.empty(0, *part["shape"], dtype=types[f"torch.{part['dtype']}"]) for part in parts)
+    values = (torch.empty(0, *part["shape"], dtype=types[f"torch.{part['dtype']}"], device="cpu") for part in parts)
     return nest((tuple(part["path"]) for part in parts), values)
 
 

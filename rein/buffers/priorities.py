@@ -127,7 +127,7 @@ class Priorities:
         changes the probabilities.
         """
         if not len(probability_B):
-            return torch.zeros(0, device=probability_B.device)
+            return torch.zeros(0, dtype=torch.float32, device=probability_B.device)
         found_B = _on_host(probability_B)
         if self.normalize == "batch":
             least = found_B.min()

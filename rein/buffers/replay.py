@@ -63,7 +63,7 @@ class Replay:
         self._staged: list[dict[str, Tree]] = []
         self._most_staged = 1
         self._packing: Packing | None = None
-        self._bytes = torch.empty(0)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._blocks = Blocks(self._bytes)
         self._columns: dict[tuple[str, ...], Tensor] = {}
         self._fields: dict[tuple[str, ...], Fields] = {}  # by the names that were asked for

@@ -60,8 +60,9 @@ class SequenceReplay(Replay):
                 raise ValueError(f"SequenceReplay({name}={count}): give {least} or more")
         self.length, self.before, self.stride, self.whole = length, before, stride, whole
         self._least = (length - 1) * stride if whole else 0  # rows of its episode that come before one that is drawn
-        self._step_SN = torch.empty(0)  # the rows of its episode that came before each; -1 where it is no data
-        self._step_N = torch.zeros(0, dtype=torch.int64)  # of the rows to come
+        # the number of rows of its episode before each row; -1 where a row is no data
+        self._step_SN = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._step_N = torch.zeros(0, dtype=torch.int64, device="cpu")  # of the rows to come
 
     def __len__(self) -> int:
         """Rows that a clip may begin with."""
@@ -88,7 +89,9 @@ class SequenceReplay(Replay):
             kind = f"whole clip of {self.length} rows" if self.whole else "clip"
             raise ValueError(f"no {kind} begins with any of the {self.filled * self.num_envs} rows of the replay")
         drawn_B = self._valid.draw(batch_size, generator, True, skip=skip, oldest=self._oldest * self.num_envs)
-        return self._from(self._later(drawn_B, torch.tensor(-self._least, device=self.device)), None, fields, begin)
+        return self._from(
+            self._later(drawn_B, torch.tensor(-self._least, dtype=torch.int64, device=self.device)), None, fields, begin
+        )
 
     def newest(self, *, fields: Sequence[str] = (), begin: Sequence[str] = ()) -> Clips:
         """The newest clip of each environment, (T, N); where one has none yet, not a step of it is valid."""

@@ -48,6 +48,7 @@ class Gridworld:
     bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # least and greatest x, least and greatest y; of this size by default
 
     @check_keywords
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
     def __init__(
         self,
         num_envs: int = 16,
@@ -82,8 +83,8 @@ class Gridworld:
         self.possible_targets = [self._on_board(target) for target in possible_targets]
         if not self.possible_targets:
             raise ValueError("Gridworld(possible_targets=[]): give at least one (x, y)")
-        self._moves_A4 = torch.tensor(_MOVES, device=self.device)
-        self._targets_K2 = torch.tensor(self.possible_targets, device=self.device)
+        self._moves_A4 = torch.tensor(_MOVES, dtype=torch.int64, device=self.device)
+        self._targets_K2 = torch.tensor(self.possible_targets, dtype=torch.int64, device=self.device)
         self._cell_N4 = torch.zeros(num_envs, 4, dtype=torch.int64, device=self.device)  # x, y, t_x, t_y
         self._steps_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._seeds = EpisodeSeeds(num_envs, seed, self.device, self._start)
@@ -152,7 +153,9 @@ class Gridworld:
 
     def encode(self, *, x: int, y: int, target: Sequence[int]) -> Tensor:
         """The observation at a position, as a batch of one: (1, 4) or (1, 6)."""
-        return self._observe(torch.tensor([self._on_board((x, y)) + self._on_board(target)], device=self.device))
+        return self._observe(
+            torch.tensor([self._on_board((x, y)) + self._on_board(target)], dtype=torch.int64, device=self.device)
+        )
 
     def render(self, index: int = 0) -> Frame:
         """An RGB frame (height, width, 3) of one environment: the walker a blue disc, the target green, y upwards."""

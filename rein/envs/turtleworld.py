@@ -51,6 +51,7 @@ class Turtleworld(SimulatedEnvironment):
 
     bounding_box = (0.0, _SIZE, 0.0, _SIZE)  # least and greatest x, least and greatest y
 
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
     def __init__(
         self,
         num_envs: int = 16,
@@ -70,7 +71,7 @@ class Turtleworld(SimulatedEnvironment):
         if not self.possible_targets:
             raise ValueError("Turtleworld(possible_targets=[]): give at least one (x, y)")
         self.speed, self.dt, self.radius = speed, dt, radius
-        self._targets_2K = torch.tensor(self.possible_targets, device=device).T.contiguous()
+        self._targets_2K = torch.tensor(self.possible_targets, dtype=torch.float32, device=device).T.contiguous()
         self._path: deque[Tensor] = deque(maxlen=_REMEMBERED)  # (F, 3) each: where the first turtles stood, and when
         low = np.array([0, 0, 0, 0, -1, -1, 0], np.float32)
         choice = (0.0, len(self.possible_targets))  # the whole part is the place of the target among them
@@ -94,8 +95,10 @@ class Turtleworld(SimulatedEnvironment):
 
     def encode(self, *, x: float, y: float, heading: float, target: Sequence[float]) -> Tensor:
         """The observation of a turtle at (x, y) with `heading` in radians, as a batch of one: (1, 7)."""
-        places = torch.tensor([_in_the_box((x, y)), _in_the_box(target)], device=self.device)[:, :, None]
-        unit_21 = torch.tensor([[math.cos(heading)], [math.sin(heading)]], device=self.device)
+        places = torch.tensor([_in_the_box((x, y)), _in_the_box(target)], dtype=torch.float32, device=self.device)[
+            :, :, None
+        ]
+        unit_21 = torch.tensor([[math.cos(heading)], [math.sin(heading)]], dtype=torch.float32, device=self.device)
         return _seen(places[0], places[1], unit_21, _length(places[1] - places[0])).T
 
     def render(self, index: int = 0) -> Frame:

@@ -193,7 +193,7 @@ class _Evaluator:
         """The seeds (E,) of the episodes to play, if they are those of the first evaluation."""
         seeds, episodes = state.memory.get(self._seeds, ()) if self._same_episodes else (), self._options["episodes"]
         if len(seeds) == episodes:
-            return torch.tensor(seeds, device=self._environment.device)
+            return torch.tensor(seeds, dtype=torch.int64, device=self._environment.device)
         if seeds:
             there = len(seeds)
             logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, there, episodes)

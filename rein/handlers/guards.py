@@ -1,4 +1,4 @@
-"""NaN and infinity: found before they reach an optimizer's step, an environment or an agent."""
+"""Guards against NaN and infinity that go beyond the checks of `check_finite`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rein.errors import NonFiniteError
 from rein.loop import Loop
 from rein.ops.statistics import global_norm
-from rein.ops.trees import leaves
+from rein.rollout.finite import first_nonfinite, floats, where
 from rein.types import State, StepState
 
 logger = logging.getLogger("rein")
@@ -22,15 +22,16 @@ _KINDS = ("stop", "skip", "return")
 
 
 class UpdateGuard:
-    """Looks at losses and gradients before each step of an agent's optimizer; none with NaN or infinity is taken.
+    """Checks losses and gradients before each step of an agent's optimizer, in place of the default check.
 
         guard = UpdateGuard("skip")
         agent = PPO(..., guard=guard)
         guard_updates(loop, guard)
 
-    `on_failure`: "stop" raises NonFiniteError; "skip" leaves the update out; "return" leaves it out and has the agent
-    return to its last good checkpoint. After `limit` failures in a row the last two raise as well. `failures` counts
-    the updates that were left out.
+    If one of them is NaN or infinite, the update is not applied. `on_failure`: "stop" raises NonFiniteError; "skip"
+    continues without the update; "return" also has the agent return to its last good checkpoint. After `limit`
+    failures in a row the last two raise as well. `failures` counts the updates that were not applied. The guard waits
+    for the device at each update.
     """
 
     def __init__(self, on_failure: Literal["stop", "skip", "return"] = "stop", *, limit: int = 1000) -> None:
@@ -51,7 +52,7 @@ class UpdateGuard:
         if math.isfinite(_total(numbers)):
             self.in_a_row = 0
             return True
-        bad = [name for name, value in metrics.items() if not bool(torch.isfinite(torch.as_tensor(value)).all())]
+        bad = [name for name, value in metrics.items() if not bool(torch.isfinite(value).all())]
         bad += [f"gradient {n}" for n, g in enumerate(gradients) if not bool(torch.isfinite(g).all())]
         if not bad:  # finite numbers whose sum is not
             return True
@@ -116,11 +117,11 @@ def _increase(guard: UpdateGuard) -> Any:
 
 
 def guard_data(loop: Loop) -> None:
-    """End the run where an action, observation or reward is NaN or infinite: NonFiniteError says which and where.
+    """Raise NonFiniteError if an action, observation or reward is NaN or infinite, in the step in which it occurs.
 
-    Actions are looked at before the environment gets them, the rest before the agent does, in rows that are no data
-    too: an agent multiplies those by zero, and NaN stays NaN. One reduction and one look at its result, twice a step.
-    Raises AttributeError for a loop without these events: it is for training loops.
+    Use it to find the cause of an error of the default checks. It checks more than they do: actions, before the
+    environment receives them; rows that are not valid; and every step at once on a GPU, which waits for the device.
+    Raises AttributeError for a loop without the events of a training loop.
     """
 
     @loop.action_selected
@@ -137,19 +138,9 @@ def guard_data(loop: Loop) -> None:
 
 
 def _check(state: State, fields: Mapping[str, Any]) -> None:
-    if math.isfinite(_total([tensor.sum() for tree in fields.values() for tensor in _floats(tree)])):
+    given = [*floats(dict(fields), "")]
+    if math.isfinite(_total([leaf.sum() for _, leaf in given])):
         return
-    for path, leaf in leaves(dict(fields)):
-        if not leaf.is_floating_point():
-            continue
-        bad_N = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
-        if rows := bad_N.nonzero().flatten().tolist():
-            where = f"{', '.join(map(str, rows[:8]))}{', ...' if len(rows) > 8 else ''}"
-            step = state.clocks.vector_steps
-            raise NonFiniteError(f"NaN or infinity in {path} of environment {where}, vector step {step}")
-
-
-def _floats(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):  # as most are: this stands on the hot path
-        return [tree] if tree.is_floating_point() else []
-    return [leaf for _, leaf in leaves(tree) if leaf.is_floating_point()]
+    for path, leaf in given:
+        if found := first_nonfinite(path, leaf):
+            raise NonFiniteError(f"{found} ({where(state)})")

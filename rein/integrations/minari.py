@@ -82,7 +82,7 @@ class MinariData:
             terminated,
             truncated,
             map_tree(lambda column: column[1 : steps + 1], observation),
-            torch.ones(steps, dtype=torch.bool),
+            torch.ones(steps, dtype=torch.bool, device="cpu"),
             {},
         )
 

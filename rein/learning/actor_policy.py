@@ -38,7 +38,9 @@ class ActorPolicy:
         if not networks.actor.stochastic:
             action_NA = networks.actor.action(x)
             if self._generator is not None:
-                noise_NA = torch.randn(action_NA.shape, generator=self._generator, device=self.device)
+                noise_NA = torch.randn(
+                    action_NA.shape, generator=self._generator, dtype=torch.float32, device=self.device
+                )
                 action_NA = action_NA.add_(noise_NA, alpha=self._noise()).clamp_(-1.0, 1.0)
             return networks.scale.to_action(action_NA), {}
         distribution = networks.actor.distribution(x)

@@ -31,7 +31,8 @@ class Adam:
         self._means = [torch.zeros_like(p) for p in parameters]
         self._squares = [torch.zeros_like(p) for p in parameters]
         # one number for each, side by side, so that one operation counts them all
-        self._count = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+        device = parameters[0].device if parameters else "cpu"
+        self._count = torch.zeros(len(parameters), dtype=torch.float32, device=device)
         self._steps = list(self._count.unbind())
 
     @torch.no_grad()

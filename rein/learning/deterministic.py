@@ -108,7 +108,7 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         if (self.updates + 1) % self._options["actor_frequency"] == 0:
             metrics |= self._actor.step(ActorBatch(features, action_BA), (networks.critics,), report=report)
         if report:
-            metrics["noise"] = torch.tensor(self.noise.amount(**self.counts), device=self.device)
+            metrics["noise"] = torch.tensor(self.noise.amount(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
 
     @without_gradient
@@ -116,7 +116,9 @@ class DeterministicAgent(ReplayAgent[DeterministicNetworks]):
         networks, spread, clip = self.networks, self._options["target_noise"], self._options["target_noise_clip"]
         action_BA = networks.target_actor.action(next_features)
         if spread:
-            noise_BA = torch.randn(action_BA.shape, generator=self._generator, device=self.device).mul_(spread)
+            noise_BA = torch.randn(
+                action_BA.shape, generator=self._generator, dtype=torch.float32, device=self.device
+            ).mul_(spread)
             action_BA = action_BA.add_(noise_BA.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
         value_B = networks.target_critics(next_features, action_BA).amin(0)
         return td_target(sample.reward, sample.terminated, value_B, sample.discount)

@@ -60,7 +60,7 @@ class Plateau:
         self.bounds = (low, high)
         self._up, self._down, self._window, self._threshold = up, down, window, threshold
         self._value = start
-        self._return_W = torch.zeros(0, dtype=torch.float64)  # the oldest one first
+        self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # the oldest one first
 
     def __call__(self, *, env_steps: int | None = None, updates: int | None = None) -> float:
         """The value now, whatever the counts are."""
@@ -79,7 +79,7 @@ class Plateau:
     def _plateaus(self, history: Tensor, episodes: int) -> list[bool | None]:
         """Whether returns stood still when each of the last `episodes` was the newest; None where there is no half."""
         sum_before = torch.cat((history.new_zeros(1), history.cumsum(0)))
-        end_E = torch.arange(len(history) - episodes + 1, len(history) + 1)
+        end_E = torch.arange(len(history) - episodes + 1, len(history) + 1, device="cpu")
         half_E = end_E.clamp(max=self._window) // 2
         newer_E = sum_before[end_E] - sum_before[end_E - half_E]
         older_E = sum_before[end_E - half_E] - sum_before[end_E - 2 * half_E]

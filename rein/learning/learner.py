@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.learning.compiled import compiled, has_graphs
+from rein.learning.finite import FiniteUpdate
 from rein.learning.parallel import average, check_equal, check_same
 from rein.learning.update import (
     Guard,
@@ -116,6 +117,7 @@ class Learner:
                 raise ValueError(f"{name}={count}: give 1 or more")
         self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
+        self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # a guard takes its place
         self._parameters = [*networks.parameters()]
         self._largest = largest_matrix(networks)
         self._device = self._parameters[0].device
@@ -156,14 +158,22 @@ class Learner:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         if all(gradient is None for gradient in gradients):  # all of them are frozen
-            return {**metrics, "grad_norm": torch.zeros((), device=self._device)} if report else metrics
+            return (
+                {**metrics, "grad_norm": torch.zeros((), dtype=torch.float32, device=self._device)}
+                if report
+                else metrics
+            )
         how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": asked}
-        norm = apply_gradients(self.optimizer, metrics, **how)
+        norm = apply_gradients(self.optimizer, metrics, **how, finite=self._finite)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
 
     def _tensor(self, number: Any) -> Any:
         """What is 0 is left out of the program, and what is no number stays what it is."""
-        return torch.tensor(number, device=self._device) if isinstance(number, float) and number else number
+        return (
+            torch.tensor(number, dtype=torch.float32, device=self._device)
+            if isinstance(number, float) and number
+            else number
+        )
 
     def _parts(self, batch: Rows) -> list[Rows]:
         steps = batch.value.numel() // batch.size  # 1 where it consists of rows
@@ -244,6 +254,15 @@ class Learner:
         if self._processes > 1 or processes() > 1:
             self._check_group()
             check_equal(options, self._device)
+
+    def check_finite(self, enabled: bool) -> None:
+        """Check from now on, or no longer, that losses and gradient norms are finite. Learners check by default."""
+        self._finite = FiniteUpdate(self.networks) if enabled else None
+
+    def read_finite(self) -> None:
+        """Raise NonFiniteError if an update on a GPU was not finite since the last call. Waits for the device."""
+        if self._finite is not None:
+            self._finite.read()
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
         """ValueError where the optimizer was given another rate, which `option` would replace."""

@@ -55,6 +55,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
     learning_rate: Scheduled = Scheduled()
     entropy_coefficient: Scheduled = Scheduled()
 
+    @torch.inference_mode(False)  # inference tensors cannot be trained
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **options: Unpack[OnPolicyOptions]
     ) -> None:
@@ -92,6 +93,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         self._first_carry: Tensor | None = None  # before the first step of the rollout
         self._reset_N: Tensor | None = None  # whether the carry was zeroed before the step that is being taken
 
+    @torch.inference_mode(False)
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw anew what was not loaded; RuntimeError after the first step."""
         if self.env_steps and not self.loaded:
@@ -102,6 +104,16 @@ class OnPolicyAgent(Configurable, abc.ABC):
     def counts(self) -> dict[str, int]:
         """What schedules run on."""
         return {"env_steps": self.env_steps, "updates": self.updates}
+
+    @property
+    def rollout(self) -> Rollout:
+        """The steps that were recorded and not learned from yet."""
+        return self._rollout
+
+    @property
+    def learners(self) -> dict[str, Learner]:
+        """The learner of the networks, by name."""
+        return {"networks": self._learner}
 
     @property
     def optimizer(self) -> Any:
@@ -135,7 +147,7 @@ class OnPolicyAgent(Configurable, abc.ABC):
         """What the networks say now; that they will have seen it is settled in `record_observation`."""
         x = self.networks.encoder(observation)
         if self.networks.carry_size and self._carry is None:
-            self._carry = torch.zeros(len(x), self.networks.carry_size, device=self.device)
+            self._carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
             self._reset_N = torch.ones(len(x), dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self._carry)
         return distribution, value_N

@@ -128,7 +128,7 @@ def _as_text(options: Mapping[str, Any]) -> bytes:
 
 def _gather_text(text: bytes, device: torch.device) -> list[bytes]:
     """Return the text of every process, by rank."""
-    sizes = gather_from_processes(torch.tensor(len(text), device=device)).tolist()
+    sizes = gather_from_processes(torch.tensor(len(text), dtype=torch.int64, device=device)).tolist()
     padded = torch.tensor([*text, *[0] * (max(sizes) - len(text))], dtype=torch.uint8, device=device)
     rows = gather_from_processes(padded).tolist()
     return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]

@@ -28,7 +28,9 @@ def random_action(space: spaces.Space[Any], observation: Tree, generator: torch.
         return torch.randint(first, first + int(space.n), (rows,), generator=generator, device=device)
     if isinstance(space, spaces.Box) and np.isfinite(width(space)).all():
         low, high = (torch.as_tensor(bound, dtype=torch.float32, device=device) for bound in (space.low, space.high))
-        return torch.lerp(low, high, torch.rand((rows, *space.shape), generator=generator, device=device))
+        return torch.lerp(
+            low, high, torch.rand((rows, *space.shape), generator=generator, dtype=torch.float32, device=device)
+        )
     raise ValueError(
         f"the action space is {space}; random actions come from Discrete, or a Box with finite bounds, high - low"
         " finite in float32"

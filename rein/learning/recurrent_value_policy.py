@@ -39,7 +39,7 @@ class RecurrentValuePolicy:
         """The action (N,) int64 for an observation (N, ...)."""
         x = self._networks.encoder(observation)
         if self._carry is None or len(self._carry) != len(x):
-            self._carry = torch.zeros(len(x), self._networks.carry_size, device=self.device)
+            self._carry = torch.zeros(len(x), self._networks.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._carry = self._networks.step(x, self._carry)
         if self._generator is None:
             return value_NA.argmax(1) + self._first_action, {}

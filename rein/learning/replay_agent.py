@@ -63,6 +63,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
     values = True  # whether it learns from rewards and from what came after
     exploration: Any = None  # how much, an `Amount`: by a schedule or by what the returns are like
 
+    @torch.inference_mode(False)  # inference tensors cannot be trained
     def __init__(
         self,
         observation_space: spaces.Space[Any],
@@ -147,6 +148,7 @@ class ReplayAgent(Configurable, abc.ABC, Generic[Networks]):
         self.learners[name] = Learner(networks, loss, self._options["optimizer"] or Adam, **how)
         return self.learners[name]
 
+    @torch.inference_mode(False)
     def reseed(self, seed: int) -> None:
         """Take `seed` and draw anew what was not loaded; RuntimeError after the first step, or update."""
         if not self.loaded and (self.env_steps or self.updates or len(self.replay)):

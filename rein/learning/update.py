@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rein.learning.adam import Adam
-from rein.ops.statistics import clip_global_norm_, global_norm
+from rein.learning.finite import FiniteUpdate
+from rein.ops.statistics import clip_by_norm_, global_norm
 from rein.ops.trees import map_tree
 from rein.schedules import Schedule
 
@@ -54,22 +55,29 @@ def apply_gradients(
     max_grad_norm: float | None,
     guard: Guard | None = None,
     measure: bool = True,
+    finite: FiniteUpdate | None = None,
 ) -> Tensor | None:
-    """Clip gradients by their global norm, ask `guard`, step, forget them; returns the norm before clipping.
+    """Clip gradients by their global norm, step the optimizer and clear the gradients.
 
-    Where nobody needs the norm, without `measure` it is not taken.
+    `guard(metrics, gradients)` decides whether to take the step. Without a guard, `finite` checks the losses and the
+    norm. Returns the norm before clipping, or None if neither `measure`, `max_grad_norm` nor `guard` asks for it.
     """
-    if not measure and max_grad_norm is None and guard is None:
+    measure = measure or max_grad_norm is not None or guard is not None
+    if not measure and finite is None:
         optimizer.step()
         optimizer.zero_grad()
         return None
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     with torch.no_grad():
-        norm = global_norm(gradients) if max_grad_norm is None else clip_global_norm_(gradients, max_grad_norm)
+        norm = global_norm(gradients)
+        if finite is not None and guard is None:
+            finite(metrics, norm)
+        if max_grad_norm is not None:
+            clip_by_norm_(gradients, norm, max_grad_norm)
     if guard is None or _decided(guard({**metrics, "grad_norm": norm}, gradients)):
         optimizer.step()
     optimizer.zero_grad()
-    return norm
+    return norm if measure else None
 
 
 def _decided(answer: Any) -> bool:

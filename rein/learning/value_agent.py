@@ -102,7 +102,7 @@ class ValueAgent(ReplayAgent[Networks]):
         error_B = metrics.pop("td_error")
         if report:
             name = "epsilon" if self._options["temperature"] is None else "temperature"
-            metrics[name] = torch.as_tensor(self.exploration(**self.counts), device=self.device)
+            metrics[name] = torch.as_tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
 
     def _taken(self, sample: Sample) -> Tensor:

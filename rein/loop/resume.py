@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rein.loop import parts
@@ -49,6 +50,7 @@ def save(loop: Loop) -> dict[str, Any]:
     }
 
 
+@torch.inference_mode(False)
 def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]:
     """Make `loop` stand where `saved` was taken; see `Loop.load_state_dict`."""
     if saved.get("format") != FORMAT:

@@ -76,7 +76,7 @@ class Actor(nn.Module):
         self.stochastic = stochastic
         self.hidden = Stack(1, features_of(stem, features), hidden, activation, generator)
         self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, generator)
-        bound = torch.ones(actions, device=generator.device)
+        bound = torch.ones(actions, dtype=torch.float32, device=generator.device)
         self.register_buffer("bound", bound, persistent=False)
 
     def forward(self, x_BF: Tensor) -> Tensor:

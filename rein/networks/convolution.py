@@ -166,7 +166,7 @@ class _Convolution(nn.Conv2d):
 def _orthogonal_convolution(
     inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator
 ) -> nn.Conv2d:
-    layer = _Convolution(inputs, outputs, kernel, stride, device=generator.device)
+    layer = _Convolution(inputs, outputs, kernel, stride, dtype=torch.float32, device=generator.device)
     nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -68,7 +68,7 @@ class _Part(NamedTuple):
         if self.places is None:
             numbers_NF = observation.reshape(rows, -1).to(torch.float32)
             return numbers_NF / 255.0 if self.scaled else numbers_NF
-        row_NF = torch.zeros(rows, self.width, device=observation.device)
+        row_NF = torch.zeros(rows, self.width, dtype=torch.float32, device=observation.device)
         return row_NF.scatter_(1, observation.reshape(rows, -1) + self.places, 1.0)
 
 
@@ -104,7 +104,9 @@ def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device,
         size_K = np.atleast_1d(space.n if discrete else space.nvec).reshape(-1)
         start_K = np.atleast_1d(space.start).reshape(-1)
         first_K = np.cumsum(size_K) - size_K
-        return _Part(path, torch.as_tensor(first_K - start_K, device=device), int(size_K.sum()), scaled)
+        return _Part(
+            path, torch.as_tensor(first_K - start_K, dtype=torch.int64, device=device), int(size_K.sum()), scaled
+        )
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return _Part(path, None, 0, scaled)
     raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")

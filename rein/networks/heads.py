@@ -32,7 +32,9 @@ class DiscreteHead(nn.Module):
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
         start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]  # both have it
         self._shifts = bool(start.any())
-        self.register_buffer("start", torch.as_tensor(start, device=generator.device), persistent=False)
+        self.register_buffer(
+            "start", torch.as_tensor(start, dtype=torch.int64, device=generator.device), persistent=False
+        )
 
     def forward(self, features_BH: Tensor) -> Distribution:
         """Categorical, or MultiDiscrete."""
@@ -81,7 +83,7 @@ class ContinuousHead(nn.Module):
             with torch.no_grad():
                 self.linear.bias[actions:] = log_std
         else:
-            self.log_std = nn.Parameter(torch.full((actions,), log_std, device=device))
+            self.log_std = nn.Parameter(torch.full((actions,), log_std, dtype=torch.float32, device=device))
         for name, bound in (("low", space.low), ("high", space.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device), False)
 

@@ -59,7 +59,7 @@ class _Linear(nn.Linear):
 
 def orthogonal_linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer with an orthogonal weight of that gain and no bias to begin with; on the generator's device."""
-    layer = _Linear(inputs, outputs, device=generator.device)
+    layer = _Linear(inputs, outputs, dtype=torch.float32, device=generator.device)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

@@ -90,9 +90,9 @@ def _try(stem: nn.Module, space: spaces.Space[Any], device: torch.device) -> Non
             "learns than when it acts: use nn.LayerNorm or nn.GroupNorm, or eval() on that part"
         )
     if is_image(space):
-        zeros = torch.as_tensor(np.zeros((2, *(space.shape or ())), space.dtype), device=device)
+        zeros = torch.from_numpy(np.zeros((2, *(space.shape or ())), space.dtype)).to(device)
     else:
-        zeros = torch.zeros(2, int(spaces.flatdim(space)), device=device)
+        zeros = torch.zeros(2, int(spaces.flatdim(space)), dtype=torch.float32, device=device)
     try:
         with torch.no_grad():
             found = stem(zeros)

@@ -76,5 +76,5 @@ def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generato
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
         layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
-        layers += [nn.LayerNorm(outputs, device=generator.device), ACTIVATIONS[activation]()]
+        layers += [nn.LayerNorm(outputs, dtype=torch.float32, device=generator.device), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)

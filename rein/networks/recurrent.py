@@ -112,7 +112,7 @@ class LSTM(LayeredCore):
         super().__init__(inputs, features, 2 * features, layers)
         self.input_weight = _orthogonal(inputs, features, 4, generator)  # in torch's order: i, f, g, o
         self.hidden_weight = _orthogonal(features, features, 4, generator)
-        bias_G = torch.zeros(4 * features, device=generator.device)
+        bias_G = torch.zeros(4 * features, dtype=torch.float32, device=generator.device)
         bias_G[features : 2 * features] = 1.0
         self.bias = nn.Parameter(bias_G)
         self.above = LSTM(features, features, generator, layers - 1) if layers > 1 else None
@@ -149,8 +149,8 @@ class GRU(LayeredCore):
         super().__init__(inputs, features, features, layers)
         self.input_weight = _orthogonal(inputs, features, 3, generator)  # in torch's order: r, z, n
         self.hidden_weight = _orthogonal(features, features, 3, generator)
-        self.bias = nn.Parameter(torch.zeros(3 * features, device=generator.device))
-        self.hidden_bias = nn.Parameter(torch.zeros(features, device=generator.device))  # u
+        self.bias = nn.Parameter(torch.zeros(3 * features, dtype=torch.float32, device=generator.device))
+        self.hidden_bias = nn.Parameter(torch.zeros(features, dtype=torch.float32, device=generator.device))  # u
         self.above = GRU(features, features, generator, layers - 1) if layers > 1 else None
 
     def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ class MinimalGRU(LayeredCore):
     def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
         super().__init__(inputs, features, features, layers)
         self.weight = _orthogonal(inputs, features, 2, generator)  # z, n
-        self.bias = nn.Parameter(torch.zeros(2 * features, device=generator.device))
+        self.bias = nn.Parameter(torch.zeros(2 * features, dtype=torch.float32, device=generator.device))
         self.above = MinimalGRU(features, features, generator, layers - 1) if layers > 1 else None
 
     def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
     parts = [part for _, part in tensors_of(space)]
     widths = [int(spaces.flatdim(part)) for part in parts]
     other = np.repeat([not is_image(part) for part in parts], widths)
-    return torch.as_tensor(np.flatnonzero(other), device=device)
+    return torch.as_tensor(np.flatnonzero(other), dtype=torch.int64, device=device)
 
 
 class MixedStem(nn.Module):

@@ -15,7 +15,7 @@ def checked_device(device: Any) -> torch.device:
         what = "is no name of a torch device" if isinstance(device, str) else "is no torch device"
         raise ValueError(f'device={device!r} {what}; use device="cpu" or device="cuda"') from error
     try:
-        torch.empty(0, device=found)
+        torch.empty(0, dtype=torch.float32, device=found)
     except (RuntimeError, AssertionError, ImportError) as error:
         raise ValueError(f'device="{found}": torch finds none here; use device="cpu"') from error
     return found

@@ -17,7 +17,7 @@ def epsilon_greedy(value_NA: Tensor, epsilon: float | Tensor, generator: torch.G
     Source: Sutton & Barto 2018, 2.2.
     """
     (rows, actions), device = value_NA.shape, value_NA.device
-    u_N = torch.rand(rows, generator=generator, device=device)
+    u_N = torch.rand(rows, generator=generator, dtype=torch.float32, device=device)
     random_N = torch.randint(actions, (rows,), generator=generator, device=device)
     return torch.where(u_N < epsilon, random_N, value_NA.argmax(dim=-1))
 

@@ -98,14 +98,18 @@ def normalize(x_BO: Tensor, moments: Moments, clip: float = 10.0, epsilon: float
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements of all tensors, (); left on their device. 0 for no tensors.
+    """Compute the Euclidean norm of all elements of all tensors, (), on the device of the first one. 0 for no tensors.
 
-    All on one device. It is NaN or infinite where an element is.
+    The norm is NaN or infinite if an element is.
     """
     if not tensors:
-        return torch.zeros(())
-    # what torch.nn.utils.get_total_norm calls, without what it does around it
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+        return torch.zeros((), dtype=torch.float32, device="cpu")
+    try:  # the operations of torch.nn.utils.get_total_norm, without its checks
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    except (RuntimeError, NotImplementedError):  # sparse tensors, or tensors on several devices
+        dense = (x.coalesce().values() if x.is_sparse else x for x in tensors)
+        norms = [torch.linalg.vector_norm(x).to(tensors[0].device) for x in dense]
+        return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
@@ -114,7 +118,12 @@ def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
     Source: Pascanu et al. 2013, algorithm 1.
     """
     norm = global_norm(tensors)
+    clip_by_norm_(tensors, norm, max_norm)
+    return norm
+
+
+def clip_by_norm_(tensors: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale all tensors in place, together, so that their global norm, given as `norm`, is at most `max_norm`."""
     if tensors:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(list(tensors), scale)
-    return norm

@@ -30,7 +30,7 @@ def share_of_duplicates(learning_rate: float, rows: int, device: torch.device | 
 
     share(n) = (1 - (1 - learning_rate)^n) / n     and   share(0) = 0
     """
-    n = torch.arange(rows + 1, dtype=torch.float64)
+    n = torch.arange(rows + 1, dtype=torch.float64, device="cpu")
     share = (1.0 - (1.0 - learning_rate) ** n) / n.clamp(min=1.0)
     return share.to(device, torch.float32)
 

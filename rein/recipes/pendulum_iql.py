@@ -123,7 +123,7 @@ def record(path: Path, env_steps: int, seed: int) -> None:
 
     @loop.action_selected
     def stumble(state: State) -> None:
-        if torch.rand((), generator=drawn) < STUMBLES:
+        if torch.rand((), generator=drawn, dtype=torch.float32, device="cpu") < STUMBLES:
             action = random_action(environment.single_action_space, state.step_state.observation, drawn)
             state.step_state = state.step_state._replace(action=action)
 

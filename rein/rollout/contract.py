@@ -76,10 +76,13 @@ def check_transition(transition: Transition | None, num_envs: int) -> None:
             _fail(f"step_state.transition.{name}", f"{dtype} of shape ({num_envs},)", value_N)
 
 
-def check_time_step(time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any]) -> None:
-    """Everything that the contract says of a TimeStep. Reads values, and so waits for the device: for the first step.
+def check_time_step(
+    time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any], *, finite: bool = True
+) -> None:
+    """Check everything that the contract requires of a TimeStep. Reads values and so waits for the device.
 
-    Raises EnvironmentContractError, which names field, row, what was expected and what came.
+    `finite=False` accepts NaN and infinity in rewards and observations. Raises EnvironmentContractError, which names
+    the field, the row, the expected and the received value.
     """
     if not isinstance(time_step, TimeStep):
         raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
@@ -88,9 +91,10 @@ def check_time_step(time_step: TimeStep, num_envs: int, observation_space: space
             _fail(name, "a tensor", getattr(time_step, name))
     check_rows(time_step, num_envs)
     rows = len(time_step.reward)
-    check_observation(time_step.observation, rows, observation_space)
-    check_observation(time_step.final_observation, rows, observation_space, "final_observation")
-    _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
+    check_observation(time_step.observation, rows, observation_space, finite=finite)
+    check_observation(time_step.final_observation, rows, observation_space, "final_observation", finite=finite)
+    if finite:
+        _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
     for path, value in leaves(time_step.info, "info"):
         if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
             _fail(path, f"a tensor of {rows} rows", value)
@@ -99,7 +103,8 @@ def check_time_step(time_step: TimeStep, num_envs: int, observation_space: space
         leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
     ):
         ended = ended_N.reshape(-1, *[1] * (final.ndim - 1))
-        _check_values(path, final, (final == next_) | ended, "the observation, for nothing ended there")
+        same = (final == next_) | (final != final) | (next_ != next_)  # NaN is not equal to itself
+        _check_values(path, final, same | ended, "the observation, because no episode ended there")
 
 
 def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
@@ -112,13 +117,19 @@ def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) ->
 
 
 def check_observation(
-    observation: Tree, num_envs: int, observation_space: spaces.Space[Any], field: str = "observation"
+    observation: Tree,
+    num_envs: int,
+    observation_space: spaces.Space[Any],
+    field: str = "observation",
+    *,
+    finite: bool = True,
 ) -> None:
-    """Structure, shapes, dtypes and values of an observation (N, *O); floats must be finite, indices in their range.
+    """Check structure, shapes, dtypes and values of an observation (N, *O).
 
-    Raises EnvironmentContractError.
+    Integers must be in the range of the space and, unless `finite=False`, floats must be finite. Raises
+    EnvironmentContractError.
     """
-    _check_tree(observation, num_envs, observation_space, field, tensor_dtype)
+    _check_tree(observation, num_envs, observation_space, field, tensor_dtype, finite)
 
 
 def check_integers(
@@ -211,21 +222,23 @@ def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -
 
     Raises EnvironmentContractError.
     """
-    _check_tree(action, num_envs, action_space, "action", lambda _: None)
+    _check_tree(action, num_envs, action_space, "action", lambda _: None, True)
 
 
-def _check_tree(value: Tree, rows: int, space: spaces.Space[Any], field: str, dtype_of: Any) -> None:
+def _check_tree(value: Tree, rows: int, space: spaces.Space[Any], field: str, dtype_of: Any, finite: bool) -> None:
     inner = children(space)
     if inner is None:
-        _check_leaf(value, rows, space, field, dtype_of(space))
+        _check_leaf(value, rows, space, field, dtype_of(space), finite)
         return
     if not isinstance(value, Mapping) or set(value) != set(inner):
         _fail(field, f"a dictionary with the keys {sorted(inner)}", value)
     for key, child in inner.items():
-        _check_tree(value[key], rows, child, f"{field}.{key}", dtype_of)
+        _check_tree(value[key], rows, child, f"{field}.{key}", dtype_of, finite)
 
 
-def _check_leaf(value: Any, rows: int, space: spaces.Space[Any], field: str, dtype: torch.dtype | None) -> None:
+def _check_leaf(
+    value: Any, rows: int, space: spaces.Space[Any], field: str, dtype: torch.dtype | None, finite: bool
+) -> None:
     shape = (rows, *layout(space)[0])
     wanted = tensor_dtype(space)
     if not isinstance(value, Tensor) or value.shape != shape:
@@ -235,7 +248,8 @@ def _check_leaf(value: Any, rows: int, space: spaces.Space[Any], field: str, dty
     if wanted.is_floating_point != value.dtype.is_floating_point:
         _fail(field, f"{'floating-point numbers' if wanted.is_floating_point else 'integers'} for {space}", value)
     if value.is_floating_point():
-        _check_values(field, value, value.isfinite(), "finite numbers")
+        if finite:
+            _check_values(field, value, value.isfinite(), "finite numbers")
     else:
         _check_range(value, space, field)
 

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rein.errors import NonFiniteError
 from rein.foreign_names import check_keywords
 from rein.ops.trees import to_device
 from rein.protocols import Environment, Policy, Replayable
 from rein.rollout.contract import check_integers
+from rein.rollout.finite import check_finite_observation
 from rein.rollout.fit import check_part
 from rein.rollout.partly import step_active
+from rein.rollout.random_policy import RandomPolicy
 from rein.rollout.recorder import Recorder
 from rein.types import Tree
 
@@ -75,8 +78,9 @@ def evaluate(
     cut and counts as truncated. A `recorder` takes all of them down. Each call plays new episodes, or those of
     `episode_seeds` (E,) in environments that are `Replayable`.
 
-    Raises ValueError for fewer than one episode and another number of seeds, TypeError for what is no policy and for
-    environments that cannot begin the episodes of seeds.
+    Raises ValueError for fewer than one episode and another number of seeds, TypeError for an object that is not a
+    policy and for environments that cannot begin the episodes of seeds. Raises NonFiniteError if a reward is NaN or
+    infinite, or an observation that the policy acts on; a `RandomPolicy` uses no observation.
     """
     check_parts(policy, environment)
     if not isinstance(episodes, numbers.Integral) or episodes < 1:
@@ -86,7 +90,7 @@ def evaluate(
     if episode_seeds is not None and episode_seeds.shape != (episodes,):
         raise ValueError(f"evaluate(episode_seeds=...): give one for each episode, ({episodes},)")
     rounds = []
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # the environments may be trained in afterwards
         for done in range(0, episodes, environment.num_envs):
             index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
             begin = environment.reset
@@ -146,10 +150,12 @@ def _play(
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
     seed_N = environment.episode_seeds.clone()
-    steps = 0
+    steps, observed = 0, not isinstance(policy, RandomPolicy)
     if recorder is not None:
         recorder.begin()
     while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
+        if observed:
+            check_finite_observation(observation, active_N, f"evaluation, step {steps}")
         action, extras = policy.select_action(to_device(observation, policy_device))
         action = to_device(action, device)
         time_step = step_active(environment, action, active_N)
@@ -170,4 +176,10 @@ def _play(
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     if recorder is not None:
         recorder.end(observation)
+    if wrong := (~return_N.isfinite() & round.counted_N).nonzero().flatten().tolist():
+        n = wrong[0]
+        raise NonFiniteError(
+            f"evaluate: a reward of environment {n} was not finite: its return is {float(return_N[n])} in the episode "
+            f"of seed {int(seed_N[n])}"
+        )
     return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

@@ -35,7 +35,9 @@ class RandomPolicy:
     def __init__(self, space: spaces.Space[Any], seed: int, *, device: torch.device | str = "cpu") -> None:
         self.space, self.device = space, checked_device(device)
         self._generator = generator(seed, "policy", device=self.device)
-        _draw(space, torch.zeros(0), generator(0, "policy"))  # or say now that it cannot be drawn from
+        _draw(
+            space, torch.zeros(0, dtype=torch.float32, device="cpu"), generator(0, "policy")
+        )  # or say now that it cannot be drawn from
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """An action (N, *A) for an observation (N, ...)."""

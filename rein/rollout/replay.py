@@ -161,7 +161,9 @@ def _play(
     """Play one episode in each row of `chosen`. Other rows, and rows whose episode is over, are not compared."""
     first = next(iter(chosen.values()))
     by_row = [chosen.get(row, first) for row in range(environment.num_envs)]
-    seeds_N = torch.tensor([comparison.episode.seed for comparison in by_row], device=environment.device)
+    seeds_N = torch.tensor(
+        [comparison.episode.seed for comparison in by_row], dtype=torch.int64, device=environment.device
+    )
     observation, step = _on_host(environment.reset_to(seeds_N)), 0
     while True:
         for row, comparison in chosen.items():
@@ -174,7 +176,9 @@ def _play(
             film(environment.render(next(iter(still))))
         actions = [_action(comparison, step) for comparison in by_row]
         action = map_tree(lambda *rows: torch.from_numpy(np.stack(rows)), *actions)
-        active_N = torch.tensor([row in still for row in range(environment.num_envs)], device=environment.device)
+        active_N = torch.tensor(
+            [row in still for row in range(environment.num_envs)], dtype=torch.bool, device=environment.device
+        )
         time_step = step_active(environment, to_device(action, environment.device), active_N)
         observation = _on_host(time_step.observation)
         _compare_rows(step, still, time_step)

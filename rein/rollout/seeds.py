@@ -173,13 +173,13 @@ class HostEpisodeSeeds:
     def current(self) -> Tensor:
         """(N,) int64: the seeds of the current episodes; -1 before the first. Never written to."""
         if self._tensor_N is None:
-            self._tensor_N = torch.tensor(self._current)
+            self._tensor_N = torch.tensor(self._current, dtype=torch.int64, device="cpu")
         return self._tensor_N
 
     @property
     def indices(self) -> Tensor:
         """(N,) int64: how many episodes each environment has begun, less one; -1 before the first."""
-        return torch.tensor(self._indices)
+        return torch.tensor(self._indices, dtype=torch.int64, device="cpu")
 
     def restart(self, seed: int) -> None:
         """Take `seed` and begin anew before episode 0 of every environment."""
@@ -230,7 +230,7 @@ class HostEpisodeSeeds:
         self.seed = secrets.randbits(31) if self.seed is None else self.seed
         self.started = True
         begun = self._indices[environment] + 1
-        episode_E = torch.arange(begun, begun + _AHEAD)
+        episode_E = torch.arange(begun, begun + _AHEAD, device="cpu")
         seeds_E = episode_seeds(self.seed, torch.full_like(episode_E, environment), episode_E)
         self._ahead[environment] = seeds_E.flip(0).tolist()
         return self._ahead[environment]

@@ -50,6 +50,7 @@ class Simulation:
     Raises ValueError for options out of range, in the name of the environment `name`.
     """
 
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
     def __init__(
         self,
         name: str,
@@ -70,10 +71,14 @@ class Simulation:
         self._name, self._physics, self._action_space = name, physics, action_space
         self._action_shape, self._action_dtype = (num_envs, *(action_space.shape or ())), tensor_dtype(action_space)
         self._compile = compile
-        self._controls_A = None if physics.controls is None else torch.tensor(physics.controls, device=self.device)
-        self._low_S1, high_S1 = torch.tensor(physics.starts, device=self.device).split(1, dim=1)
+        self._controls_A = (
+            None
+            if physics.controls is None
+            else torch.tensor(physics.controls, dtype=torch.float32, device=self.device)
+        )
+        self._low_S1, high_S1 = torch.tensor(physics.starts, dtype=torch.float32, device=self.device).split(1, dim=1)
         self._span_S1 = high_S1 - self._low_S1
-        self._state_SN = torch.zeros(len(physics.starts), num_envs, device=self.device)
+        self._state_SN = torch.zeros(len(physics.starts), num_envs, dtype=torch.float32, device=self.device)
         self._steps_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._seeds = EpisodeSeeds(num_envs, seed, self.device, self._start)
         self._by_rows = self.device.type == "cpu" and not compile

@@ -15,6 +15,7 @@ from rein.buffers.rollout import Rows
 from rein.ops.trees import leaves, to_device
 from rein.protocols import Agent, Environment
 from rein.rollout.contract import check_observed, check_rows, check_time_step, check_transition
+from rein.rollout.finite import FiniteData
 from rein.rollout.partly import step_active
 from rein.types import State, StepState, TimeStep, Transition, Tree
 
@@ -31,14 +32,15 @@ def batch_step(
     environment: Environment,
     rows: Rows | None = None,
     emit: Callable[[str], None] = silent,
+    finite: FiniteData | None = None,
 ) -> StepState:
-    """One step of all: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
+    """Take one step: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
 
-    `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase, before which
-    `state.step_state` holds what is known so far and after which it is read again, so that a handler may put
-    `state.step_state._replace(...)` in its place. `rows` takes the epoch's record.
-    Returns the next step_state; advances the clocks. Raises EnvironmentContractError where the environment, or a
-    handler that put another transition in place, does not keep the contract.
+    `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase. Before the event,
+    `state.step_state` holds what is known so far; it is read again afterwards, so a handler can replace it by
+    `state.step_state._replace(...)`. `rows` stores the epoch's record. `finite` checks rewards and observations.
+    Returns the next step_state and advances the clocks. Raises EnvironmentContractError if the environment, or a
+    handler that replaced the transition, breaks the contract, and NonFiniteError if `finite` finds NaN or infinity.
     """
     known: StepState = state.step_state
     with torch.no_grad():
@@ -46,9 +48,9 @@ def batch_step(
         known = StepState(known.observation, known.active, action, extras)
         known = _tell(state, known, "action_selected", emit)
         seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
-        time_step = _apply(agent, environment, known)
+        received, time_step = _apply(agent, environment, known)
     if state.clocks.vector_steps == 0:
-        check_time_step(time_step, environment.num_envs, environment.single_observation_space)
+        check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
     else:
         check_rows(time_step, environment.num_envs)
         check_observed(time_step, environment.single_observation_space)
@@ -57,7 +59,11 @@ def batch_step(
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
     if known is not concluded:
         check_transition(transition, environment.num_envs)
+    if finite is not None:
+        finite.check_step(state, received, known)
     agent.record_observation(transition)
+    if finite is not None:
+        finite.check_full(state)
     clocks = state.clocks
     clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
     clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
@@ -80,14 +86,15 @@ def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None
     return state.step_state
 
 
-def _apply(agent: Agent, environment: Environment, known: StepState) -> TimeStep:
-    """Step the environments; if they are on another device than the agent, rows cross once each way."""
+def _apply(agent: Agent, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
+    """Step the environments. Returns their result on their own device and on the agent's."""
     if agent.device == environment.device:
-        return step_active(environment, known.action, known.active)
+        time_step = step_active(environment, known.action, known.active)
+        return time_step, time_step
     action, active_N = to_device((known.action, known.active), environment.device)
     time_step = step_active(environment, action, active_N)
     # only toward a GPU does what comes after wait for a copy that does not block
-    return to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
+    return time_step, to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
 
 
 def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:

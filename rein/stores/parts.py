@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rein.errors import CheckpointError
 from rein.paths import absolute
 from rein.stores.checkpoint import Checkpoint, describe_part, differences, versions, write_checkpoint
@@ -44,6 +46,7 @@ def load(
     put(part, part_at(path, name), only=only, strict=strict)
 
 
+@torch.inference_mode(False)
 def put(part: Any, found: Checkpoint, *, only: Collection[str] | None = None, strict: bool = True) -> None:
     """Load what `part_at` read into `part`, as `load` does."""
     path, state, about = found

@@ -283,7 +283,7 @@ def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:
         raise ValueError("a tensor of a shape or at a place that cannot be")
     length = math.prod(shape) * dtype.itemsize
     if length == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     if offset < USER_BLOCK or offset + length > len(content):
         raise ValueError("a tensor that lies outside the file")
     raw = torch.frombuffer(content, dtype=torch.uint8, count=length, offset=offset).clone()  # aligned, and its own

@@ -38,7 +38,7 @@ def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan"))
     environment = CartPole(num_envs=4, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, rollout_steps=8, epochs=2, minibatches=2, seed=0, guard=guard)
-    loop = rein.training_loop(agent, environment, epochs=6, iterations=8)
+    loop = rein.training_loop(agent, environment, epochs=6, iterations=8, check_finite=False)
 
     @loop.action_applied
     def poison(state: State) -> None:
@@ -160,7 +160,7 @@ def test_data_of_the_environment_is_looked_at_before_the_agent_sees_it(scripted,
     agent = listening(environment)
     loop = rein.training_loop(agent, environment, epochs=1, iterations=8)
     guard_data(loop)
-    with pytest.raises(NonFiniteError, match=f"in {field} of environment 1, vector step 2"):
+    with pytest.raises(NonFiniteError, match=f"{field} of environment 1 is .*vector step 2"):
         loop.run()
     assert len(agent.transitions) == 2
 
@@ -171,7 +171,7 @@ def test_actions_are_looked_at_before_the_environment_gets_them(scripted, listen
     agent.select_action = lambda observation: (torch.tensor([0.0, float("nan")]), {})
     loop = rein.training_loop(agent, environment, epochs=1, iterations=8)
     guard_data(loop)
-    with pytest.raises(NonFiniteError, match="in action of environment 1, vector step 0"):
+    with pytest.raises(NonFiniteError, match=r"action of environment 1 is nan .*vector step 0"):
         loop.run()
     assert environment.actions == []
 
@@ -336,7 +336,7 @@ def test_an_agent_with_errors_for_each_row_is_guarded_too(on_failure) -> None:
     small = {"hidden": (8,), "batch_size": 8, "learning_starts": 4, "capacity": 100}
     given = environment.single_observation_space, environment.single_action_space
     agent = SAC(*given, **small, seed=0, guard=guard)
-    loop = rein.training_loop(agent, environment, epochs=1, iterations=30)
+    loop = rein.training_loop(agent, environment, epochs=1, iterations=30, check_finite=False)
     guard_updates(loop, guard)
 
     @loop.action_applied(once=3)

@@ -66,7 +66,7 @@ class Bandit(Probe):
     def _observe(self, state_SN: Tensor) -> Tensor:
         if self.contextual:
             return one_hot(state_SN[0], self.arms)
-        return torch.zeros(self.arms, state_SN.shape[1], device=state_SN.device)
+        return torch.zeros(self.arms, state_SN.shape[1], dtype=torch.float32, device=state_SN.device)
 
     def _draw(self, state: list[float]) -> Frame:
         return board([[GREEN if arm == int(state[0]) else WHITE for arm in range(self.arms)]])

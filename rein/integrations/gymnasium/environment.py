@@ -58,6 +58,7 @@ class GymnasiumEnvironment:
 
     steps_separately = True  # stepping some of the environments costs less than stepping all
 
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
     def __init__(
         self,
         id_or_factory: Source,
@@ -160,11 +161,11 @@ class GymnasiumEnvironment:
         """
         self._check(action)
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
-        row_R, nothing_N = mask.nonzero().flatten(), torch.zeros(self.num_envs, dtype=torch.bool)
+        row_R, nothing_N = mask.nonzero().flatten(), torch.zeros(self.num_envs, dtype=torch.bool, device="cpu")
         missing = {key: torch.from_numpy(value) for key, value in self._info.items()}
         still = TimeStep(
             observation=self._observation,
-            reward=torch.zeros(self.num_envs, dtype=torch.float32),
+            reward=torch.zeros(self.num_envs, dtype=torch.float32, device="cpu"),
             terminated=nothing_N,
             truncated=nothing_N,
             final_observation=self._observation,

@@ -81,7 +81,7 @@ class ActionHistory:
                 map_tree(lambda x, i=i, t=t: torch.from_numpy(x[i, : max(t, 0)].copy()), self._actions)
                 for i, t in enumerate(kept)
             ],
-            "steps": torch.tensor(kept),
+            "steps": torch.tensor(kept, dtype=torch.int64, device="cpu"),
         }
 
     def _make_room(self, steps: int) -> None:

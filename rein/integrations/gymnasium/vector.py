@@ -60,6 +60,7 @@ class GymnasiumVectorEnvironment:
 
     replayable = False
 
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
     def __init__(
         self,
         source: VectorEnv[Any, Any, Any] | EnvSpec | str,
@@ -139,7 +140,7 @@ class GymnasiumVectorEnvironment:
         """(N,) int64: what the current episodes were reset with, if rein resets them; -1 where the source does."""
         if self._takes_seeds and self._mode is AutoresetMode.DISABLED:
             return self._seeds.current
-        return torch.full((self.num_envs,), UNKNOWN)
+        return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
 
     @property
     def awaits_reset(self) -> bool:

@@ -66,7 +66,7 @@ def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000,
     x = x[np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(np.int64))] if len(x) else x
     y_SX = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     count = len(curves)
-    drawn_RS = torch.randint(count, (resamples, count), generator=generator(seed, "bootstrap")).numpy()
+    drawn_RS = torch.randint(count, (resamples, count), generator=generator(seed, "bootstrap"), device="cpu").numpy()
     weight_RS = np.stack([np.bincount(drawn_S, minlength=count) for drawn_S in drawn_RS]) / count
     low, high = np.quantile(weight_RS @ y_SX, [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0)
     return Band(x, y_SX.mean(0), low, high)

@@ -30,7 +30,9 @@ class Categorical(NamedTuple):
 
     def noise(self, generator: torch.Generator) -> Tensor:
         """Uniform on [0, 1); (N,)."""
-        return torch.rand(self.log_probs.shape[:-1], generator=generator, device=self.log_probs.device)
+        return torch.rand(
+            self.log_probs.shape[:-1], generator=generator, dtype=torch.float32, device=self.log_probs.device
+        )
 
     def sample_from(self, noise: Tensor) -> Tensor:
         """The first action at which the cumulative probability exceeds the noise; (N,) int64.

@@ -27,7 +27,7 @@ class Normal(NamedTuple):
 
     def noise(self, generator: torch.Generator) -> Tensor:
         """Standard normal; (N, A)."""
-        return torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
+        return torch.randn(self.mean.shape, generator=generator, dtype=torch.float32, device=self.mean.device)
 
     def sample_from(self, noise: Tensor) -> Tensor:
         """mean + std * noise; (N, A), differentiable."""
