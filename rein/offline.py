@@ -253,7 +253,8 @@ def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> Non
     for name in learned.keys() & {"observation", "next_observation"}:
         for path, part in tensors_of(agent.observation_space):
             value = functools.reduce(operator.getitem, path, learned[name])
-            wrong_B = torch.from_numpy(outside(value, part).reshape(len(value), -1).any(1)).to(value.device)
+            wrong = outside(value, part)  # of no rows, maybe
+            wrong_B = torch.from_numpy(wrong.any(axis=tuple(range(1, wrong.ndim)))).to(value.device)
             _refuse(wrong_B, chunk, rows, ".".join((name, *path)), f"not in {part}")
     if isinstance(space, spaces.Discrete):
         action_B, low, high = chunk.action.long(), int(space.start), int(space.start) + int(space.n)

@@ -160,7 +160,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
     def learners() -> list[Any]:
         return [*getattr(agent, "learners", {}).values()]
 
-    @loop.started
+    @loop.started.wire
     def begin(state: State) -> None:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("torch.inference_mode() is active: nothing can be learned; run the loop outside of it")
@@ -170,7 +170,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
     if not check_finite:
         return
 
-    @loop.epoch_ended  # before handlers that evaluate or save the agent
+    @loop.epoch_ended.wire  # before handlers that evaluate or save the agent
     def check_epoch(state: State) -> None:
         if finite is not None:
             finite.read(state)

@@ -27,10 +27,10 @@ class FiniteData:
     """Raises NonFiniteError if a reward or an observation is NaN or infinite.
 
     The steps of an agent with a `rollout` are checked together when the rollout is full, before they are learned from:
-    a few operations for a whole rollout instead of a few for each step. For other agents, every step is checked at once
-    on the host; on another device a flag per environment is accumulated without waiting for the device, and `read`
-    looks at the flags. Rows that are not valid are not checked, and neither is the final observation of a terminated
-    episode, because no agent learns from it.
+    a few operations for a whole rollout instead of a few for each step. For other agents, every step is checked at
+    once. On a device other than the host a flag per environment is accumulated without waiting for the device, and
+    `read` looks at the flags. Rows that are not valid are not checked, and neither is the final observation of a
+    terminated episode, because no agent learns from it.
     """
 
     def __init__(self, agent: Any = None) -> None:
@@ -51,8 +51,10 @@ class FiniteData:
         """Check the rollout if it is full, after the current step was recorded in it."""
         if self._rollout is not None:
             self._vector_step = state.clocks.vector_steps
-            if self._rollout.full:
+            if self._rollout.full and self._rollout["reward"].is_cpu:
                 self.check_rollout(state)
+            elif self._rollout.full:
+                self._accumulate(*(self._rollout[name] for name in ("reward", "observation", "valid")))
 
     def check_rollout(self, state: State) -> None:
         """Check what the agent has recorded and not learned from yet. Waits for the device."""
@@ -83,7 +85,7 @@ class FiniteData:
         time_step: Any = known.time_step
         on_host = received if received.reward.is_cpu else time_step  # nearest to the environment
         if not on_host.reward.is_cpu:
-            self._accumulate(transition, time_step.observation)
+            self._accumulate(transition.reward, time_step.observation, transition.valid)
             return
         total = _total(on_host)
         if transition.reward is not time_step.reward:
@@ -110,13 +112,13 @@ class FiniteData:
         unchecked_N = torch.stack(wrong).any(0) & ~valid_N if wrong else None
         self._unchecked_N = unchecked_N if unchecked_N is not None and bool(unchecked_N.any()) else None
 
-    def _accumulate(self, transition: Transition, observation: Tree) -> None:
-        value_N = transition.reward
+    def _accumulate(self, reward: Tensor, observation: Tree, valid: Tensor) -> None:
+        """Flag environments by the values of one step, (N, ...), or of several, (T, N, ...)."""
+        value = reward
         for _, leaf in floats(observation, ""):
-            value_N = value_N + leaf.reshape(len(leaf), -1).mul(0.0).sum(1)  # 0 * infinity is NaN
-        if self._flag_N is None or self._flag_N.shape != value_N.shape:
-            self._flag_N = torch.zeros_like(value_N)
-        self._flag_N += torch.where(transition.valid, value_N, 0.0).mul_(0.0)
+            value = value + leaf.reshape(*reward.shape, -1).mul(0.0).sum(-1)  # 0 * infinity is NaN
+        value_N = torch.where(valid, value, 0.0).mul_(0.0).view(-1, reward.shape[-1]).sum(0)
+        self._flag_N = value_N if self._flag_N is None else self._flag_N + value_N
 
     def read(self, state: State) -> None:
         """Check what was not checked yet. Waits for the device."""
@@ -186,8 +188,7 @@ def _listed(rows: list[int]) -> str:
 
 def where(state: State, vector_step: int | None = None) -> str:
     """Epoch, iteration and vector step for messages: of the current step, or of an earlier one."""
-    if vector_step is None:
-        vector_step = state.clocks.vector_steps
+    vector_step = int(state.clocks.vector_steps if vector_step is None else vector_step)
     iteration = vector_step - (state.total_iterations - state.iteration)
     if iteration < 0:  # the rollout began in an earlier epoch
         return f"vector step {vector_step}, before epoch {state.epoch}"

@@ -35,8 +35,10 @@ from rein.envs.pendulum import Pendulum
 from rein.errors import NonFiniteError
 from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.networks.recurrent import GRU
+from rein.rollout.finite import FiniteData
 from rein.rollout.random_policy import RandomPolicy
 from rein.testing.stateful import first_difference
+from rein.types import State
 
 ON_POLICY = {"rollout_steps": 8, "hidden": (8,)}
 REPLAY = {"hidden": (8,), "batch_size": 8, "learning_starts": 16, "capacity": 200, "train_frequency": 4}
@@ -345,3 +347,20 @@ def test_one_option_turns_the_checks_off(kind: Any, check_finite: bool) -> None:
     with expected, contextlib.suppress(ValueError, RuntimeError):  # an agent of NaN may fail at its next action
         train(agent, environment, check_finite=check_finite)
     assert check_finite == all(bool(value.isfinite().all()) for value in learned(agent).values())
+
+
+def test_flags_that_are_accumulated_on_a_device_are_read_at_the_end_of_an_epoch() -> None:
+    """As on a GPU, where a check of each step would wait for the device."""
+    _, environment = build("DQN")
+    observation, state, finite = environment.reset(), State(), FiniteData()
+    step = environment.apply_action(torch.zeros(4, dtype=torch.int64))
+    hidden = torch.tensor([True, False, True, True])
+    for reward, valid, found in [
+        (step.reward, step.valid, False),
+        (torch.full((4,), torch.inf), torch.zeros(4, dtype=torch.bool), False),
+        (torch.tensor([1.0, torch.inf, 3e38, 1.0]), hidden, False),
+        (torch.tensor([1.0, 3e38, -torch.inf, 1.0]), hidden, True),
+    ]:
+        finite._accumulate(reward, observation * 3e38, valid)
+        with pytest.raises(NonFiniteError, match="environment 2") if found else contextlib.nullcontext():
+            finite.read(state)
