@@ -60,6 +60,7 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     statistics.normalize: lambda: statistics.normalize(ROWS, MOMENTS),
     statistics.global_norm: lambda: statistics.global_norm([VALUE, REWARD]),
     statistics.clip_global_norm_: lambda: statistics.clip_global_norm_([VALUE.clone(), REWARD.clone()], 0.5),
+    statistics.clip_by_norm_: lambda: statistics.clip_by_norm_([VALUE.clone()], VALUE.norm(), 0.5),
 }
 
 LOGITS, MASK = numbers(N, A), torch.tensor([True, True, False]).expand(N, A)
