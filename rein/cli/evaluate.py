@@ -84,7 +84,7 @@ def _options(
         raise ValueError(f"--episodes {episodes}: give 1 or more")
     torch.set_num_threads(1)  # for a few rows at a time one is fastest
     seed = secrets.randbits(31) if seed is None else checked_seed(seed)
-    described = Described.of(run)
+    described = Described.of(run.expanduser())
     found = part_at(checkpoint or (run if best is None else _best(inside(run, FOLDER, BEST), best or None)))
     made = None if environment is None else made_by(environment)
     agent = _agent(found, described, made, device, episodes)

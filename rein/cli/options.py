@@ -123,7 +123,8 @@ def _in_one_line(text: str) -> str:
     lines = [_DECORATION.sub("", line).strip() for line in text.splitlines()]
     lines = list(itertools.takewhile(lambda line: not line.startswith(("Argument helptext", "For full help")), lines))
     words = " ".join(line for line in lines[1:] or lines if line)
-    words = words.replace("Could not find valid parse for arguments:", "expected values separated by spaces, got")
+    expected = "expected other values, separated by spaces, got"
+    words = words.replace("Could not find valid parse for arguments:", expected)
     return words.removeprefix("Error parsing ").rstrip(".")
 
 

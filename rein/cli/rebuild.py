@@ -52,7 +52,8 @@ class Described:
         try:
             return cls(path, read_json(path / "run.json"))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: is not the folder of a run: its run.json cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise StoreError(f"{path}: is not the folder of a run: its run.json cannot be read: {why}") from error
 
 
 def environment_of(run: Run | Described, named: str | None = None, *, filming: bool = False, **given: Any) -> Any:

@@ -65,7 +65,7 @@ def resume(words: Sequence[str]) -> None:
     if not words or words[0].startswith("-"):
         raise ValueError(usage)
     named = words[1] if len(words) > 1 and not words[1].startswith("-") else None
-    recipe = of_run(Path(words[0]), named)
+    recipe = of_run(Path(words[0]).expanduser(), named)
     options = words[1:] if named is None else words[2:]
     run(recipe.name, [*options, "--run", words[0], "--resume"], recipe)
 
@@ -201,10 +201,11 @@ def _resume(loop: Loop, store: HDF5Store, changed: Sequence[str]) -> None:
         try:
             found = go_on(loop, store.path)
         except CheckpointError as error:
-            if not changed:
+            named = [flag for flag in changed if f".{flag.removeprefix('--').replace('-', '_')} was" in str(error)]
+            if not named:
                 raise
             raise CheckpointError(
-                f"rein resume: a run keeps its options; leave out {', '.join(changed)}, or begin a new run with "
+                f"rein resume: a run keeps its options; leave out {', '.join(named)}, or begin a new run with "
                 f"rein train: {error}"
             ) from error
         file = _shown(store) / found.path.relative_to(store.path)
@@ -245,7 +246,7 @@ def _terminable() -> Iterator[Callable[[], None]]:
 
 
 def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
-    run = options["run"]
+    run = options["run"] and options["run"].expanduser()
     if run is None:
         return HDF5Store(_free(_usual_folder(name)), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):

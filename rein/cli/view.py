@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rein.cli.output import say
 from rein.errors import StoreError
+from rein.paths import absolute
 from rein.safe import inside
 from rein.stores.columns import PLOT
 from rein.stores.files import verify
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
             say(f"usage: {_USAGE}")
             return
         raise ValueError("rein view PATH: give the folder of a run, or one of its files")
-    path = Path(arguments[0])
+    path = absolute(arguments[0])
     file = first_file(path)
     verify(file)  # a damaged file can crash the viewer
     if any(importlib.util.find_spec(name) is None for name in _MODULES):

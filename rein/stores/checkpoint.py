@@ -50,7 +50,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises CheckpointError with the path and the reason.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         state, about = decode_state(read_sealed(path), rows_of(path))
         if about.get("format") != FORMAT:

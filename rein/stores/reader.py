@@ -115,7 +115,7 @@ class Run:
         except (FileNotFoundError, NotADirectoryError):  # none, or the run is a single file
             return {}
         except (OSError, ValueError) as error:
-            raise StoreError(f"{file}: cannot be read as JSON: {error}") from error
+            raise StoreError(f"{file}: cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from error
 
     @property
     def files(self) -> list[Path]:

@@ -265,7 +265,9 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
             if not line.endswith(b"\n"):
                 yield f"ends within line {number}, which the next start of the run cuts off"
                 return
-            cells = cells_of(line)
+            if not (cells := cells_of(line)):
+                yield f"line {number}: is damaged"
+                return
             wrong = _check_row(dict(zip(names, cells, strict=False)), key, text, before)
             if len(cells) != len(names) or wrong:
                 yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"

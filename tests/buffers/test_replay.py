@@ -296,7 +296,7 @@ def test_the_state_of_an_empty_one_empties():
     [
         ({"capacity": 0}, "capacity=0: give 1 or more"),
         ({"capacity": 1, "storage": "disk"}, "storage='disk'"),
-        ({"capacity": 1, "storage": "memmap", "device": "cuda"}, "a file is on the host"),
+        ({"capacity": 1, "storage": "memmap", "device": "meta"}, "a file is on the host"),
     ],
 )
 def test_nonsense_is_refused(arguments, text):

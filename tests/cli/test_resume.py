@@ -159,3 +159,23 @@ def test_limits_that_are_given_together_both_count(here, capsys):
         main([*TRAIN, "--run", end, "--epochs", first, "--env-steps", second, "--num-envs", "4"])
         main(["resume", end, "--quiet"])
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(end)]
+
+
+def test_a_damaged_checkpoint_is_not_blamed_on_the_options(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", "gridworld", "--epochs", "2", "--run", str(run), "--quiet"])
+    for file in (run / "checkpoints").glob("*.h5"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(SystemExit):
+        main(["resume", str(run), "--epochs", "3"])
+    error = capsys.readouterr().err
+    assert "whole" in error
+    assert "leave out" not in error
+
+
+def test_a_run_in_the_home_folder_is_found_by_its_short_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    main(["train", "gridworld", "--epochs", "2", "--run=~/run", "--quiet"])
+    main(["resume", "~/run", "--epochs", "3", "--quiet"])
+    main(["evaluate", "~/run", "--episodes", "1"])
+    assert len(rein.open_run("~/run").epochs["number"]) == 3
