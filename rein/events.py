@@ -255,6 +255,7 @@ class Event:
                 if function(state) is not None:
                     self.reject(function)
         except BaseException as error:  # gets a note, raised again
+            observed = observed and not isinstance(error, Postponed)  # the next run finishes this firing
             self.annotate(error, function, state)
             raise
         finally:  # a display must hear of an end also when a handler raised there
