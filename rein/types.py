@@ -130,8 +130,8 @@ class State:
     _epoch_status: str | None = None
     _halts: dict[int, str | None] = attrs.field(factory=dict)  # what was asked for in this run, each with its reason
     _postponed: dict[str, Any] | None = None  # the firing that an interrupt cut short, which the next run finishes
-    _left: bool = False  # whether `stop` has ended an evaluation of this run early: no other one begins in it
-    _late: bool = False  # whether an end was asked for in the final event of this run
+    _stopped: bool = False  # whether the end of the loop was requested since the latest evaluation began
+    _left: bool = False  # True: evaluations of this run end early and no other one begins
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
 
     def __repr__(self) -> str:
@@ -197,15 +197,18 @@ class State:
             check_runs("state.request(...)", "callback", action)
             self._requests.append(action)
 
-    def _ask(self, halt: int, reason: str | None) -> None:
-        if self.status != "running":
-            self._late = True
+    def _ask(self, halt: int, reason: str | None, final: bool = False) -> None:
+        if self.status == "running":
+            # assignments and no lock: it may come from any thread, or from a signal in the middle of another
+            if self._halts.get(halt) is None:
+                self._halts[halt] = reason
+            self._stopped = self._stopped or halt == HALT_LOOP
+        elif final:  # the final event is firing, and may contain an evaluation
+            self._left = True
+        else:
             ended = f"in `{self.status}` or later is ignored: the run has ended"
             when = ended if self.status else "before a run is ignored"
             warnings.warn(f"a halt asked for {when}", RuntimeWarning, stacklevel=3)
-        elif self._halts.get(halt) is None:
-            # one assignment and no lock: it may come from any thread, or from a signal in the middle of another
-            self._halts[halt] = reason
 
     @property
     def _cut(self) -> bool:

@@ -81,7 +81,7 @@ class Interrupts:
             if number in _FORCING:
                 self._end(number)
         elif self._loop.state.status != "running":
-            self._closing = self._loop.state._late = True  # which ends an evaluation in the run's final event
+            self._closing = self._loop.state._left = True  # ends an evaluation in the final event
         else:
             self.signal = number
             name = signal.Signals(number).name

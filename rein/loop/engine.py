@@ -26,10 +26,10 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     """The whole run, yielding at each epoch's end; fires exactly one of `completed`, `halted` and `failed`."""
     loop.check_idle("run")  # once more: a stream begins when its first state is asked for
     state = loop.state
-    loop.running = True
     # an epoch that an interrupt or a failure left open still ends if it was to; other halts ended the run before
     state._halts = {HALT_EPOCH: None} if state._epoch_open and state._cut else {}
-    state.status, state._left, state._late = "running", False, False
+    state.status, state._left = "running", False
+    loop.running = True  # after the status: `stop` reads both, maybe from another thread
     state.clocks.start()
     try:
         try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rein.events import Handle, Postponed
 from rein.loop.engine import POSTPONES
-from rein.types import HALT_LOOP, INTERRUPT, Handler, State
+from rein.types import INTERRUPT, Handler, State
 
 if TYPE_CHECKING:
     from rein.loop.loop import Loop
@@ -26,8 +26,7 @@ class Interruptible:
 
     def __init__(self) -> None:
         self._handle: Handle | None = None  # None if its event cannot be postponed
-        self._ends = {HALT_LOOP}
-        self._before: frozenset[int] = frozenset()
+        self._interruptible = False
 
     def attach(self, loop: Loop, event: str, handler: Handler, **filters: Any) -> None:
         """Attach the handler that does the work."""
@@ -35,20 +34,20 @@ class Interruptible:
         if event in POSTPONES:
             self._handle = handle
         if event in POSTPONES or event == "started":  # which fires in the next run anyway
-            self._ends = {HALT_LOOP, INTERRUPT}
+            self._interruptible = True
 
     def begin(self, state: State) -> None:
         """Begin the work: a halt of the loop that was asked for before does not end it."""
-        self._before = state.halts - {INTERRUPT}
+        state._stopped = False
 
     def check(self, state: State) -> None:
         """Raise `Unfinished` if the end of the run was asked for since `begin`, or an interrupt at any time."""
-        if state._late or (state._halts and (state.halts - self._before) & self._ends):
+        if state._stopped or state._left or (self._interruptible and INTERRUPT in state._halts):
             raise Unfinished
 
     def leave(self, state: State) -> None:
         """End the handler. Raises `Postponed` if the next run is to do the work."""
-        if INTERRUPT in state.halts & self._ends:
+        if self._interruptible and INTERRUPT in state._halts:
             if self._handle is not None:
                 raise Postponed(self._handle)
         else:

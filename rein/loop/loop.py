@@ -237,16 +237,17 @@ class Loop:
     def stop(self, reason: str | None = None) -> None:
         """From any thread: end the run as `state.halt_loop(reason)` does.
 
-        An evaluation that is being played ends at its next step and is discarded. Warns if the loop does not run.
+        A running evaluation ends at its next step and is discarded, also in the final event. Warns if the loop does
+        not run.
         """
-        self.state._ask(HALT_LOOP, reason)
+        self.state._ask(HALT_LOOP, reason, self.running)
 
     def interrupt(self, reason: str | None = None) -> None:
         """From any thread: end the run at this iteration's edge and leave the epoch open, to be resumed in its middle.
 
-        An evaluation that is being played ends at its next step, and the next run finishes it.
+        A running evaluation ends at its next step, and the next run finishes it. In the final event it is discarded.
         """
-        self.state._ask(INTERRUPT, reason)
+        self.state._ask(INTERRUPT, reason, self.running)
 
     def count_cut_step(self) -> None:
         """Count the step that was cut off (`step_cut`) as an iteration; for a handler of `started`.

@@ -345,6 +345,37 @@ def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) ->
     assert loop.run().reason != "enough", "and the next run goes on: patience has not run out"
 
 
+def test_stop_ends_an_evaluation_that_follows_an_earlier_halt() -> None:
+    loop, environment = Loop(lambda state: None, epochs=4, iterations=3), Asking()
+    evaluate(loop, Always(2), environment, episodes=5)
+    loop.iteration_completed(once=3)(lambda state: loop.stop("first"))
+    environment.left, environment.ask = 3, lambda: loop.stop("second")
+    state = loop.run()
+    assert (environment.left, state.reason) == (0, "first")
+    assert math.isnan(state.metrics["evaluation_return"])
+
+
+def test_a_halt_by_a_handler_in_the_final_event_keeps_later_evaluations() -> None:
+    loop = Loop(lambda state: None, epochs=2, iterations=3)
+    for name in ("evaluation", "hard"):
+        evaluate(loop, Always(2), Countdown(), episodes=5, every=0, at_end=True, name=name)
+    loop.evaluated(once=1)(lambda state: state.halt_loop("solved"))
+    with pytest.warns(RuntimeWarning, match="ignored"):
+        state = loop.run()
+    assert not math.isnan(state.metrics["hard_return"])
+
+
+def test_observers_are_told_once_of_an_epoch_end_that_an_interrupt_postponed() -> None:
+    loop, environment, seen = Loop(lambda state: None, epochs=2, iterations=3), Asking(), []
+    evaluate(loop, Always(2), environment, episodes=5)
+    loop.epoch_ended.observe(lambda loop, state: seen.append(state.epoch))
+    environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
+    loop.run()
+    assert seen == []
+    loop.run()
+    assert seen == [1, 2]
+
+
 @pytest.mark.parametrize("ask", [Loop.stop, Loop.interrupt])
 def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_run(ask: Any) -> None:
     def make_at_end() -> tuple[Loop, Asking]:
@@ -356,8 +387,7 @@ def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_ru
     whole.run()
     loop, environment = make_at_end()
     environment.left, environment.ask = 3, lambda: ask(loop, "enough")
-    with pytest.warns(RuntimeWarning, match="the run has ended"):
-        loop.run()
+    loop.run()
     assert environment.left == 0 and "evaluations" not in loop.state.memory
     other, _ = make_at_end()
     other.load_state_dict(loop.state_dict())
