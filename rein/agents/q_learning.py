@@ -21,7 +21,6 @@ from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import map_tree, pack, unpack
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
-from rein.rollout.contract import check_integers
 from rein.schedules import Schedule
 from rein.types import NAMED_TUPLES, Transition
 
@@ -93,7 +92,7 @@ class QLearning(Configurable):
 
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """An epsilon-greedy action (N,) int64 for an observation (N,) or (N, K)."""
-        value_NA = self.table.index_select(0, self._row.checked(observation))
+        value_NA = self.table.index_select(0, self._row(observation))
         action_N = self._choose(value_NA, self._generator)
         return (action_N + self._first_action if self._first_action else action_N), {}
 
@@ -122,7 +121,7 @@ class QLearning(Configurable):
 
     def q_values(self, observation: Tensor) -> Tensor:
         """The values (N, A) of all actions at an observation: a copy, for looking at."""
-        return self.table.index_select(0, self._row.checked(observation))
+        return self.table.index_select(0, self._row(observation))
 
     def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> TabularPolicy:
         """The greedy policy of the table as it learns on; epsilon-greedy where not `deterministic`.
@@ -132,7 +131,7 @@ class QLearning(Configurable):
         """
         explore = exploring(self, self._choose, epsilon)
         own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
-        return TabularPolicy(self.table, self._row.checked, self._first_action, explore, own)
+        return TabularPolicy(self.table, self._row, self._first_action, explore, own)
 
     @torch.inference_mode(False)
     def reseed(self, seed: int) -> None:
@@ -245,16 +244,9 @@ class _RowIndex:
             raise ValueError(f"QLearning: the observation space is {space}; a table needs Discrete or MultiDiscrete")
         strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
         self.states = math.prod(sizes)
-        self._space = space
         self._shape = space.shape or ()
         self._first = sum(s * stride for s, stride in zip(start, strides, strict=True))
         self._stride = torch.tensor(strides, dtype=torch.int64, device=device)
-
-    def checked(self, observation: Tensor) -> Tensor:
-        """The rows of an observation to act on, whose values are checked on the host."""
-        row_N = self(observation)
-        check_integers(observation, self._space)
-        return row_N
 
     def __call__(self, observation: Tensor) -> Tensor:
         if observation.shape[1:] != self._shape:

@@ -23,6 +23,7 @@ from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _LARGEST = np.iinfo(np.int64).max
+_COUNTED = range(_LARGEST)  # values are rows 0, 1, ...
 _FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # which kinds of numbers may become which
 
 
@@ -86,26 +87,26 @@ class Codec:
             self._inner = {key: Codec(f"{field}.{key}", child) for key, child in inner.items()}
             self._places = dict(zip(inner, places, strict=True))
 
-    def stack(self, values: Sequence[Any], first_row: int = 0) -> Tree:
-        """Stack N values to fresh tensors (N, ...); errors count rows from `first_row`.
+    def stack(self, values: Sequence[Any], rows: Sequence[int] = _COUNTED) -> Tree:
+        """Stack N values to fresh tensors (N, ...); `rows` are the row numbers that errors name.
 
         Raises EnvironmentContractError if a value does not fit the space.
         """
         if self._inner is None:
-            array = column(self._field, values, self._dtype, self._shape, first_row)
+            array = column(self._field, values, self._dtype, self._shape, rows)
             if self._narrow is not None:
-                cast(self._field, array, self._narrow, first_row)  # raises for what the space's own dtype cannot hold
+                cast(self._field, array, self._narrow, rows)  # raises for what the space's own dtype cannot hold
             return torch.from_numpy(array)
         try:
             parts = {key: [value[place] for value in values] for key, place in self._places.items()}
         except (KeyError, IndexError, TypeError) as error:
-            raise EnvironmentContractError(self._misfit(values, first_row)) from error
-        return {key: inner.stack(parts[key], first_row) for key, inner in self._inner.items()}
+            raise EnvironmentContractError(self._misfit(values, rows)) from error
+        return {key: inner.stack(parts[key], rows) for key, inner in self._inner.items()}
 
-    def _misfit(self, values: Sequence[Any], first_row: int) -> str:
+    def _misfit(self, values: Sequence[Any], rows: Sequence[int]) -> str:
         """Say which of the values lacks a part of the Dict or Tuple."""
         wanted, kind = list(self._places.values()), tuple if isinstance(self._space, spaces.Tuple) else Mapping
-        for row, value in enumerate(values, first_row):
+        for row, value in zip(rows, values, strict=False):
             if not isinstance(value, kind):
                 return f"{self._field}, row {row}: expected a value of {self._space}, got {type(value).__name__}"
             there = range(len(value)) if kind is tuple else value
@@ -136,11 +137,15 @@ class Codec:
 
 
 def column(
-    field: str, values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...] = (), first_row: int = 0
+    field: str,
+    values: Sequence[Any],
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...] = (),
+    rows: Sequence[int] = _COUNTED,
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """Return N values as one fresh array (N, *shape) of `dtype`. A cast may lose precision, but nothing else.
 
-    Raises EnvironmentContractError, which names the field and the row, counted from `first_row`.
+    Raises EnvironmentContractError, which names the field and the number of the row in `rows`.
     """
     if not values:
         return np.empty((0, *shape), dtype)
@@ -152,8 +157,8 @@ def column(
         if array.dtype is dtype:
             return array
         if array.dtype.kind in _FROM[dtype.kind]:
-            return cast(field, array, dtype, first_row)
-    for row, value in enumerate(values, first_row):
+            return cast(field, array, dtype, rows)
+    for row, value in zip(rows, values, strict=False):
         try:
             got = np.asarray(value)
         except ValueError:
@@ -162,12 +167,12 @@ def column(
             what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
             raise EnvironmentContractError(f"{field}, row {row}: expected {dtype} of shape {shape}, got {what}")
     # the values have different types
-    each = [cast(field, np.asarray(value)[None], dtype, row) for row, value in enumerate(values, first_row)]
+    each = [cast(field, np.asarray(value)[None], dtype, [row]) for row, value in zip(rows, values, strict=False)]
     return np.concatenate(each)
 
 
 def cast(
-    field: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any], first_row: int = 0
+    field: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any], rows: Sequence[int] = _COUNTED
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """An array (N, ...) of numbers as a fresh one of `dtype`; floats may lose precision, or overflow as numpy warns.
 
@@ -181,5 +186,5 @@ def cast(
         return fresh
     place = tuple(np.argwhere(beyond)[0].tolist())
     raise EnvironmentContractError(
-        f"{field}, row {first_row + place[0]}: expected {dtype}, which does not reach {array[place]}"
+        f"{field}, row {rows[place[0]]}: expected {dtype}, which does not reach {array[place]}"
     )

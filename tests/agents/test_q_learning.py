@@ -12,7 +12,6 @@ from torch import Tensor
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.errors import EnvironmentContractError
 from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import generator
 from rein.schedules import linear
@@ -345,15 +344,6 @@ def test_an_observation_of_the_wrong_shape_is_refused() -> None:
         learner.select_action(torch.zeros(3, 1, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"observation of shape \(3, 2\); expected \(N\)"):
         agent().select_action(torch.zeros(3, 2, dtype=torch.int64))
-
-
-def test_observations_outside_their_space_raise_with_environment_and_value() -> None:
-    grid = QLearning(spaces.MultiDiscrete([3, 3]), spaces.Discrete(2), seed=0)
-    wrong = [(agent(states=4), [0, -1]), (agent(states=4), [0, 4]), (grid, [[0, 2], [1, -1]])]
-    for learner, observation in wrong:
-        for look in (learner.select_action, learner.policy().select_action, learner.q_values):
-            with pytest.raises(EnvironmentContractError, match=r"environment 1.*Discrete.*got (-1|4)"):
-                look(torch.tensor(observation))
 
 
 def test_a_table_of_other_spaces_is_refused_and_nothing_is_changed() -> None:

@@ -71,10 +71,17 @@ def environment(case: str, wrong_step: int, kind: str = "serial") -> Any:
 @pytest.mark.parametrize("kind", ["serial", "vector"])
 def test_integer_observation_outside_its_space_raises_in_any_step(case: str, wrong_step: int, kind: str) -> None:
     found = environment(case, wrong_step, kind)
-    with pytest.raises(EnvironmentContractError, match=f"environment 1.*{re.escape(WRONG[case][3])}"):
-        found.reset()
-        for _ in range(9):
-            found.apply_action(torch.zeros(2, dtype=torch.int64))
+    agent = DQN(found.single_observation_space, found.single_action_space, seed=0, hidden=(4,))
+    with pytest.raises(EnvironmentContractError, match=f"(environment|row) 1.*{re.escape(WRONG[case][3])}"):
+        rein.train(agent, found, epochs=1, iterations=9, seed=0)
+
+
+def test_training_checks_each_integer_observation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, checked, aminmax = environment("discrete", 99), [], torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda value: (checked.append(value), aminmax(value))[1])
+    agent = QLearning(found.single_observation_space, found.single_action_space, seed=0)
+    rein.train(agent, found, epochs=1, iterations=8, seed=0)
+    assert len(checked) == 8, "the reset and all steps but the first one, which is checked in full"
 
 
 class Untrusted:

@@ -26,7 +26,6 @@ from rein.integrations.gymnasium.results import RESET, STEP, check_parts, ended_
 from rein.ops.trees import leaves, map_tree
 from rein.rollout.contract import (
     check_action,
-    check_integers,
     check_observation,
     check_rows_of,
     checked_num_envs,
@@ -174,12 +173,7 @@ class GymnasiumEnvironment:
         )
         time_step = map_tree(torch.clone, still)
         if len(row_R):
-            rows = row_R.tolist()
-            try:
-                time_step = _with_rows(still, row_R, self._step(action, rows))
-            except EnvironmentContractError as error:
-                error.add_note(f"rows are counted among the environments that were stepped, {rows}")
-                raise
+            time_step = _with_rows(still, row_R, self._step(action, row_R.tolist()))
         self._observation = time_step.observation
         return time_step
 
@@ -262,19 +256,19 @@ class GymnasiumEnvironment:
         observation = final_observation = self._observed(observations, rows)
         nothing = (False,) * len(rows)
         flags_3R = self._no_flags_3N[:, : len(rows)].copy()
-        ended_2R = ended_flags(terminateds, truncateds, nothing)
+        ended_2R = ended_flags(terminateds, truncateds, nothing, rows)
         if ended_2R is not None:
             flags_3R[:2] = ended_2R
             observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
-            reward=torch.from_numpy(column("reward", rewards, _FLOAT)),
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=rows)),
             terminated=terminated_R,
             truncated=truncated_R,
             final_observation=final_observation,
             valid=valid_R,
-            info={key: wanted_infos(infos, key, missing) for key, missing in self._info.items()},
+            info={key: wanted_infos(infos, key, missing, rows) for key, missing in self._info.items()},
         )
 
     def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
@@ -293,9 +287,7 @@ class GymnasiumEnvironment:
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
         """The observations of the environments in `rows` (R,) as fresh tensors (R, *O)."""
-        observation = self._observations.stack(observations)
-        check_integers(observation, self.single_observation_space, environments=rows)
-        return observation
+        return self._observations.stack(observations, rows)
 
     def _begin(self, seeds: Sequence[int]) -> Tree:
         rows = range(self.num_envs)

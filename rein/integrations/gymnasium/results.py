@@ -41,7 +41,7 @@ def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, 
 
 
 def ended_flags(
-    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], nobody: tuple[bool, ...], first_row: int = 0
+    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], nobody: tuple[bool, ...], rows: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
     """Return `terminated` and `truncated` as one array (2, N), or None if both equal `nobody`, N times False.
 
@@ -53,22 +53,22 @@ def ended_flags(
     except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
         pass
     flags = (("terminated", terminateds), ("truncated", truncateds))
-    return np.stack([column(field, values, _BOOL, first_row=first_row) for field, values in flags])
+    return np.stack([column(field, values, _BOOL, rows=rows) for field, values in flags])
 
 
-def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], first_row: int = 0) -> Tensor:
-    """Return what N infos have under `key` as a fresh tensor (N, ...); the first info is that of row `first_row`.
+def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], rows: Sequence[int]) -> Tensor:
+    """Return what N infos have under `key` as a fresh tensor (N, ...); `rows` are the row numbers that errors name.
 
     Raises EnvironmentContractError if a value does not fit the missing value.
     """
     try:
         values = [info.get(key, missing) for info in infos]
     except AttributeError:
-        for row, info in enumerate(infos, first_row):
+        for row, info in zip(rows, infos, strict=True):
             if not isinstance(info, Mapping):
                 raise EnvironmentContractError(f"info, row {row}: expected a dictionary, got {info!r}") from None
         raise
-    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape, first_row))
+    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape, rows))
 
 
 def _missing_value(key: str, value: Any) -> np.ndarray[Any, Any]:

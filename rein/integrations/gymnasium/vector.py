@@ -29,7 +29,7 @@ from rein.integrations.gymnasium.opening import opened
 from rein.integrations.gymnasium.results import RESET, STEP, check_parts, missing_values
 from rein.integrations.gymnasium.workers import Workers, closed_on_error, in_processes
 from rein.ops.trees import map_tree
-from rein.rollout.contract import check_action, check_integers, check_observation, checked_num_envs
+from rein.rollout.contract import check_action, check_observation, checked_num_envs
 from rein.rollout.seeds import UNKNOWN, HostEpisodeSeeds
 from rein.rollout.spaces import Codec
 from rein.types import TimeStep, Tree
@@ -165,7 +165,7 @@ class GymnasiumVectorEnvironment:
             self._seeds.restart(seed)
         observation, _ = self._parts("reset", RESET, seed=self._next_seeds())
         self._resets_N = self._nobody_N
-        self._observation = self._observed(observation)
+        self._observation = self._observations.tensors(observation)
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -181,7 +181,7 @@ class GymnasiumVectorEnvironment:
         truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
         reward_N = np.where(valid_N, self._column("reward", reward, _FLOAT), np.float32(0.0))
         wanted = self._wanted(info, terminated_N | truncated_N)
-        final_observation = self._conclude(self._observed(observation), info, terminated_N | truncated_N)
+        final_observation = self._conclude(self._observations.tensors(observation), info, terminated_N | truncated_N)
         return TimeStep(
             observation=self._observation,
             reward=torch.from_numpy(reward_N),
@@ -288,13 +288,7 @@ class GymnasiumVectorEnvironment:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         options = {"reset_mask": ended_N.copy()}  # new ones each time: the call takes the mask out, and may keep it
         observation, _ = self._parts("reset", RESET, seed=seeds, options=options)
-        return self._observed(observation)
-
-    def _observed(self, observation: Any) -> Tree:
-        """An observation of the source as fresh tensors (N, *O)."""
-        tensors = self._observations.tensors(observation)
-        check_integers(tensors, self.single_observation_space)
-        return tensors
+        return self._observations.tensors(observation)
 
     def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
         """SAME_STEP: what the source hands over."""
@@ -304,11 +298,10 @@ class GymnasiumVectorEnvironment:
                 f"info.final_obs: expected from {self._name} where an episode ended, got nothing"
             )
         if not (isinstance(final, np.ndarray) and final.dtype == object):
-            return _where(ended_N, self._observed(final), observation)
+            return _where(ended_N, self._observations.tensors(final), observation)
         row_R = ended_N.nonzero()[0]
         rows = row_R.tolist()
-        final_R = self._finals.stack([final[row] for row in rows])
-        check_integers(final_R, self.single_observation_space, "info.final_obs", rows)
+        final_R = self._finals.stack([final[row] for row in rows], rows)
         return map_tree(lambda x, new: x.index_copy(0, torch.from_numpy(row_R), new), observation, final_R)
 
     def _wanted(self, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> dict[str, Tensor]:

@@ -271,7 +271,7 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Any, index: int, name: str, info: Mapping[str, np.ndarray[Any, Any]]) -> None:
         super().__init__(env)
-        self._index, self._info = index, info
+        self._rows, self._info = (index,), info
         self._who = f"environment {index} of {name}"
         self._observations = Codec("observation", env.observation_space)
 
@@ -279,7 +279,7 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         with _portable():
             result = self.env.reset(**kwargs)
             check_parts(self._who, "reset", result, RESET)
-            self._observations.stack([result[0]], self._index)
+            self._observations.stack([result[0]], self._rows)
             return result[0], {}
 
     def step(self, action: Any) -> Any:
@@ -287,11 +287,11 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             result = self.env.step(action)
             check_parts(self._who, "step", result, STEP)
             observation, reward, terminated, truncated, info = result
-            self._observations.stack([observation], self._index)
-            flags_2N = ended_flags((terminated,), (truncated,), (False,), self._index)
-            reward_N = column("reward", [reward], _FLOAT, first_row=self._index)
+            self._observations.stack([observation], self._rows)
+            flags_2N = ended_flags((terminated,), (truncated,), (False,), self._rows)
+            reward_N = column("reward", [reward], _FLOAT, rows=self._rows)
             wanted = {
-                key: wanted_infos([info], key, missing, self._index)[0].numpy() for key, missing in self._info.items()
+                key: wanted_infos([info], key, missing, self._rows)[0].numpy() for key, missing in self._info.items()
             }
             ended = (False, False) if flags_2N is None else flags_2N[:, 0].tolist()
             return observation, reward_N[0], *ended, wanted
