@@ -35,13 +35,21 @@ def event_name(name: str) -> None:
         raise ValueError(f"define({name!r}): an event's name is a Python identifier")
 
 
-def first_result(state: State) -> None:
-    """Raise TypeError if the step returned something that cannot be a step_state; asked for at the first edge."""
-    result = state.step_state
-    if result is state:
-        raise TypeError("the step returned the state of the run; return the next step_state, or None")
-    if inspect.isgenerator(result) or inspect.iscoroutine(result):
-        raise TypeError(f"the step returned a {type(result).__name__}, which has not run; return the next step_state")
+def first_result(given: Any) -> Callable[[State], None]:
+    """Return a check for the first edge. It raises TypeError if the step returned an object that is no step_state.
+
+    `given` is the first step_state. A step may return it again, even if it is a generator.
+    """
+
+    def check_first_result(state: State) -> None:
+        result = state.step_state
+        if result is state:
+            raise TypeError("the step returned the state of the run; return the next step_state, or None")
+        if result is not given and (inspect.isgenerator(result) or inspect.iscoroutine(result)):
+            kind = type(result).__name__
+            raise TypeError(f"the step returned a {kind}, which has not run; return the next step_state")
+
+    return check_first_result
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -39,7 +39,7 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             if state._total_iterations:  # before the first one there is nothing to be kept
                 _take_requests(state)
             else:
-                state.request(checks.first_result)
+                state.request(checks.first_result(state.step_state))
             while _ran_epoch(loop, source):
                 yield state
                 state._halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended

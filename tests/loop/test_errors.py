@@ -321,3 +321,9 @@ def test_what_a_step_returns_is_checked_after_the_first_iteration(step: Callable
     with pytest.raises(TypeError, match=text):
         loop.run()
     assert loop.state.total_iterations == 1
+
+
+def test_a_step_may_keep_a_generator_that_it_was_given() -> None:
+    numbers = (n for n in range(3))
+    state = rein.Loop(lambda state: state.step_state, iterations=2).run(init=numbers)
+    assert state.step_state is numbers
