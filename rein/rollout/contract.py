@@ -28,9 +28,17 @@ def checked_num_envs(num_envs: Any, who: str = "") -> int:
 
     Raises TypeError for what is no integer, ValueError for less than 1.
     """
-    given = f"{who}(num_envs={num_envs!r})" if who else f"num_envs={num_envs!r}"
+    given = f"num_envs={num_envs!r}"
+    return checked_count(f"{who}({given})" if who else given, num_envs)
+
+
+def checked_count(given: str, value: Any) -> int:
+    """Return `value` as an int; errors begin with `given`.
+
+    Raises TypeError if it is not an integer and ValueError if it is less than 1.
+    """
     try:
-        count = operator.index(num_envs)
+        count = operator.index(value)
     except TypeError:
         raise TypeError(f"{given}: give an integer, 1 or more") from None
     if count < 1:

@@ -89,6 +89,7 @@ def test_the_next_episode_after_one_beyond_the_limit_is_resumed_exactly() -> Non
     assert first_difference(loaded.apply_action(action), environment.apply_action(action)) is None
 
 
-def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_replay_steps=0"):
-        endless(limit=0)
+@pytest.mark.parametrize("limit", [0, None, float("inf")])
+def test_a_limit_that_is_no_positive_integer_is_refused(limit: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"max_replay_steps={limit}: give"):
+        endless(limit=limit)

@@ -28,6 +28,7 @@ from rein.rollout.contract import (
     check_action,
     check_observation,
     check_rows_of,
+    checked_count,
     checked_num_envs,
     restored,
 )
@@ -71,8 +72,7 @@ class GymnasiumEnvironment:
     ) -> None:
         self.num_envs = num_envs = checked_num_envs(num_envs)
         self._info = missing_values(info)
-        if max_replay_steps < 1:
-            raise ValueError(f"max_replay_steps={max_replay_steps}: give 1 or more, or replayable=False")
+        max_replay_steps = checked_count(f"max_replay_steps={max_replay_steps!r}", max_replay_steps)
         self.replayable = replayable
         self.device = torch.device("cpu")
         self._name = name_of(id_or_factory)
