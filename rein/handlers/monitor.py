@@ -173,7 +173,8 @@ class LearningRate:
         if self.loaded is not None and len(self.loaded) != len(self.read()):
             raise ValueError(
                 f"reduce_learning_rate: the checkpoint has {len(self.loaded)} learning rates and "
-                f"{type(self.of).__name__} has {len(self.read())}: build it with the options of the saved run"
+                f"{type(self.of).__name__} has {len(self.read())}: build it with the options of the saved run, or the "
+                "checkpoint is of an earlier version, which kept one rate"
             )
 
 
