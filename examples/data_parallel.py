@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import rein
+from rein.agents.base.parallel import mean_of_processes, process_group
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
-from rein.learning.parallel import mean_of_processes, process_group
 
 
 def train():

@@ -5,11 +5,11 @@ from torch import nn
 
 import rein
 from rein.envs.cartpole import CartPole
-from rein.learning.update import load_plain_state, plain_state
 from rein.networks.mlp import MLP, orthogonal_linear
 from rein.ops.distributions import Categorical
 from rein.ops.random import generator, restore
 from rein.ops.statistics import masked_mean
+from rein.ops.trees import load_plain_state, plain_state
 from rein.ops.values import td_target
 
 

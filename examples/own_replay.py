@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 import rein
-from rein.buffers.replay import Replay
 from rein.envs.gridworld import Gridworld
-from rein.learning.update import load_plain_state, plain_state
 from rein.networks.mlp import MLP, orthogonal_linear
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import generator, restore
+from rein.ops.trees import load_plain_state, plain_state
 from rein.ops.values import td_target
+from rein.replay.replay import Replay
 
 
 class Remembering:

@@ -8,7 +8,7 @@ from rein.handlers.early_stop import early_stop
 from rein.handlers.log import log
 from rein.handlers.monitor import reduce_learning_rate
 from rein.ops.classification import accuracy
-from rein.supervised import evaluator, trainer, validate
+from rein.training.supervised import evaluator, trainer, validate
 
 
 def rings(count):

@@ -7,6 +7,7 @@ import importlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rein.episodes import Evaluation, batch_step, evaluate
     from rein.errors import (
         CheckpointError,
         EnvironmentContractError,
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
         WorkerTimeout,
     )
     from rein.loop import Loop
-    from rein.offline import fill, offline_loop
-    from rein.rollout import Evaluation, batch_step, evaluate
-    from rein.saved import load_agent
-    from rein.stores.checkpoints import Checkpoints
-    from rein.stores.hdf5 import HDF5Store
-    from rein.stores.memory import MemoryStore
-    from rein.stores.parts import load, save
-    from rein.stores.reader import open_run
-    from rein.stores.resume import resume
-    from rein.training import train, training_loop
-    from rein.types import Episodes, State, StepState, TimeStep, Trajectory, Transition
+    from rein.loop.state import State
+    from rein.store.checkpoints import Checkpoints
+    from rein.store.hdf5 import HDF5Store
+    from rein.store.memory import MemoryStore
+    from rein.store.parts import load, save
+    from rein.store.reader import open_run
+    from rein.store.resume import resume
+    from rein.training.offline import fill, offline_loop
+    from rein.training.saved_agents import load_agent
+    from rein.training.training_loop import train, training_loop
+    from rein.types import Episodes, StepState, TimeStep, Trajectory, Transition
 
 __version__ = "0.1.0.dev0"
 
@@ -74,20 +75,21 @@ _WHERE = {  # the module that defines each name, imported when the name is first
         "WorkerTimeout",
     ),
     "rein.loop": ("Loop",),
-    "rein.offline": ("fill", "offline_loop"),
-    "rein.rollout": ("Evaluation", "batch_step", "evaluate"),
-    "rein.saved": ("load_agent",),
-    "rein.stores.checkpoints": ("Checkpoints",),
-    "rein.stores.hdf5": ("HDF5Store",),
-    "rein.stores.memory": ("MemoryStore",),
-    "rein.stores.parts": ("load", "save"),
-    "rein.stores.reader": ("open_run",),
-    "rein.stores.resume": ("resume",),
-    "rein.training": ("train", "training_loop"),
-    "rein.types": ("Episodes", "State", "StepState", "TimeStep", "Trajectory", "Transition"),
+    "rein.training.offline": ("fill", "offline_loop"),
+    "rein.episodes": ("Evaluation", "batch_step", "evaluate"),
+    "rein.training.saved_agents": ("load_agent",),
+    "rein.store.checkpoints": ("Checkpoints",),
+    "rein.store.hdf5": ("HDF5Store",),
+    "rein.store.memory": ("MemoryStore",),
+    "rein.store.parts": ("load", "save"),
+    "rein.store.reader": ("open_run",),
+    "rein.store.resume": ("resume",),
+    "rein.training.training_loop": ("train", "training_loop"),
+    "rein.loop.state": ("State",),
+    "rein.types": ("Episodes", "StepState", "TimeStep", "Trajectory", "Transition"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
-_SUBMODULES = ("errors", "loop", "rollout", "training", "types")  # `rein.errors` works without an import of its own
+_SUBMODULES = ("episodes", "errors", "loop", "training", "types")  # `rein.errors` works without an import of its own
 
 
 def __getattr__(name: str) -> object:

@@ -261,8 +261,8 @@ class Store(Protocol):
 class Logger(Protocol):
     """Takes down numbers: an observer, which never influences a run.
 
-    It may have `describe(settings)`, `go_on(clocks)` and `finish(status)` as well, which `rein.loggers.attach` calls
-    where they are: what the run is, that it goes on from a loaded state that stands there, and how it ended.
+    It may have `describe(settings)`, `go_on(clocks)` and `finish(status)` as well, which `rein.handlers.loggers.attach`
+    calls where they are: what the run is, that it goes on from a loaded state that stands there, and how it ended.
     """
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW = ("torch._dynamo", "torch._inductor", "h5py", "rich", "tyro", "pygame", "matplotlib", "rein.supervised")
+SLOW = ("torch._dynamo", "torch._inductor", "h5py", "rich", "tyro", "pygame", "matplotlib", "rein.training.supervised")
 
 
 def said(program: str, *words: str) -> list[str]:

@@ -11,10 +11,10 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
+from rein.files import absolute
 from rein.handlers.checkpoint import checkpoint
-from rein.loggers.attach import attach
-from rein.loggers.csv import CSVLogger
-from rein.paths import absolute
+from rein.handlers.loggers.attach import attach
+from rein.handlers.loggers.csv import CSVLogger
 
 
 @pytest.fixture

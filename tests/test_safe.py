@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import rein
-from rein import safe
+from rein import files as safe
 from rein.errors import StoreError
 
-STORES = Path(rein.__file__).parent / "stores"
+STORES = Path(rein.__file__).parent / "store"
 
 
 def test_a_regular_file_is_opened(tmp_path):
@@ -57,11 +57,11 @@ def test_deeply_nested_json_is_refused(depth, ends):
 
 def test_stores_open_no_file_themselves():
     opens = set()
-    for path in STORES.glob("*.py"):
+    for path in STORES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", None))
                 plain_open = isinstance(node.func, ast.Name) and name == "open"
                 if plain_open or name in ("read_bytes", "read_text", "write_bytes", "write_text"):
                     opens.add(path.name)
-    assert opens <= {"parse.py"}, "use rein.safe.open_file"  # which reads /proc/self/statm
+    assert opens <= {"parse.py"}, "use rein.files.open_file"  # which reads /proc/self/statm

@@ -15,6 +15,9 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.exploration import GaussianNoise, Plateau
+from rein.agents.base.optimizers import Adam
+from rein.agents.base.segments import Segments
 from rein.agents.dqn import DQN
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
@@ -23,15 +26,11 @@ from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
-from rein.learning.action_noise import GaussianNoise
-from rein.learning.adam import Adam
-from rein.learning.exploration import Plateau
-from rein.learning.segments import Segments
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
-from rein.saved import own_agents
 from rein.schedules import cosine, linear
-from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint import read_checkpoint, write_checkpoint
 from rein.testing.stateful import first_difference
+from rein.training.saved_agents import own_agents
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
@@ -201,6 +200,6 @@ def test_a_made_up_space_is_refused(side: str, tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_older_version_says_so() -> None:
-    file = Path(__file__).parent / "stores/data/checkpoint-format-1.h5"
+    file = Path(__file__).parent / "store/data/checkpoint-format-1.h5"
     with pytest.raises(CheckpointError, match="does not say what its agent was built for, as files of older versions"):
         rein.load_agent(file)

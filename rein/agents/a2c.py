@@ -7,14 +7,13 @@ from typing import Any, Unpack
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.on_policy import Rollout
-from rein.learning.learner import mean_metrics
-from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.on_policy_options import OnPolicyOptions, check_enough
-from rein.learning.options import Adjustable, flag, fraction
-from rein.learning.policy_loss import Coefficients
+from rein.agents.base.learner import mean_metrics
+from rein.agents.base.on_policy import OnPolicyAgent, OnPolicyOptions, check_enough
+from rein.agents.base.options import Adjustable, flag, fraction
+from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
+from rein.replay.rollout import Rollout
 
 PAPER: OnPolicyOptions = {"learning_rate": 7e-4, "rollout_steps": 5}
 
@@ -27,7 +26,7 @@ class A2C(OnPolicyAgent):
         action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
         gae_lambda: how far advantages look; 1, as in the paper, to the rollout's end.
         normalize_advantage: standardize the advantages of a rollout.
-        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`. Here learning_rate
+        options: those of every on-policy agent, `rein.agents.base.on_policy.OnPolicyOptions`. Here learning_rate
             is 7e-4 and rollout_steps 5 by default. The paper's optimizer is
             `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`; the default is Adam.
     """

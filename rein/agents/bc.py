@@ -11,18 +11,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.buffers.replay import Sample
-from rein.learning.actor_policy import ActorPolicy
-from rein.learning.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.value_policy import ValuePolicy
+from rein.agents.base.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
+from rein.agents.base.policies import ActorPolicy, ValuePolicy
+from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
 from rein.networks.continuous import Actor, Scale
-from rein.networks.encoder import Encoder
-from rein.networks.own_stem import stem_for
+from rein.networks.encoder import Encoder, stem_for
 from rein.networks.q_network import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.ops.random import generator
+from rein.replay.replay import Sample
 from rein.types import Tree
 
 
@@ -32,13 +29,13 @@ class BC(ReplayAgent[nn.Module]):
         L = mean -log pi(a | s),  or without `stochastic`, of continuous actions, mean |mu(s) - a|^2
 
     Discrete actions have a probability each, continuous ones a squashed Gaussian. It learns from a filled replay, by
-    `rein.offline.offline_loop`; rewards, ends and next observations are not looked at.
+    `rein.training.offline.offline_loop`; rewards, ends and next observations are not looked at.
 
     Args:
         observation_space: of one environment; flattened to a vector, but an image where actions are Discrete.
         action_space: Discrete, or a Box with finite bounds.
         stochastic: whether continuous actions have a distribution, or else are imitated by their squared error.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -6,9 +6,9 @@ from typing import Any, Unpack
 
 from gymnasium import spaces
 
-from rein.learning.action_noise import ActionNoise, OrnsteinUhlenbeck, as_noise
-from rein.learning.deterministic import DeterministicAgent
-from rein.learning.replay_options import ReplayOptions
+from rein.agents.base.deterministic import DeterministicAgent
+from rein.agents.base.exploration import ActionNoise, OrnsteinUhlenbeck, as_noise
+from rein.agents.base.replay_agent import ReplayOptions
 from rein.schedules import Schedule
 
 
@@ -18,7 +18,7 @@ class DDPG(DeterministicAgent):
         y = r + gamma * Q'(s', mu'(s')),  and r alone where s' is the end
 
     Actions are between -1 and 1 wherever noise is spoken of, whatever the bounds of the space are. To learn from the
-    last few observations, wrap the environments in `rein.envs.wrappers.observation_history`.
+    last few observations, wrap the environments in `rein.envs.wrappers.observations`.
 
     Args:
         observation_space: of one environment; flattened to a vector.
@@ -27,7 +27,7 @@ class DDPG(DeterministicAgent):
             Ornstein-Uhlenbeck process.
         actor_frequency: updates of the critic between two of the actor.
         actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3 by default.
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -12,23 +12,23 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.replay import Sample
-from rein.learning.critic_loss import CriticBatch, squared_errors
-from rein.learning.options import Scheduled, above_zero, at_least_one, finite
-from rein.learning.policy import NetworkPolicy
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.temperature import (
+from rein.agents.base.critic_loss import (
+    CriticBatch,
     Temperature,
     TemperatureBatch,
     check_learned,
+    squared_errors,
     temperature_gradient,
     temperature_loss,
 )
-from rein.learning.without_gradient import without_gradient
+from rein.agents.base.options import Scheduled, above_zero, at_least_one, finite
+from rein.agents.base.policies import NetworkPolicy
+from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
+from rein.ops.backend import without_gradient
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
 
@@ -51,7 +51,7 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         target_entropy: in nats; half of the most there is, log A, by default.
         actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         temperature_learning_rate: the same of the temperature, where it is learned.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -11,15 +11,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.replay import Sample
-from rein.learning.exploration import Amount
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
-from rein.learning.value_loss import Batch, has_closed_form, td_gradient, td_loss
-from rein.learning.without_gradient import without_gradient
-from rein.networks.online_target import OnlineAndTarget
+from rein.agents.base.exploration import Amount
+from rein.agents.base.replay_agent import ReplayOptions
+from rein.agents.base.value_agent import DEFAULTS, EPSILON, ValueAgent
+from rein.agents.base.value_loss import Batch, has_closed_form, td_gradient, td_loss
 from rein.networks.q_network import QNetwork
+from rein.networks.target import OnlineAndTarget
+from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
+from rein.replay.replay import Sample
 
 
 class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
@@ -33,7 +33,7 @@ class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
         action_space: Discrete.
-        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
+        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.agents.base.exploration`.
         temperature: with it actions are drawn by softmax(Q / temperature), and not epsilon-greedily.
         double: choose the next action by the networks, and let the targets say what it is worth.
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
@@ -41,7 +41,7 @@ class DQN(ValueAgent[OnlineAndTarget[QNetwork]]):
         huber: where the loss turns from quadratic to linear; None for the squared error.
         frame_stack: how many frames an observation stacks, in its first axis or else its last; the replay then keeps
             each frame once.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
             hidden (128, 128) and max_grad_norm 10 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.

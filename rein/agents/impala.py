@@ -11,14 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.on_policy import Rollout
-from rein.learning.learner import mean_metrics
-from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.on_policy_options import OnPolicyOptions
-from rein.learning.options import Adjustable, above_zero, at_least_one, fraction
-from rein.learning.policy_loss import Batch, Coefficients
-from rein.ops.indices import minibatches as cut
+from rein.agents.base.learner import mean_metrics
+from rein.agents.base.on_policy import OnPolicyAgent, OnPolicyOptions
+from rein.agents.base.options import Adjustable, above_zero, at_least_one, fraction
+from rein.agents.base.policy_loss import Batch, Coefficients
 from rein.ops.returns import vtrace
+from rein.ops.statistics import minibatches as cut
+from rein.replay.rollout import Rollout
 
 
 class IMPALA(OnPolicyAgent):
@@ -38,7 +37,7 @@ class IMPALA(OnPolicyAgent):
         c_clip: bound of the ratios that weigh what comes after: how fast it is.
         epochs: passes over the rollout.
         minibatches: updates in a pass.
-        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`.
+        options: those of every on-policy agent, `rein.agents.base.on_policy.OnPolicyOptions`.
     """
 
     vtrace_lambda: Adjustable = Adjustable(fraction)

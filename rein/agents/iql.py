@@ -11,20 +11,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.replay import Sample
-from rein.learning.actor_policy import ActorPolicy
-from rein.learning.critic_gradients import critic_gradient, has_closed_form
-from rein.learning.critic_loss import CriticBatch, critic_loss
-from rein.learning.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
-from rein.learning.options import Scheduled, above_zero, at_least_one
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.without_gradient import without_gradient
-from rein.networks.continuous import ContinuousNetworks
-from rein.networks.own_stem import stem_for
-from rein.networks.state_value import StateValue
+from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss, has_closed_form
+from rein.agents.base.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
+from rein.agents.base.options import Scheduled, above_zero, at_least_one
+from rein.agents.base.policies import ActorPolicy
+from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
+from rein.networks.continuous import ContinuousNetworks, StateValue
+from rein.networks.encoder import stem_for
+from rein.ops.backend import without_gradient
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
 
@@ -39,7 +36,7 @@ class IQL(ReplayAgent["_Networks"]):
 
     Q' are targets, which follow the K critics by `tau`. Where rows are `prioritized`, their weights are in all three
     losses: V and pi too are of what is in the data, not of how often it is drawn. It learns from a filled replay by
-    `rein.offline.offline_loop`, and goes on in environments by `training_loop`.
+    `rein.training.offline.offline_loop`, and goes on in environments by `training_loop`.
 
     Args:
         observation_space: of one environment; flattened to a vector.
@@ -51,7 +48,7 @@ class IQL(ReplayAgent["_Networks"]):
             power of it. 0 is behaviour cloning.
         max_weight: the largest that an action counts.
         actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_starts is 0 by default.
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_starts is 0 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -1,26 +1,70 @@
-"""Deep Q-learning of whole distributions of returns, from replay.
+"""Deep Q-learning of the distribution of returns, from replay.
 
-Shapes: B rows of a batch, Q levels, S samples of a target, A actions.
+Shapes: B rows of a batch, F features, Q levels, S samples of a target, A actions.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.replay import Sample
-from rein.learning.exploration import Amount
-from rein.learning.options import at_least_one
-from rein.learning.quantile_loss import QuantileBatch, quantile_loss
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.value_agent import DEFAULTS, EPSILON, ValueAgent
-from rein.learning.without_gradient import without_gradient
-from rein.networks.online_target import OnlineAndTarget
+from rein.agents.base.critic_loss import take_rows
+from rein.agents.base.exploration import Amount
+from rein.agents.base.options import at_least_one
+from rein.agents.base.replay_agent import ReplayOptions
+from rein.agents.base.value_agent import DEFAULTS, EPSILON, ValueAgent
 from rein.networks.quantile_network import QuantileNetwork, even_levels
+from rein.networks.target import OnlineAndTarget
+from rein.ops.backend import without_gradient
+from rein.ops.losses import quantile_huber
 from rein.ops.values import td_target
+from rein.replay.replay import Sample
+
+
+class QuantileBatch(NamedTuple):
+    """Rows that quantiles are learned from."""
+
+    features: Tensor  # (B, F) what the encoder made of the observations
+    action: Tensor  # (B,) int64, counted from 0
+    level: Tensor  # (B, Q) at which quantiles are learned
+    target: Tensor  # (B, S) samples of the return
+    weight: Tensor | None  # (B,) of each row; None for all alike
+
+    valid = None  # all of them
+
+    @property
+    def value(self) -> Tensor:
+        """A number for each row."""
+        return self.target[:, 0]
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self.target)
+
+    rows = take_rows
+
+
+def quantile_loss(
+    networks: QuantileNetwork, batch: QuantileBatch, kappa: float, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean of `rein.ops.losses.quantile_huber` over rows; their mean absolute errors as `td_error` (B,).
+
+    Source: Dabney et al. 2018 (IQN), equation 3.
+    """
+    quantile_BQA = networks.quantiles(batch.features, batch.level)
+    action_BQ1 = batch.action.view(-1, 1, 1).expand(-1, quantile_BQA.shape[1], -1)
+    quantile_BQ = quantile_BQA.gather(2, action_BQ1).squeeze(2)
+    loss_B = quantile_huber(quantile_BQ, batch.level, batch.target, kappa)
+    loss = (loss_B if batch.weight is None else loss_B * batch.weight).mean()
+    quantile_BQ = quantile_BQ.detach()
+    metrics = {"td_error": (batch.target.unsqueeze(1) - quantile_BQ.unsqueeze(2)).abs().mean((1, 2))}
+    if report:
+        metrics |= {"value_loss": loss.detach(), "action_value": quantile_BQ.mean()}
+    return loss, metrics
 
 
 class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
@@ -37,7 +81,7 @@ class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
     Args:
         observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
         action_space: Discrete.
-        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
+        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.agents.base.exploration`.
         temperature: with it actions are drawn by softmax(Q / temperature), and not epsilon-greedily.
         double: choose the next action by the networks, and let the targets say what it is worth.
         quantiles: levels at which a row is learned.
@@ -49,7 +93,7 @@ class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
         huber: where the loss turns from quadratic to linear; quantiles closer to one another than that are blurred.
         frame_stack: how many frames an observation stacks, in its first axis or else its last; the replay then keeps
             each frame once.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
             hidden (128, 128) and max_grad_norm 10 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.

@@ -12,16 +12,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.on_policy import Rollout
-from rein.learning.learner import mean_metrics
-from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.on_policy_options import OnPolicyOptions, check_enough
-from rein.learning.options import Adjustable, Scheduled, above_zero, at_least_one, finite, flag, fraction
-from rein.learning.policy_loss import Batch, Coefficients
-from rein.learning.segments import Segments, Sequences, Trace
-from rein.ops.indices import minibatches as cut
+from rein.agents.base.learner import mean_metrics
+from rein.agents.base.on_policy import OnPolicyAgent, OnPolicyOptions, check_enough
+from rein.agents.base.options import Adjustable, Scheduled, above_zero, at_least_one, finite, flag, fraction
+from rein.agents.base.policy_loss import Batch, Coefficients
+from rein.agents.base.segments import Segments, Sequences, Trace
 from rein.ops.returns import gae, smooth_rewards
+from rein.ops.statistics import minibatches as cut
 from rein.ops.statistics import standardize
+from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 
 
@@ -52,7 +51,7 @@ class PPO(OnPolicyAgent):
         reward_smoothing: how much of the next reward, already smooth, is added to each before anything is learned from
             it, from nothing (0) to all (1); see `rein.ops.returns.smooth_rewards`.
         segments: learn from whole sequences of environments, drawn by their advantages, instead of from shuffled rows.
-        options: those of every on-policy agent, `rein.learning.on_policy_options.OnPolicyOptions`: learning_rate,
+        options: those of every on-policy agent, `rein.agents.base.on_policy.OnPolicyOptions`: learning_rate,
             gamma, rollout_steps, hidden, core, seed, device and others.
     """
 

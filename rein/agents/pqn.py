@@ -13,12 +13,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.on_policy import Rollout
-from rein.learning.action_type import as_own
-from rein.learning.compiled import graph
-from rein.learning.learner import Learner, mean_metrics
-from rein.learning.on_policy_options import HOW
-from rein.learning.options import (
+from rein.agents.base.actions import as_own
+from rein.agents.base.learner import Learner, graph, mean_metrics
+from rein.agents.base.on_policy import HOW
+from rein.agents.base.optimizers import (
+    Guard,
+    OptimizerFactory,
+    default_optimizer,
+    describe_optimizer,
+    set_learning_rate,
+)
+from rein.agents.base.options import (
     Adjustable,
     Configurable,
     Scheduled,
@@ -28,20 +33,20 @@ from rein.learning.options import (
     fraction,
     layers,
 )
-from rein.learning.seeding import seed_anew
-from rein.learning.update import Guard, OptimizerFactory, default_optimizer, describe_optimizer, set_learning_rate
-from rein.learning.value_loss import Batch, squared_error
-from rein.learning.value_policy import ValuePolicy, exploring
+from rein.agents.base.policies import ValuePolicy, exploring
+from rein.agents.base.seeding import seed_anew
+from rein.agents.base.value_loss import Batch, squared_error
+from rein.networks.encoder import StemFactory
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.own_stem import StemFactory
 from rein.networks.q_network import QNetwork
 from rein.ops.devices import checked_device
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.indices import minibatches as cut
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, restore
 from rein.ops.returns import lambda_returns
+from rein.ops.statistics import minibatches as cut
 from rein.ops.trees import to_device
+from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
 
@@ -77,7 +82,7 @@ class PQN(Configurable):
         hidden: features of the hidden layers.
         layer_norm: normalize the hidden layers before their activation.
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
-        stem: makes a network of your own before the hidden layers, see `rein.networks.own_stem.stem_for`.
+        stem: makes a network of your own before the hidden layers, see `rein.networks.encoder.stem_for`.
         normalize_observation: by the mean and deviation of all observations so far.
         scale_images: divide bytes of images by 255; see "Images" in docs/agents.md.
         normalize_reward: divide rewards by the deviation of their discounted sum so far.

@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.learning.options import Adjustable, Configurable, Scheduled, adjustable, fraction
-from rein.learning.value_policy import Explore, exploring
+from rein.agents.base.options import Adjustable, Configurable, Scheduled, adjustable, fraction
+from rein.agents.base.policies import Explore, exploring
 from rein.ops.devices import checked_device
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.random import checked_seed, generator, own_state, restore_own

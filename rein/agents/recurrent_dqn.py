@@ -1,7 +1,7 @@
-"""Deep Q-learning from replay with a memory.
+"""Deep Q-learning from replay with a recurrent network.
 
-Shapes: T steps that are learned from, P before them to warm up, B sequences, N environments, C numbers of a carry, A
-actions.
+Shapes: T steps that are learned from, P burn-in steps before them, B sequences, N environments, F features,
+C features of a carry, A actions.
 """
 
 from __future__ import annotations
@@ -9,31 +9,72 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.sequences import Clips, SequenceReplay
-from rein.learning.exploration import Amount, Plateau, as_amount
-from rein.learning.options import above_zero, at_least_one, whole
-from rein.learning.recurrent_value_policy import RecurrentValuePolicy
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.sequence_loss import SequenceBatch, sequence_td_loss
-from rein.learning.value_policy import exploring
-from rein.learning.without_gradient import without_gradient
+from rein.agents.base.exploration import Amount, Plateau, as_amount
+from rein.agents.base.options import above_zero, at_least_one, whole
+from rein.agents.base.policies import RecurrentValuePolicy, exploring
+from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.online_target import OnlineAndTarget
 from rein.networks.recurrent import LSTM
 from rein.networks.recurrent_q import RecurrentQNetwork
+from rein.networks.target import OnlineAndTarget
+from rein.ops.backend import without_gradient
 from rein.ops.exploration import epsilon_greedy
+from rein.ops.losses import huber
 from rein.ops.random import generator
+from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
 from rein.ops.values import td_target
+from rein.replay.sequences import Clips, SequenceReplay
 from rein.schedules import linear
 from rein.types import Transition, Tree
+
+
+class SequenceBatch(NamedTuple):
+    """Sequences that are learned from, each within one episode."""
+
+    features: Tensor  # (T, B, F) what the encoder made of the observations
+    carry: Tensor  # (B, C) what was remembered before the first of them
+    action: Tensor  # (T, B) int64, counted from 0
+    target: Tensor  # (T, B) of the value of the action
+    valid: Tensor  # (T, B) bool
+
+    @property
+    def value(self) -> Tensor:
+        """(T, B) one number for each row."""
+        return self.target
+
+    @property
+    def size(self) -> int:
+        """How many sequences there are."""
+        return self.target.shape[1]
+
+    def rows(self, index: Any) -> SequenceBatch:
+        """Some of the sequences: a slice or a tensor of their numbers."""
+        features, carry, *others = self
+        return SequenceBatch(features[:, index], carry[index], *(column[:, index] for column in others))
+
+
+def sequence_td_loss(
+    networks: RecurrentQNetwork, batch: SequenceBatch, delta: float | None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean of `td_loss` of `rein.agents.base.value_loss` over valid steps, and `td_error` (B,) of each sequence."""
+    value_TBA = networks.sequence(batch.features, batch.carry)
+    value_TB = value_TBA.gather(2, batch.action.unsqueeze(2)).squeeze(2)
+    error_TB = value_TB - batch.target
+    loss_TB = huber(error_TB, delta)
+    loss = masked_mean(loss_TB, batch.valid)
+    size_TB = torch.where(batch.valid, error_TB.detach().abs(), 0.0)
+    metrics = {"td_error": size_TB.sum(0) / batch.valid.sum(0).clamp(min=1)}
+    if report:
+        metrics |= {"value_loss": loss.detach(), "action_value": masked_mean(value_TB.detach(), batch.valid)}
+    return loss, metrics
+
 
 EPSILON = linear(1.0, 0.05, env_steps=10_000)
 CORE = functools.partial(LSTM, features=64)
@@ -59,11 +100,11 @@ class RecurrentDQN(ReplayAgent[OnlineAndTarget[RecurrentQNetwork]]):
             `layers=2` two of them, one above the other.
         sequence_length: steps that are learned from together; `batch_size` is the number of such sequences.
         burn_in: steps before these.
-        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.learning.exploration`.
+        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.agents.base.exploration`.
         double: choose the next action by the networks, and let the targets say what it is worth.
         dueling: learn the value of a state and what each action adds to it (Wang et al. 2016).
         huber: where the loss turns from quadratic to linear; None for the squared error.
-        **options: those of `rein.learning.replay_options.ReplayOptions`, without `n_step` and `prioritized`; here
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`, without `n_step` and `prioritized`; here
             learning_rate is 1e-3, batch_size 32, hidden (64,) and max_grad_norm 10 by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.

@@ -11,24 +11,28 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.buffers.replay import Sample
-from rein.learning.actor_policy import ActorPolicy
-from rein.learning.critic_gradients import critic_gradient, has_closed_form, soft_actor_gradient
-from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, soft_actor_loss
-from rein.learning.options import Scheduled, above_zero, at_least_one, finite
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import ReplayOptions
-from rein.learning.temperature import (
+from rein.agents.base.critic_loss import (
+    ActorBatch,
+    CriticBatch,
     Temperature,
     TemperatureBatch,
     check_learned,
+    critic_gradient,
+    critic_loss,
+    has_closed_form,
+    soft_actor_gradient,
+    soft_actor_loss,
     temperature_gradient,
     temperature_loss,
 )
-from rein.learning.without_gradient import without_gradient
+from rein.agents.base.options import Scheduled, above_zero, at_least_one, finite
+from rein.agents.base.policies import ActorPolicy
+from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
 from rein.networks.continuous import ContinuousNetworks
+from rein.ops.backend import without_gradient
 from rein.ops.random import generator
 from rein.ops.values import td_target
+from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
 
@@ -54,7 +58,7 @@ class SAC(ReplayAgent["_Networks"]):
         actor_frequency: updates between two of the actor's.
         actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
         temperature_learning_rate: the same of the temperature, where it is learned.
-        **options: those of `rein.learning.replay_options.ReplayOptions`.
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
     """

@@ -6,9 +6,9 @@ from typing import Any, Unpack
 
 from gymnasium import spaces
 
-from rein.learning.action_noise import ActionNoise, GaussianNoise, as_noise
-from rein.learning.deterministic import DeterministicAgent
-from rein.learning.replay_options import ReplayOptions
+from rein.agents.base.deterministic import DeterministicAgent
+from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
+from rein.agents.base.replay_agent import ReplayOptions
 from rein.schedules import Schedule
 
 
@@ -28,7 +28,7 @@ class TD3(DeterministicAgent):
         target_noise_clip: c, the largest of that noise.
         actor_frequency: updates of the critics between two of the actor and of all targets.
         actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
-        **options: those of `rein.learning.replay_options.ReplayOptions`; here learning_rate is 1e-3 and
+        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3 and
             target_frequency what actor_frequency is, by default.
 
     Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.

@@ -163,6 +163,6 @@ def _closest(command: str) -> str:
 def _as_trusted(trusted: bool) -> contextlib.AbstractContextManager[None]:
     if not trusted:
         return contextlib.nullcontext()
-    from rein.stores.scan import trusting
+    from rein.store.format.scan import trusting
 
     return trusting()

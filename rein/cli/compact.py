@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rein.cli.output import say
-from rein.stores.compact import compact
+from rein.store.compact import compact
 
 _USAGE = """\
 rein compact RUN: join the trajectory files in the folder of a run into files of up to 64 MiB and 1,000 epochs. What is

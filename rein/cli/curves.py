@@ -11,11 +11,11 @@ import numpy as np
 
 from rein.cli.output import say
 from rein.cli.show import awaits_epoch
-from rein.clocks import CLOCKS
 from rein.errors import StoreError
 from rein.integrations.plot.curves import Curve, curve_of
-from rein.stores.columns import EPOCHS, Table
-from rein.stores.reader import Run, open_run
+from rein.loop.clocks import CLOCKS
+from rein.store.columns import EPOCHS, Table
+from rein.store.reader import Run, open_run
 
 _FIRST = ("episode_return", "evaluation_return")  # what to draw where nobody says
 _SAME = ("seed", "threads", "checkpoint_every", "run", "resume", "quiet", "debug")  # options that make no other recipe

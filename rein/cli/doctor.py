@@ -24,11 +24,11 @@ from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.loop.info import version_of
-from rein.ops.products import suits_onednn
-from rein.saved import load_agent
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.verify import verify_run
-from rein.training import training_loop
+from rein.ops.backend import suits_onednn
+from rein.store.hdf5 import HDF5Store
+from rein.store.verify import verify_run
+from rein.training.saved_agents import load_agent
+from rein.training.training_loop import training_loop
 
 _USAGE = """\
 rein doctor: prints versions, optional packages and what the machine has, for reports of bugs too; trains for a second

@@ -20,18 +20,17 @@ from rein.cli.output import say
 from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
 from rein.cli.show import plain
 from rein.envs.wrappers.record_video import RecordVideo
+from rein.episodes import Evaluation, evaluate
 from rein.errors import CheckpointError
+from rein.files import inside, short
 from rein.loop import Loop
 from rein.ops.random import checked_seed
-from rein.paths import short
-from rein.rollout import Evaluation, evaluate
-from rein.safe import inside
-from rein.saved import rebuilt
-from rein.stores.checkpoint import Checkpoint
-from rein.stores.checkpoints import FOLDER
-from rein.stores.finding import best_file
-from rein.stores.parts import part_at, put
-from rein.stores.shards import BEST
+from rein.store.checkpoint import Checkpoint
+from rein.store.checkpoints import FOLDER
+from rein.store.finding import best_file
+from rein.store.parts import part_at, put
+from rein.store.shards import BEST
+from rein.training.saved_agents import rebuilt
 
 _TOGETHER = 16  # environments at most: each plays one episode, and all wait for the last
 

@@ -10,7 +10,7 @@ from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of, part_type
 from rein.integrations.minari_export import export_minari, spec_of
-from rein.stores.reader import Run, open_run
+from rein.store.reader import Run, open_run
 
 
 def main(arguments: Sequence[str]) -> None:

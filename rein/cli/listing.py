@@ -17,8 +17,9 @@ from rein.cli.output import say
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes: the modules of `rein.recipes`, with hyphens."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(rein.recipes.__path__))
+    """Return the names of all recipes: the modules of `rein.recipes` but `base`, with hyphens."""
+    modules = (module.name for module in pkgutil.iter_modules(rein.recipes.__path__))
+    return sorted(name.replace("_", "-") for name in modules if name != "base")
 
 
 def find(name: str) -> Callable[..., Any]:

@@ -17,12 +17,12 @@ from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
-from rein.stores.checkpoint import Checkpoint
-from rein.stores.files import write_whole
-from rein.stores.finding import find as find_checkpoint
-from rein.stores.parts import load
-from rein.stores.pieces import Episode
-from rein.stores.reader import Run, open_run
+from rein.store.checkpoint import Checkpoint
+from rein.store.finding import find as find_checkpoint
+from rein.store.format.files import write_whole
+from rein.store.parts import load
+from rein.store.pieces import Episode
+from rein.store.reader import Run, open_run
 from rein.types import Tree
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]

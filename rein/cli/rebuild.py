@@ -19,16 +19,16 @@ import attrs
 import rein.envs
 from rein.cli.listing import find, recipe_names
 from rein.cli.options import check_options, parse
+from rein.envs.gymnasium.rebuilding import rebuild
 from rein.errors import StoreError
-from rein.integrations.gymnasium.rebuilding import rebuild
+from rein.files import read_json
 from rein.loop import Loop
-from rein.safe import read_json
-from rein.stores.reader import Run
+from rein.store.reader import Run
 
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # of an environment, here
 _ADAPTERS = (
-    "rein.integrations.gymnasium.environment.GymnasiumEnvironment",
-    "rein.integrations.gymnasium.vector.GymnasiumVectorEnvironment",
+    "rein.envs.gymnasium.adapter.GymnasiumEnvironment",
+    "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
 )
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # wrappers around wrappers
@@ -114,7 +114,7 @@ def made_by(named: str) -> Any:
     environment = made.parts.get("environment") if isinstance(made, Loop) else made
     if missing := [name for name in _USED if not hasattr(environment, name)]:
         what = type(made).__name__ if environment is made else f"a loop whose environment is {environment!r:.200}"
-        wrapped = f"rein.integrations.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
+        wrapped = f"rein.envs.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
         hint = f"; name a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
         lacks = f"which is no environment of rein's (it has no {', '.join(missing)})"
         raise TypeError(f"--environment {named}: made {what}, {lacks}{hint}")
@@ -158,9 +158,11 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
 
 @functools.cache
 def own_environments() -> dict[str, Any]:
-    """Every class that is defined in a module of `rein.envs`, by its full name."""
+    """Return rein's own environments and wrappers by their full names, without base classes and adapters."""
     found = {}
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
+        if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium")):
+            continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if inspect.isclass(value) and value.__module__ == module.name and hasattr(value, "reset_to"):
                 found[f"{module.name}.{name}"] = value

@@ -11,7 +11,7 @@ import attrs
 
 from rein.cli.listing import recipe_names
 from rein.errors import StoreError
-from rein.safe import read_json
+from rein.files import read_json
 
 
 @attrs.frozen

@@ -15,11 +15,11 @@ import tyro
 from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of
-from rein.envs.wrappers.forwarding import unwrapped
-from rein.paths import absolute, short
-from rein.rollout.replay import Difference, Replay, replay
-from rein.rollout.video import Video, as_frame, frames_per_second
-from rein.stores.reader import open_run
+from rein.envs.base.video import Video, as_frame, frames_per_second
+from rein.envs.wrappers.base import unwrapped
+from rein.episodes.replay import Difference, Replay, replay
+from rein.files import absolute, short
+from rein.store.reader import open_run
 
 _WORDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rewards"}
 

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.tree import Tree
 
 from rein.cli.output import printable, say
-from rein.safe import inside
-from rein.stores.columns import EPOCHS
-from rein.stores.folder import TRAJECTORIES, list_files
-from rein.stores.reader import Run, open_run
-from rein.stores.selection import kept_by, parts_of
+from rein.files import inside
+from rein.store.columns import EPOCHS
+from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.reader import Run, open_run
+from rein.store.selection import kept_by, parts_of
 
 _LAST = 100
 _VIEWERS = (

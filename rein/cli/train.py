@@ -29,9 +29,9 @@ from rein.handlers.progress import progress
 from rein.handlers.solved import UNSOLVED
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.resume import resume as go_on
-from rein.types import State
+from rein.loop.state import State
+from rein.store.hdf5 import HDF5Store
+from rein.store.resume import resume as go_on
 
 _LIMITS = ("--epochs", "--env-steps")  # options that end a run
 _MOST_THREADS = max(64, os.cpu_count() or 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rein.cli.output import printable, say
-from rein.stores.verify import verify_run
+from rein.store.verify import verify_run
 
 _USAGE = """\
 rein verify PATH: the folder of a run, or one of its files. Prints a line for each thing that is wrong, and ends with

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from rein.cli.output import say
 from rein.errors import StoreError
-from rein.paths import absolute
-from rein.safe import inside
-from rein.stores.columns import PLOT
-from rein.stores.files import verify
-from rein.stores.folder import TRAJECTORIES, list_files
+from rein.files import absolute, inside
+from rein.store.columns import PLOT
+from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.format.files import verify
 
 _USAGE = """\
 rein view PATH [options]: the folder of a run, or one of its files, in JupyterLab, where H5Web draws what is

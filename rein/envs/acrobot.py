@@ -12,9 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.rollout.frames import BLUE, GREEN, LINE, PALE, Canvas, Frame
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
+from rein.envs.base.drawing import BLUE, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2
 _TAU = 0.2  # s, one step

@@ -13,9 +13,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.rollout.frames import DARK, LINE, YELLOW, Canvas, Frame
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
+from rein.envs.base.drawing import DARK, LINE, YELLOW, Canvas, Frame
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2
 _POLE_MASS, _CART_MASS = 0.1, 1.0  # kg

@@ -13,12 +13,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
+from rein.envs.base.drawing import GREEN, WHITE, Frame, board
+from rein.envs.base.seeding import EpisodeSeeds
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.devices import checked_device
 from rein.ops.random import integers
-from rein.rollout.contract import check_action, check_rows_of, checked_num_envs, restored
-from rein.rollout.frames import GREEN, WHITE, Frame, board
-from rein.rollout.seeds import EpisodeSeeds
 from rein.types import TimeStep
 
 _SIZE = 5

@@ -10,10 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.rollout.frames import Frame
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
-from rein.rollout.valley import POSITIONS, STARTS, TOP_SPEED, arrived, picture, roll
+from rein.envs.base.drawing import Frame
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs.base.valley import POSITIONS, STARTS, TOP_SPEED, arrived, picture, roll
 
 _FORCE = 0.001
 _GOAL = 0.5

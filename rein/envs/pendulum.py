@@ -12,9 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.rollout.frames import DARK, RED, Canvas, Frame
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
+from rein.envs.base.drawing import DARK, RED, Canvas, Frame
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 
 _GRAVITY = 10.0  # m/s^2
 _MASS, _LENGTH = 1.0, 1.0  # kg, m, of a thin rod

@@ -17,9 +17,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.rollout.frames import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
+from rein.envs.base.drawing import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 
 _SIZE = 5.0
 _FARTHEST = _SIZE * math.sqrt(2.0)

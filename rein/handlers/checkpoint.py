@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from rein.errors import CheckpointError
 from rein.loop import Loop
+from rein.loop.state import State
 from rein.loop.unowned import unowned
-from rein.types import State
 
 logger = logging.getLogger("rein")
 

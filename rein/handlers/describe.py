@@ -6,7 +6,7 @@ from typing import Any
 
 from rein.loop import Loop
 from rein.loop.info import run_info
-from rein.types import State
+from rein.loop.state import State
 
 
 def describe(loop: Loop, store: Any) -> None:

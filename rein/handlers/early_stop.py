@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
-from rein.improvement import Improvement, Mode
+from rein.handlers.base import Improvement, Mode
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.state import State
 
 
 def early_stop(

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rein.episodes.finite import first_nonfinite, floats, where
 from rein.errors import NonFiniteError
 from rein.loop import Loop
+from rein.loop.state import State
 from rein.ops.statistics import global_norm
-from rein.rollout.finite import first_nonfinite, floats, where
-from rein.types import State, StepState
+from rein.types import StepState
 
 logger = logging.getLogger("rein")
 

@@ -9,7 +9,7 @@ import threading
 from typing import Any, Protocol
 
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.state import State
 
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU")
 _SAVING = ("SIGUSR1", "SIGUSR2")

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from rein.loop import Loop
 from rein.loop.output import write_line
-from rein.types import State
+from rein.loop.state import State
 
 logger = logging.getLogger("rein")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
-from rein.functions import check_function
-from rein.improvement import Improvement, Mode
+from rein.handlers.base import Improvement, Mode
 from rein.loop import Loop
+from rein.loop.functions import check_function
+from rein.loop.state import State
 from rein.schedules import Schedule
-from rein.types import State
 
 logger = logging.getLogger("rein")
 

@@ -9,10 +9,10 @@ import sys
 import time
 from typing import NamedTuple, TextIO
 
-from rein.clocks import CLOCKS
 from rein.loop import Loop
+from rein.loop.clocks import CLOCKS
 from rein.loop.output import write_line
-from rein.types import State
+from rein.loop.state import State
 
 BAR_SECONDS = 0.2  # between two drawings of the bar
 LINE_SECONDS = 5.0  # between two plain lines

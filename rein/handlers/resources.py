@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rein.files import absolute
 from rein.loop import Loop
-from rein.paths import absolute
-from rein.types import State
+from rein.loop.state import State
 
 logger = logging.getLogger("rein")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.state import State
 
 UNSOLVED = "unsolved/"  # begins the keys of `state.memory` for rules that are not met
 

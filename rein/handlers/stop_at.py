@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rein.clocks import CLOCKS
 from rein.foreign_names import suggestion
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.clocks import CLOCKS
+from rein.loop.state import State
 
 
 def stop_at(

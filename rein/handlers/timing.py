@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rein.loop import Loop
-from rein.types import Handler, State
+from rein.loop.state import Handler, State
 
 _UNTIMED = ("started", "epoch_completed", "epoch_halted", "epoch_ended", "completed", "halted", "failed")
 _BEGAN = "timing/env_steps"  # in state.memory: the clock when the epoch began

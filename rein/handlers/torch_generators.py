@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rein.loop import Loop
+from rein.loop.state import State
 from rein.ops.devices import checked_device
-from rein.types import State
 
 
 def torch_generators(

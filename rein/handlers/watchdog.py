@@ -13,7 +13,7 @@ from typing import TextIO
 
 from rein.loop import Loop
 from rein.loop.output import write_line
-from rein.types import State
+from rein.loop.state import State
 
 HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
 

@@ -12,18 +12,19 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from rein.envs.base.spaces import layout
 from rein.errors import StoreError
 from rein.loop import Loop
+from rein.loop.state import State
 from rein.networks.flatten import children
 from rein.ops.trees import map_tree
-from rein.rollout.spaces import layout
-from rein.types import State, Transition, Tree
+from rein.types import Transition, Tree
 
 _AGAIN = "put it back, or export the run again"
 
 
 class MinariData:
-    """The transitions of a Minari dataset, episode by episode, as `rein.offline.fill` takes them.
+    """The transitions of a Minari dataset, episode by episode, as `rein.training.offline.fill` takes them.
 
         data = MinariData("mujoco/halfcheetah/medium-v0")
         loop = offline_loop(agent, data, epochs=100)

@@ -16,9 +16,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from rein.envs.base.spaces import layout
 from rein.networks.flatten import children
 from rein.ops.trees import leaves, map_tree
-from rein.rollout.spaces import layout
 from rein.types import Trajectory, Tree
 
 _TABLE = ("terminated", "truncated", "valid")  # what the table of episodes says, or what only rows need
@@ -140,7 +140,7 @@ def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
 
 
 def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space with the types that rein has its values in: see `rein.rollout.spaces`."""
+    """The space with the types that rein has its values in: see `rein.envs.base.spaces`."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: narrowed(child) for key, child in space.spaces.items()})
     if isinstance(space, spaces.Tuple):

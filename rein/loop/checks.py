@@ -9,9 +9,9 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rein.functions import name_of
+from rein.loop.functions import name_of
+from rein.loop.state import State
 from rein.ops.trees import signature_drift, tree_signature
-from rein.types import State
 
 Step = Callable[[State], Any]
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rein.data import END, Batches
-from rein.events import Event, Postponed
-from rein.functions import name_of
 from rein.loop import checks
-from rein.types import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
+from rein.loop.data import END, Batches
+from rein.loop.events import Event, Postponed
+from rein.loop.functions import name_of
+from rein.loop.state import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
 
 if TYPE_CHECKING:
     from rein.loop.loop import Loop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rein.events import Handle, Postponed
 from rein.loop.engine import POSTPONES
-from rein.types import INTERRUPT, Handler, State
+from rein.loop.events import Handle, Postponed
+from rein.loop.state import INTERRUPT, Handler, State
 
 if TYPE_CHECKING:
     from rein.loop.loop import Loop

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from rein.data import Batches
-from rein.events import Event
-from rein.filters import NOT_GIVEN
 from rein.foreign_names import LOOP_METHODS, check_keywords
-from rein.functions import check_function, name_of
-from rein.loop import checks, engine, resume
-from rein.metrics import Metrics, Reduce
+from rein.loop import checks, engine, saving
+from rein.loop.data import Batches
+from rein.loop.events import Event
+from rein.loop.filters import NOT_GIVEN
+from rein.loop.functions import check_function, name_of
+from rein.loop.metrics import Metrics, Reduce
+from rein.loop.state import HALT_LOOP, INTERRUPT, State
 from rein.ops.devices import checked_device
-from rein.types import HALT_LOOP, INTERRUPT, State
 
 logger = logging.getLogger("rein")
 
@@ -31,8 +31,9 @@ class Loop:
 
     `compile` (True or options) passes the step through `torch.compile`; `device` is where batches are moved to;
     `strict` refuses a step_state whose structure, shapes, dtypes or devices drift, naming the path; `debug` logs every
-    event with the time since the one before. `epochs` and `iterations` are the defaults of `run`: one epoch if `epochs`
-    is not given and `stop_at` limits no clock.
+    event with the time since the one before. `step_state_types` are the classes of named tuples in the step_state;
+    a state loaded from a file needs them, because a file has names only. `epochs` and `iterations` are the defaults of
+    `run`: one epoch if `epochs` is not given and `stop_at` limits no clock.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Loop:
         device: torch.device | str | None = None,
         strict: bool = False,
         debug: bool = False,
+        step_state_types: Iterable[type] = (),
     ) -> None:
         check_function("Loop(step)", "step", step)
         self.epochs = 1 if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
@@ -53,6 +55,7 @@ class Loop:
         if compile:
             step = torch.compile(step, **({} if compile is True else compile))
         self.step = checks.strict(step) if strict else step
+        self.step_state_types = {kind.__name__: kind for kind in step_state_types}
         self.state = State(metrics=Metrics())
         self.parts: dict[str, Any] = {}
         self.by_chance: set[tuple[str, str]] = set()  # (part, entry of its configuration)
@@ -223,7 +226,7 @@ class Loop:
         if state.step_state is None:
             state.step_state = init
         elif self.resumed and init is not None:  # the state came from a file that knows names but not your types
-            state.step_state = resume.retype(state.step_state, like=init)
+            state.step_state = saving.retype(state.step_state, init, self.step_state_types)
         elif init is not None and init is not self._init:
             logger.warning("run(init=...) is ignored: the run goes on from the step_state that it has")
         self._init = init if init is not None else self._init
@@ -278,7 +281,7 @@ class Loop:
 
         Taken at an edge (see `State.request`), it resumes exactly. It may share memory with the parts.
         """
-        return resume.save(self)
+        return saving.save(self)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> list[str]:
         """Stand where `state_dict` was taken, in a loop composed of the same parts.
@@ -288,7 +291,7 @@ class Loop:
         format or, if `strict`, other parts, and RuntimeError while running.
         """
         self.check_idle("load_state_dict")
-        left = resume.load(self, state, strict)
+        left = saving.load(self, state, strict)
         self._source, self.resumed = None, True
         return left
 

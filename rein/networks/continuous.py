@@ -1,7 +1,6 @@
-"""Actors and critics of continuous actions.
+"""Actors and critics of continuous actions, and values of states.
 
-Shapes: K critics, B rows, F features of an observation, G those of a stem, or F without one, A numbers of an action, H
-hidden features. Actions are between -1 and 1 here.
+Shapes: K critics, B rows, F features of an observation, A dimensions of an action.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.bounds import has_width
-from rein.networks.encoder import Encoder
+from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
 from rein.networks.flatten import Tree
-from rein.networks.mlp import orthogonal_linear
-from rein.networks.own_stem import StemFactory, features_of, stem_for, through
-from rein.networks.stack import Stack
+from rein.networks.heads import has_width
+from rein.networks.mlp import Stack, orthogonal_linear
 from rein.ops.distributions import SquashedNormal
 from rein.ops.stack import linear_value
 
@@ -182,3 +179,25 @@ class DeterministicNetworks(ContinuousNetworks):
         """As `ContinuousNetworks`, but for `stochastic`."""
         super().__init__(*spaces_and_generator, **shape, stochastic=False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+
+
+class StateValue(nn.Module):
+    """An observation -> V(s), by a perceptron whose parameters are drawn under `generator`."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        stem: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.stem = stem
+        self.hidden = Stack(1, features_of(stem, features), hidden, activation, generator)
+        self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """(B,)."""
+        return self.head(self.hidden(through(self.stem, x_BF))[0]).squeeze(-1)

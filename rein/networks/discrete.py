@@ -13,11 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Encoder
+from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
 from rein.networks.heads import DiscreteHead
-from rein.networks.mlp import orthogonal_linear
-from rein.networks.own_stem import StemFactory, features_of, stem_for, through
-from rein.networks.stack import Stack
+from rein.networks.mlp import Stack, orthogonal_linear
 from rein.ops.distributions import Distribution
 
 

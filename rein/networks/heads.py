@@ -1,6 +1,6 @@
-"""From features to a distribution over the actions of any action space.
+"""Heads: from features to a distribution over actions, and the bounds of continuous actions.
 
-Shapes: B rows, H features, A numbers that an action is made of.
+Shapes: B rows, H features, A dimensions of an action.
 """
 
 from __future__ import annotations
@@ -12,9 +12,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.bounds import has_width
 from rein.networks.mlp import orthogonal_linear
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
+
+
+def width(space: spaces.Box) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """high - low (*A): not finite where float32 has no such number, 0 where it has the same one for both bounds."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return space.high.astype(np.float32) - space.low.astype(np.float32)
+
+
+def has_width(space: spaces.Box) -> bool:
+    """Whether actions can be mapped to [-1, 1] and back: finite bounds, low < high, high - low finite, in float32."""
+    width_A = width(space)
+    return bool((np.isfinite(width_A) & (width_A > 0.0)).all())
 
 
 class DiscreteHead(nn.Module):

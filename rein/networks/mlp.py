@@ -1,6 +1,6 @@
-"""A stack of linear layers.
+"""Multilayer perceptrons: a single one, and several of the same shape stacked along a leading axis.
 
-Shapes: B rows, I inputs, H features.
+Shapes: K networks, B rows, F features.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from rein.ops.stack import FUSED, fused_stack, stack_forward
 
 
 class Tanh(nn.Module):
@@ -63,3 +65,51 @@ def orthogonal_linear(inputs: int, outputs: int, gain: float, generator: torch.G
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class Stack(nn.Module):
+    """K networks of linear layers with an activation after each; (B, I) or (K, B, I) -> (K, B, H).
+
+    Weights are orthogonal with gain sqrt(2), biases zero (Saxe et al. 2014; the choice of Engstrom et al. 2020 for
+    policy gradients), drawn under `generator`. Raises ValueError for an unknown activation.
+    """
+
+    def __init__(
+        self, members: int, inputs: int, hidden: Sequence[int], activation: str, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
+        self.members, self.features = members, [inputs, *hidden][-1]
+        self.activation, self._apply_activation = activation, ACTIVATIONS[activation]()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for before, after in itertools.pairwise([inputs, *hidden]):
+            layers = [orthogonal_linear(before, after, math.sqrt(2.0), generator) for _ in range(members)]
+            self.weights.append(nn.Parameter(torch.stack([layer.weight.detach().t() for layer in layers])))
+            self.biases.append(nn.Parameter(torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers])))
+        # a weight and a bias for each layer; a list of torch's is slow to go through
+        self.layers: list[Tensor] = [p for pair in zip(self.weights, self.biases, strict=True) for p in pair]
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        """(K, B, H)."""
+        return self.through(x_BI, self.layers)
+
+    def member(self, k: int, x_BI: Tensor) -> Tensor:
+        """What network k alone makes of x, (B, H)."""
+        return self.through(x_BI, [parameter[k : k + 1] for parameter in self.layers])[0]
+
+    def through(self, x_BI: Tensor, layers: Sequence[Tensor]) -> Tensor:
+        """What networks of these weights and biases, in turns, make of x: (K, B, H)."""
+        if layers and self.activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
+            if not torch.is_grad_enabled():
+                return stack_forward(x_BI, layers, self.activation)[0]
+            return fused_stack(x_BI, layers, self.activation)
+        x = x_BI.expand(len(layers[0]) if layers else self.members, *x_BI.shape[-2:])
+        for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+            x = self._apply_activation(torch.baddbmm(bias, x, weight))
+        return x
+
+
+def _casting(x: Tensor) -> bool:
+    """Whether autocast chooses the types of products here, which it cannot within one operation."""
+    return torch.is_autocast_enabled(x.device.type)

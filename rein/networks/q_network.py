@@ -1,6 +1,6 @@
-"""The value of every action, from an observation of any space.
+"""Networks of action values.
 
-Shapes: B rows, F features of an observation, A actions.
+Shapes: B rows, H features, A actions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,30 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.dueling import DuelingHead
-from rein.networks.encoder import Encoder
-from rein.networks.mlp import ACTIVATIONS, orthogonal_linear
-from rein.networks.own_stem import StemFactory, features_of, stem_for, through
-from rein.networks.stack import Stack
+from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
+from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
+
+
+class DuelingHead(nn.Module):
+    """(B, H) -> Q (B, A).
+
+        Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')
+
+    V, the first output of one linear layer, is the mean of the Q of all actions. Weights are orthogonal with gain 1,
+    biases zero, drawn under `generator`.
+
+    Source: Wang et al. 2016, equation 9.
+    """
+
+    def __init__(self, features: int, actions: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = orthogonal_linear(features, 1 + actions, 1.0, generator)
+
+    def forward(self, features_BH: Tensor) -> Tensor:
+        """(B, A)."""
+        both = self.linear(features_BH)
+        value_B1, advantage_BA = both[..., :1], both[..., 1:]
+        return advantage_BA + (value_B1 - advantage_BA.mean(-1, keepdim=True))
 
 
 class QNetwork(nn.Module):
@@ -47,7 +66,7 @@ class QNetwork(nn.Module):
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`dueling` is that of `rein.networks.dueling`, `stem` that of `stem_for`.
+        """`dueling` is that of `rein.networks.q_network`, `stem` that of `stem_for`.
 
         Without `layer_norm` hidden layers are not normalized.
         """

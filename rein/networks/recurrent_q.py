@@ -13,11 +13,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.dueling import DuelingHead
-from rein.networks.encoder import Encoder
-from rein.networks.mlp import orthogonal_linear
-from rein.networks.own_stem import StemFactory, features_of, stem_for, through
-from rein.networks.stack import Stack
+from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
+from rein.networks.mlp import Stack, orthogonal_linear
+from rein.networks.q_network import DuelingHead
 
 
 class RecurrentQNetwork(nn.Module):
@@ -43,7 +41,7 @@ class RecurrentQNetwork(nn.Module):
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`core` makes one of `rein.networks.recurrent`; `dueling` is that of `rein.networks.dueling`.
+        """`core` makes one of `rein.networks.recurrent`; `dueling` is that of `rein.networks.q_network`.
 
         `stem` makes one of the user's own, see `stem_for`.
         """

@@ -1,9 +1,6 @@
-"""Means and deviations: of rows that count, over a whole run, of gradients.
+"""Statistics of tensors: masked means, standardization, running moments, norms, minibatch indices.
 
-`valid_B` is boolean; None means that all rows count. What stands in rows that are not valid is never looked at, and may
-be NaN. Deviations are those of a population: sums are divided by n, not by n - 1.
-
-Shapes: B rows (any number of dimensions), O the shape of one of them.
+Shapes: T steps in time, N environments, B rows, O features, M minibatches.
 """
 
 from __future__ import annotations
@@ -127,3 +124,15 @@ def clip_by_norm_(tensors: Sequence[Tensor], norm: Tensor, max_norm: float) -> N
     if tensors:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(list(tensors), scale)
+
+
+def minibatches(rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """The numbers 0 to rows - 1 in random order, cut into `count` minibatches; (M, rows // M) int64.
+
+    All minibatches have the same size. What is left over, fewer than `count` rows, is left out; which ones is random,
+    so over several calls no row is preferred. Raises ValueError where that would leave a minibatch empty.
+    """
+    if not 1 <= count <= rows:
+        raise ValueError(f"{rows} rows, or sequences, cannot be cut into {count} minibatches: give 1 to {rows}")
+    size = rows // count
+    return torch.randperm(rows, generator=generator, device=generator.device)[: count * size].view(count, size)

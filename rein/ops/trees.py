@@ -121,3 +121,33 @@ def signature_drift(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     paths = list(dict.fromkeys((*before, *after)))
     changed = [f"{p or 'it'} was {before.get(p, 'absent')} and is {after.get(p, 'absent')}" for p in paths]
     return "; ".join(text for p, text in zip(paths, changed, strict=True) if before.get(p) != after.get(p))
+
+
+def plain_state(optimizer: Any) -> dict[str, Any]:
+    """The optimizer's state with string keys and lists, so that a checkpoint can hold it without pickle."""
+    state = optimizer.state_dict()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return state
+    groups = [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {"state": {str(index): dict(kept) for index, kept in state["state"].items()}, "param_groups": groups}
+
+
+def load_plain_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """The inverse of `plain_state`."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer.load_state_dict(state)
+        return
+    mine = optimizer.state_dict()["param_groups"]
+    groups = [
+        {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
+        for group, own in zip(state["param_groups"], mine, strict=True)
+    ]
+    kept = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}  # torch keeps some
+    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -8,7 +8,7 @@ from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.protocols import Store
 from rein.schedules import linear
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def cartpole(

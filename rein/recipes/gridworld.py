@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.recipes.base import optimal_return
+from rein.training.training_loop import training_loop
 
 
 def gridworld(
@@ -59,9 +60,3 @@ def gridworld(
 
     solved(loop, "evaluation_return", at_least=optimal_return(target_x, target_y) - 0.5, stop=stop_when_solved)
     return loop
-
-
-def optimal_return(target_x: int, target_y: int) -> float:
-    """The mean over the five starts of the best return: -(d - 1) - ... - 1 - 0 from d steps away."""
-    distances = [target_y + abs(target_x - x) for x in range(5)]
-    return -sum(d * (d - 1) / 2 for d in distances) / len(distances)

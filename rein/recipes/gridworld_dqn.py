@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rein.agents.dqn import DQN
 from rein.envs.gridworld import Gridworld
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
-from rein.recipes.gridworld import optimal_return
+from rein.recipes.base import optimal_return
 from rein.schedules import linear
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def gridworld_dqn(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rein.agents.sac import SAC
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.loop import Loop
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def halfcheetah_sac(

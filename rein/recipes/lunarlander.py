@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rein.agents.ppo import PPO
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.handlers.solved import solved
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.loop import Loop
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def lunarlander(

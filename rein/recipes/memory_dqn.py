@@ -8,14 +8,14 @@ from typing import Any
 from rein.agents.dqn import DQN
 from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.envs.probes.memory import Memory
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import stream_seed
 from rein.protocols import Store
 from rein.schedules import linear
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 CORES = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU, "none": None}
 

@@ -10,7 +10,7 @@ from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 CORES = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU, "none": None}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
-from rein.learning.action_noise import OrnsteinUhlenbeck
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def pendulum_ddpg(

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 from rein.agents.awac import AWAC
+from rein.agents.base.exploration import random_action
 from rein.agents.bc import BC
 from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.solved import solved
-from rein.learning.random_action import random_action
 from rein.loop import Loop
-from rein.offline import offline_loop
+from rein.loop.state import State
 from rein.ops.random import generator, stream_seed
 from rein.protocols import Store
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.reader import open_run
-from rein.training import training_loop
-from rein.types import State
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
+from rein.training.offline import offline_loop
+from rein.training.training_loop import training_loop
 
 logger = logging.getLogger("rein")
 
@@ -100,7 +100,7 @@ def pendulum_iql(
         iterations=iterations,
         updates_per_iteration=updates_per_iteration,
     )
-    evaluate(loop, agent.policy(), proving_ground, episodes=evaluation_episodes)
+    evaluate_every(loop, agent.policy(), proving_ground, episodes=evaluation_episodes)
     solved(loop, "evaluation_return", at_least=-250.0, stop=stop_when_solved)
     return loop
 

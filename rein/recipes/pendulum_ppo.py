@@ -7,7 +7,7 @@ from rein.envs.pendulum import Pendulum
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def pendulum_ppo(

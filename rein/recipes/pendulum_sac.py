@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rein.agents.sac import SAC
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def pendulum_sac(

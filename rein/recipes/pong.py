@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-
-from gymnasium.wrappers import AtariPreprocessing
 
 from rein.agents.ppo import PPO
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.wrappers.observations import FrameStack
 from rein.handlers.solved import solved
-from rein.integrations.gymnasium import GymnasiumEnvironment
-from rein.integrations.gymnasium.making import make
 from rein.loop import Loop
 from rein.protocols import Store
+from rein.recipes.base import screen
 from rein.schedules import linear
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def pong(
@@ -79,10 +76,3 @@ def pong(
     loop = training_loop(agent, environment, store, seed=seed, epochs=epochs, iterations=iterations)
     solved(loop, "episode_return_100", at_least=20.0, stop=stop_when_solved)
     return loop
-
-
-def screen(size: int = 84) -> Any:
-    """Pong as DQN saw it (Mnih et al. 2015): every fourth frame, the larger of two pixels, `size` by `size` in grey."""
-    # the wrapper asks the emulator itself; what Gymnasium would return beside that is least work in grey
-    raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
-    return AtariPreprocessing(raw, screen_size=size)

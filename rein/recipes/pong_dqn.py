@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rein.agents.dqn import DQN
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.wrappers.observations import FrameStack
 from rein.handlers.solved import solved
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.loop import Loop
 from rein.protocols import Store
-from rein.recipes.pong import screen
+from rein.recipes.base import screen
 from rein.schedules import linear
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def pong_dqn(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rein.agents.q_learning import QLearning
-from rein.handlers.evaluate import evaluate
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.handlers.evaluate_every import evaluate_every as evaluate
 from rein.handlers.solved import solved
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 
 def taxi(

@@ -13,10 +13,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
 from rein.networks.flatten import children
 from rein.ops.trees import map_tree
-from rein.rollout.spaces import Codec
 from rein.testing.stateful import first_difference
 from rein.types import Tree
 

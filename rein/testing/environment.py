@@ -19,10 +19,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import check_observation, check_time_step
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
-from rein.rollout.contract import check_observation, check_time_step
 from rein.testing.acting import check_bounds, check_refused, check_same, random_actions, rows_of
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import TimeStep, Tree

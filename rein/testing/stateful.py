@@ -96,7 +96,7 @@ def check_plain(state: Any, path: str = "state") -> None:
     """AssertionError where something stands in a state that a file without pickle cannot hold, and where."""
     if type(state) in (dict, OrderedDict):  # a module's
         for key, value in state.items():
-            hint = "; rein.learning.update.plain_state rewrites an optimizer's" if type(key) is int else ""
+            hint = "; rein.ops.trees.plain_state rewrites an optimizer's" if type(key) is int else ""
             assert type(key) is str, f"{path} has the key {key!r}; keys are strings{hint}"
             check_plain(value, f"{path}.{key}")
     elif type(state) is list:

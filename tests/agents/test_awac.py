@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 from rein.agents.awac import AWAC, advantage_weight
 from rein.envs.pendulum import Pendulum
-from rein.offline import fill
 from rein.testing import AgentContract
+from rein.training.offline import fill
 from rein.types import Transition
 
 SMALL: dict[str, Any] = {

@@ -7,14 +7,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rein.agents.base.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
 from rein.agents.bc import BC
-from rein.buffers.prioritized import PrioritizedReplay
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
-from rein.learning.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
 from rein.networks.continuous import Actor
-from rein.offline import fill
+from rein.replay.prioritized import PrioritizedReplay
 from rein.testing import AgentContract
+from rein.training.offline import fill
 from rein.types import Transition
 
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 512, "learning_starts": 24, "train_frequency": 8}

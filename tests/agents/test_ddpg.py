@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.probes import Corridor, Reach
-from rein.envs.wrappers.observation_history import observation_history
-from rein.learning.action_noise import OrnsteinUhlenbeck
+from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.testing import AgentContract
 

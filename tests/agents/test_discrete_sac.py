@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.critic_loss import CriticBatch
 from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
-from rein.learning.critic_loss import CriticBatch
 from rein.networks.discrete import ActionValues, DiscreteActor
 from rein.ops.random import generator
 from rein.testing import AgentContract

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from rein.learning.on_policy_options import DEFAULTS, OnPolicyOptions
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import REPLAY_DEFAULTS, ReplayOptions
+from rein.agents.base.on_policy import DEFAULTS, OnPolicyOptions
+from rein.agents.base.replay_agent import REPLAY_DEFAULTS, ReplayAgent, ReplayOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/agents.md").read_text(encoding="utf-8")

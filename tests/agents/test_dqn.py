@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.exploration import Plateau
 from rein.agents.dqn import DQN
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
-from rein.learning.exploration import Plateau
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing import AgentContract

@@ -18,13 +18,12 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
+from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
-from rein.rollout.frames import GREEN, WHITE, YELLOW, Frame, board
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
 from rein.testing import AgentContract
 
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}

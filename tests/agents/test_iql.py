@@ -11,11 +11,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rein.agents.base.imitation import ValueBatch, expectile_loss
 from rein.agents.iql import IQL
 from rein.envs.pendulum import Pendulum
-from rein.learning.imitation import ValueBatch, expectile_loss
-from rein.offline import fill
 from rein.testing import AgentContract
+from rein.training.offline import fill
 from rein.types import Transition
 
 SMALL: dict[str, Any] = {

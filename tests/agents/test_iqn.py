@@ -14,7 +14,7 @@ import rein
 from rein.agents.iqn import IQN
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Fork
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.wrappers.observations import FrameStack
 from rein.networks.quantile_network import even_levels
 from rein.schedules import linear
 from rein.testing import AgentContract

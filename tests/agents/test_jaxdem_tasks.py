@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import rein
+from rein.agents.base.segments import Segments
 from rein.agents.ppo import PPO
 from rein.envs.probes.jaxdem import OpenCorridor, SignBandit
-from rein.learning.segments import Segments
 from rein.schedules import linear
 from rein.testing import EnvironmentContract, StatefulContract
 

@@ -12,14 +12,13 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.ppo import PPO
+from rein.envs.base.drawing import WHITE, board
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.networks.recurrent import MinimalGRU
 from rein.ops.random import generator
-from rein.rollout.frames import WHITE, board
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
 from rein.schedules import linear
 from rein.testing import AgentContract, StatefulContract
 from rein.testing.stateful import copy_state, first_difference

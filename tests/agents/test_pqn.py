@@ -11,10 +11,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.value_loss import Batch, squared_error
 from rein.agents.pqn import PQN
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
-from rein.learning.value_loss import Batch, squared_error
 from rein.ops.returns import discounted_returns
 from rein.ops.values import td_target
 from rein.schedules import linear

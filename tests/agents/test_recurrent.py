@@ -16,11 +16,11 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
-from rein.buffers.on_policy import Rollout
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
+from rein.replay.rollout import Rollout
 from rein.schedules import linear
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference

@@ -14,15 +14,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
+from rein.agents.base.exploration import Plateau
 from rein.agents.dqn import DQN
 from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.buffers.sequences import Clips
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Memory
-from rein.learning.exploration import Plateau
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.ops.trees import leaves
+from rein.replay.sequences import Clips
 from rein.schedules import linear
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference

@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.critic_loss import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
 from rein.agents.sac import SAC
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
-from rein.envs.wrappers.observation_history import observation_history
-from rein.learning.temperature import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
+from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.testing import AgentContract
 from rein.types import Transition

@@ -15,8 +15,8 @@ from rein.agents.ppo import PPO
 from rein.agents.q_learning import QLearning
 from rein.errors import CheckpointError
 from rein.networks.mlp import orthogonal_linear
-from rein.saved import own_agents
-from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint import read_checkpoint, write_checkpoint
+from rein.training.saved_agents import own_agents
 
 SMALL, LARGE = (spaces.Box(0, 255, (side, side, 3), np.uint8) for side in (20, 40))
 AGENTS = [kind for kind in own_agents().values() if kind is not QLearning]

@@ -9,11 +9,10 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
 from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
-from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
-from rein.learning.exploration import Plateau
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing import AgentContract

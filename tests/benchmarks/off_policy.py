@@ -89,7 +89,7 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from rein.ops.products import fast_products
+    from rein.ops.backend import fast_products
 
     calls: list[tuple[Any, Any, Any]] = []
 
@@ -144,8 +144,8 @@ def replay(what: str) -> Rounds:
     """Of rein's: `push` (env steps), `sample`, `prioritized` (samples)."""
     import torch
 
-    from rein.buffers.prioritized import PrioritizedReplay
-    from rein.buffers.replay import Replay
+    from rein.replay.prioritized import PrioritizedReplay
+    from rein.replay.replay import Replay
 
     stream, drawing = transitions("SAC"), torch.Generator().manual_seed(0)
     some = [next(stream) for _ in range(100)]

@@ -35,10 +35,10 @@ NUM_ENVS, LEARNING_RATE, CLIP, TOTAL = 8, 1e-3, 0.2, 100_000
 
 def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
     """A rollout and its updates on native CartPoles; of several processes that learn together, one's share of them."""
+    from rein.agents.base.parallel import process_group
     from rein.agents.ppo import PPO
     from rein.envs.cartpole import CartPole
-    from rein.learning.parallel import process_group
-    from rein.training import training_loop
+    from rein.training.training_loop import training_loop
 
     with process_group() as group:
         environment = CartPole(num_envs // group.processes, seed=group.rank)
@@ -72,8 +72,8 @@ def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, min
 def adapter() -> Rounds:
     """Gymnasium's own CartPoles, with the numbers of `TUNED`."""
     from rein.agents.ppo import PPO
-    from rein.integrations.gymnasium import GymnasiumEnvironment
-    from rein.training import training_loop
+    from rein.envs.gymnasium import GymnasiumEnvironment
+    from rein.training.training_loop import training_loop
 
     environment = GymnasiumEnvironment("CartPole-v1", num_envs=NUM_ENVS, seed=0)
     agent = PPO(

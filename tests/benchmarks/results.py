@@ -131,7 +131,7 @@ def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **o
 
 def fresh(environment: Any, seed: int) -> Any:
     """Environments of the same kind, of a seed that training has not seen."""
-    from rein.integrations.gymnasium import GymnasiumEnvironment
+    from rein.envs.gymnasium import GymnasiumEnvironment
 
     config = environment.config
     if isinstance(environment, GymnasiumEnvironment):
@@ -188,7 +188,7 @@ def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Our PPO under the parameters that rl-zoo has for Stable-Baselines3, for the env steps of our recipe."""
     import rein
     from rein.agents.ppo import PPO
-    from rein.integrations.gymnasium import GymnasiumEnvironment
+    from rein.envs.gymnasium import GymnasiumEnvironment
 
     environment = GymnasiumEnvironment("HalfCheetah-v5", 1, seed)
     tuned = {"learning_rate": 2.0633e-5, "gamma": 0.98, "gae_lambda": 0.92, "rollout_steps": 512, "epochs": 20}

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import rein
-from rein.stores import windows
+from rein.store import windows
 from rein.types import Episodes, Trajectory
 
 STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = 200_000, 8, 50, 5, 250

@@ -26,11 +26,11 @@ import torch
 
 import rein
 from rein.agents.ppo import PPO
-from rein.buffers.rollout import Rows
 from rein.envs.cartpole import CartPole
+from rein.episodes.statistics import EpisodeStatistics
 from rein.recipes.cartpole import cartpole
-from rein.rollout.statistics import EpisodeStatistics
-from rein.stores.memory import MemoryStore
+from rein.replay.rollout import Rows
+from rein.store.memory import MemoryStore
 from rein.types import Trajectory
 
 ENVIRONMENTS, PAIRS = 64, 7

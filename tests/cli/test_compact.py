@@ -21,11 +21,11 @@ from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import stream_seed
 from rein.ops.trees import leaves
-from rein.stores import files
-from rein.stores.compact import MAX_EPOCHS, compact
-from rein.stores.folder import list_files
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.reader import open_run
+from rein.store.compact import MAX_EPOCHS, compact
+from rein.store.folder import list_files
+from rein.store.format import files
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
 from rein.testing.store import make_trajectory, with_fields
 
 KILLS = 6
@@ -177,7 +177,7 @@ def test_while_it_is_compacted_no_store_opens_it(tmp_path, monkeypatch):
             HDF5Store(path, "resume")
         tried.append(files.write_whole(target, data))
 
-    monkeypatch.setattr("rein.stores.compact.write_whole", meanwhile)
+    monkeypatch.setattr("rein.store.compact.write_whole", meanwhile)
     compact(path)
     assert len(tried) == 1
     HDF5Store(path, "resume").close()
@@ -187,7 +187,7 @@ def test_while_it_is_compacted_no_store_opens_it(tmp_path, monkeypatch):
 FORK_SERVER = """
 import os, signal, sys
 from pathlib import Path
-from rein.stores.compact import MAX_EPOCHS, compact
+from rein.store.compact import MAX_EPOCHS, compact
 
 left = 0
 
@@ -253,12 +253,12 @@ def test_at_every_call_that_changes_the_disk_a_reader_finds_every_epoch_once(tmp
 def test_what_was_not_read_back_as_it_was_is_not_put_in_the_place_of_anything(tmp_path, monkeypatch):
     path = write(tmp_path / "run", epochs(3))
     before = bits(path)
-    real = rein.stores.compact.write_trajectories
+    real = rein.store.compact.write_trajectories
 
     def wrong(file, given, **options):
         real(file, [given[0]._replace(first_step=given[0].first_step + 1), *given[1:]], **options)
 
-    monkeypatch.setattr("rein.stores.compact.write_trajectories", wrong)
+    monkeypatch.setattr("rein.store.compact.write_trajectories", wrong)
     with pytest.raises(StoreError, match="was not read back as it was written"):
         compact(path)
     assert names(path) == ["000001-000001.h5", "000002-000002.h5", "000003-000003.h5"]
@@ -316,6 +316,6 @@ def test_what_is_no_run_is_one_line(tmp_path):
 
 def test_epochs_that_lie_side_by_side_are_not_looked_into(tmp_path, monkeypatch):
     path = write(tmp_path / "run", epochs(4))
-    monkeypatch.setattr("rein.stores.replaced._read", lambda path: pytest.fail(f"{path} was opened"))
+    monkeypatch.setattr("rein.store.replaced._read", lambda path: pytest.fail(f"{path} was opened"))
     assert len(names(path)) == 4
     assert all(a < b for a, b in itertools.pairwise(names(path)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rein.cli import doctor, main
-from rein.stores.verify import Problem, Report
+from rein.store.verify import Problem, Report
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 

@@ -13,9 +13,9 @@ import rein
 from rein.agents.ppo import PPO
 from rein.cli import main
 from rein.envs.cartpole import CartPole
+from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.handlers.checkpoint import checkpoint
-from rein.integrations.gymnasium import GymnasiumVectorEnvironment
-from rein.stores.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint import read_checkpoint, write_checkpoint
 
 
 class Mine(PPO):
@@ -148,7 +148,7 @@ def test_another_environment_may_be_named(run, capsys):
     ("name", "text"),
     [
         ("Foreign", "made Foreign, which is no environment of rein's (it has no num_envs, episode_seeds, reseed,"),
-        ("Foreign", "name a function that wraps it: rein.integrations.gymnasium.GymnasiumEnvironment(Foreign,"),
+        ("Foreign", "name a function that wraps it: rein.envs.gymnasium.GymnasiumEnvironment(Foreign,"),
         ("make_number", "made int, which is no environment of rein's (it has no num_envs,"),
         ("make_loop_without", "made a loop whose environment is None, which is no environment of rein's (it has"),
     ],

@@ -8,7 +8,7 @@ import rein
 from rein.agents.ppo import PPO
 from rein.cli import main
 from rein.envs.cartpole import CartPole
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 
 
 @pytest.fixture(autouse=True)

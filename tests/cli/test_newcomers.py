@@ -21,12 +21,12 @@ from rein.agents.sac import SAC
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.handlers.evaluate import evaluate as evaluate_during
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.handlers.evaluate_every import evaluate_every as evaluate_during
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.offline import offline_loop
-from rein.supervised import train_step
+from rein.training.offline import offline_loop
+from rein.training.supervised import train_step
 
 VECTOR, BUTTONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 NAMED = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "velocity": spaces.Box(-1.0, 1.0, (2,))})

@@ -24,13 +24,13 @@ from rein.cli import main
 from rein.cli.rebuild import environment_of, own_environments
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.clip_reward import ClipReward
-from rein.envs.wrappers.forwarding import Forwarding
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.wrappers.base import Forwarding
+from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.wrappers.rewards import ClipReward
+from rein.episodes.replay import replay
 from rein.ops.random import generator
-from rein.rollout.replay import replay
 
 NATIVE = {
     name: kind
@@ -115,6 +115,8 @@ def test_every_native_environment_is_among_them() -> None:
     """Whatever acts, wraps nothing and is not there to be inherited from; one that could not be replayed too."""
     found = set()
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
+        if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium")):
+            continue
         for name, kind in vars(importlib.import_module(module.name)).items():
             own = inspect.isclass(kind) and kind.__module__ == module.name and hasattr(kind, "apply_action")
             if own and not (issubclass(kind, Forwarding) or inspect.isabstract(kind) or name.startswith("_")):
@@ -442,7 +444,7 @@ def test_a_file_chooses_no_code(change: Any, cartpole: rein.Run, tmp_path: Path,
 
 def adapter(name: str, **make_kwargs: Any) -> dict[str, Any]:
     config = {"id": name, "num_envs": 1, "seed": 0, "info": {}, "replayable": True, "make_kwargs": make_kwargs}
-    return {"type": "rein.integrations.gymnasium.environment.GymnasiumEnvironment", "config": config}
+    return {"type": "rein.envs.gymnasium.adapter.GymnasiumEnvironment", "config": config}
 
 
 def test_a_recipe_of_reins_builds_what_its_configuration_cannot(cartpole: rein.Run, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rein.cli.show import main, show
 from rein.errors import StoreError
-from rein.stores.hdf5 import HDF5Store
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory, with_fields
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rein.cli import main
-from rein.stores import image, scan
-from rein.stores.hdf5 import HDF5Store
+from rein.store.format import image, scan
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 
 

@@ -7,7 +7,7 @@ import pytest
 from rein.cli import main
 from rein.cli.view import first_file, how_to_open
 from rein.errors import StoreError
-from rein.stores.hdf5 import HDF5Store
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 
 FAKE = "import sys; print('jupyter', sys.argv[1:])"

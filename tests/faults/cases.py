@@ -20,20 +20,18 @@ import torch
 
 import rein
 import rein.agents
+from rein.agents.base.on_policy import DEFAULTS, OnPolicyAgent
+from rein.agents.base.replay_agent import REPLAY_DEFAULTS, ReplayAgent
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.probes import Reach
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
-from rein.integrations.gymnasium import GymnasiumEnvironment
-from rein.learning.on_policy import OnPolicyAgent
-from rein.learning.on_policy_options import DEFAULTS
-from rein.learning.replay_agent import ReplayAgent
-from rein.learning.replay_options import REPLAY_DEFAULTS
+from rein.handlers.evaluate_every import evaluate_every
+from rein.loop.state import State
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
-from rein.stores.checkpoint import write_checkpoint
-from rein.types import State
+from rein.store.checkpoint import write_checkpoint
 
 EPOCHS, ITERATIONS = 5, 12
 
@@ -108,7 +106,7 @@ def build(case: str, folder: Path, evaluated: bool = False) -> rein.Loop:
         state.memory["crossings"] = [*state.memory.get("crossings", []), state.clocks.env_steps]
 
     if evaluated:
-        evaluate(loop, agent.policy(deterministic=False), ENVIRONMENTS[place](4), episodes=4, every=2)
+        evaluate_every(loop, agent.policy(deterministic=False), ENVIRONMENTS[place](4), episodes=4, every=2)
     checkpoint(loop, store, every=2, keep_last=2)
     return loop
 

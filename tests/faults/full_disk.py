@@ -20,8 +20,8 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
-from rein.stores import files
-from rein.stores.hdf5 import HDF5Store
+from rein.store.format import files
+from rein.store.hdf5 import HDF5Store
 
 BALLAST = 1 << 20  # bytes that somebody frees afterwards
 

@@ -31,7 +31,7 @@ import rein
 from rein.cli import show, verify
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
-from rein.stores import datasets, scan  # noqa: F401  # the first so that memory is counted after its import
+from rein.store.format import scan  # the first so that memory is counted after its import
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("mutants.py")))
 AT_ONCE = 25  # mutants of a fork

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 import rein
-from rein.stores import files
-from rein.stores.checkpoint import write_checkpoint
-from rein.stores.checkpoints import Checkpoints
-from rein.stores.folder import list_files
+from rein.store.checkpoint import write_checkpoint
+from rein.store.checkpoints import Checkpoints
+from rein.store.folder import list_files
+from rein.store.format import files
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
 

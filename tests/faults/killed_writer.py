@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from rein.stores import files
-from rein.stores.folder import list_files
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.reader import open_run
+from rein.store.folder import list_files
+from rein.store.format import files
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory
 

@@ -19,7 +19,7 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
 from rein.handlers.resources import guard_resources, resident_bytes
@@ -47,7 +47,7 @@ def main() -> None:
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     before, store = held(), rein.HDF5Store(folder)
     loop = rein.training_loop(agent, environment, store, epochs=epochs, iterations=4)
-    evaluate(loop, agent.policy(), Gridworld(8, [(2, 4)], seed=1), episodes=8, max_episode_steps=9, every=20)
+    evaluate_every(loop, agent.policy(), Gridworld(8, [(2, 4)], seed=1), episodes=8, max_episode_steps=9, every=20)
     guard_data(loop)
     guard_resources(loop, folder, disk=1.0, every=20)
     saver = checkpoint(loop, store, every=20, keep_last=2, keep_best=("evaluation_return", "max"))

@@ -15,8 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rein.stores.files import USER_BLOCK, user_block
-from rein.stores.hdf5 import HDF5Store
+from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory
 

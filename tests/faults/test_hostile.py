@@ -17,11 +17,11 @@ import torch
 
 import rein
 from rein.errors import CheckpointError
-from rein.stores import checkpoint as checkpoint_module
-from rein.stores.checkpoint import look, read_checkpoint, write_checkpoint
-from rein.stores.files import USER_BLOCK, user_block
-from rein.stores.parts import load, save
-from rein.stores.state import TRAILER_LENGTH, find_texts
+from rein.store import checkpoint as checkpoint_module
+from rein.store.checkpoint import look, read_checkpoint, write_checkpoint
+from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.format.state import TRAILER_LENGTH, find_texts
+from rein.store.parts import load, save
 
 ROOT = Path(rein.__file__).parent
 

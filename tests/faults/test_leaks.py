@@ -14,7 +14,7 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
 from rein.handlers.watchdog import watchdog
@@ -42,7 +42,7 @@ def run_one(folder: Path) -> list[weakref.ref[Any]]:
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = rein.HDF5Store(folder, exist="new")
     loop = rein.training_loop(agent, environment, store, epochs=1, iterations=3)
-    evaluate(loop, agent.policy(), Gridworld(4, [(2, 4)], seed=1), episodes=4, max_episode_steps=3)
+    evaluate_every(loop, agent.policy(), Gridworld(4, [(2, 4)], seed=1), episodes=4, max_episode_steps=3)
     guard_data(loop)
     watchdog(loop, seconds=60)
     interrupts(loop, checkpoint(loop, store))

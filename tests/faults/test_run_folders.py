@@ -89,13 +89,13 @@ def name_code(run: Path, outside: Path) -> None:
 
 
 def name_an_environment_with_code(run: Path, outside: Path) -> None:
-    adapter = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
+    adapter = "rein.envs.gymnasium.adapter.GymnasiumEnvironment"
     change(run, environment={"type": adapter, "config": {"id": "payload:Evil-v0", "make_kwargs": {}}})
     change(run, recipe={"config": {"name": "../payload", "options": {}, "given": []}})
 
 
 def name_paths(run: Path, outside: Path) -> None:
-    adapter = "rein.integrations.gymnasium.environment.GymnasiumEnvironment"
+    adapter = "rein.envs.gymnasium.adapter.GymnasiumEnvironment"
     config = {"id": "HalfCheetah-v5", "make_kwargs": {"xml_file": str(outside / "model.xml")}}
     change(run, environment={"type": adapter, "config": config})
     set_options(run, run=str(outside / "run"), device=str(outside))

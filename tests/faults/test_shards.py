@@ -19,12 +19,13 @@ import pytest
 import torch
 
 import rein
-from rein.buffers import blocks
-from rein.buffers.replay import Replay
 from rein.errors import CheckpointError
-from rein.stores import files, shards
-from rein.stores.checkpoint import look, read_checkpoint
-from rein.stores.checkpoints import Checkpoints
+from rein.replay import storage as blocks
+from rein.replay.replay import Replay
+from rein.store import shards
+from rein.store.checkpoint import look, read_checkpoint
+from rein.store.checkpoints import Checkpoints
+from rein.store.format import files
 from rein.testing.buffer import make_transition
 from rein.testing.stateful import first_difference
 

@@ -15,8 +15,9 @@ import torch
 
 import rein
 from rein.errors import CheckpointError
-from rein.stores import checkpoints, files
-from rein.stores.checkpoints import Checkpoints
+from rein.store import checkpoints
+from rein.store.checkpoints import Checkpoints
+from rein.store.format import files
 
 RULES = {"last": 1, "best": ("score", "max")}  # so that a save writes, keeps the best, names the latest and deletes
 CALLS = ("open", "write", "fsync", "close", "replace")
@@ -103,7 +104,7 @@ def check(folder: Path, at: int) -> str:
     assert not list(folder.rglob(".*")), f"call {at} left something behind"
     best = [path for path in (folder / "checkpoints/best").glob("*.h5")]
     assert len(best) >= 1
-    assert all(rein.stores.checkpoint.read_checkpoint(path) for path in best)
+    assert all(rein.store.checkpoint.read_checkpoint(path) for path in best)
     return newest.path.stem
 
 

@@ -20,10 +20,10 @@ from rein.agents.q_learning import QLearning
 from rein.cli import main
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
-from rein.stores import files
-from rein.stores.files import verify, write_whole
-from rein.stores.folder import list_files
-from rein.stores.hdf5 import HDF5Store
+from rein.store.folder import list_files
+from rein.store.format import files
+from rein.store.format.files import verify, write_whole
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import assert_equal, make_trajectory
 
 FULL = Path(__file__).with_name("full_disk.py")

@@ -17,10 +17,10 @@ import torch
 import rein
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
-from rein.stores.files import verify
-from rein.stores.folder import list_files
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.verify import verify_run
+from rein.store.folder import list_files
+from rein.store.format.files import verify
+from rein.store.hdf5 import HDF5Store
+from rein.store.verify import verify_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields
 
 WRITER = Path(__file__).with_name("killed_writer.py")

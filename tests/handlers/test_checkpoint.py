@@ -20,10 +20,10 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
-from rein.handlers.evaluate import evaluate
-from rein.stores import files
-from rein.stores.checkpoint import read_checkpoint
-from rein.stores.finding import best_file
+from rein.handlers.evaluate_every import evaluate_every
+from rein.store.checkpoint import read_checkpoint
+from rein.store.finding import best_file
+from rein.store.format import files
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -193,7 +193,7 @@ def make_evaluated(scripted: Any, lengths: list[int], **options: Any) -> tuple[r
     loop.epochs, loop.iterations = 2, 12
     environment = scripted([1])
     options = {"event": "iteration_completed", "every": 2, **options}
-    evaluate(loop, Lengths(environment, lengths), environment, episodes=1, **options)
+    evaluate_every(loop, Lengths(environment, lengths), environment, episodes=1, **options)
     return loop, counter
 
 
@@ -235,7 +235,7 @@ def test_what_another_evaluation_reported_or_was_reported_before_is_not_judged(t
     loop, _ = make_evaluated(scripted, LENGTHS, every=4, name="score")
     environment = scripted([1])
     hard = {"event": "iteration_completed", "every": 3, "name": "score_hard"}
-    evaluate(loop, Lengths(environment, [3, 9, 5, 4, 2, 8, 6, 7]), environment, episodes=1, **hard)
+    evaluate_every(loop, Lengths(environment, [3, 9, 5, 4, 2, 8, 6, 7]), environment, episodes=1, **hard)
     best = ("score_hard_return", "max")
     checkpoint(loop, rein.Checkpoints(tmp_path), event="iteration_completed", every=4, keep_best=best)
     loop.run()

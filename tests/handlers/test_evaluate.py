@@ -14,16 +14,17 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.cartpole import CartPole
+from rein.episodes import evaluate as play
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.solved import solved
 from rein.loop import Loop
+from rein.loop.state import State
 from rein.ops.random import episode_seeds, integers
-from rein.rollout import evaluate as play
-from rein.stores.checkpoint import read_checkpoint
-from rein.stores.checkpoints import Checkpoints
-from rein.types import State, TimeStep
+from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoints import Checkpoints
+from rein.types import TimeStep
 
 
 class Countdown:
@@ -91,7 +92,7 @@ class Always:
 
 def make(epochs: int = 6, **options: Any) -> Loop:
     loop = Loop(lambda state: None, epochs=epochs, iterations=3)
-    evaluate(loop, Always(2), Countdown(), **{"episodes": 5, **options})
+    evaluate_every(loop, Always(2), Countdown(), **{"episodes": 5, **options})
     return loop
 
 
@@ -123,7 +124,7 @@ def test_handlers_attached_after_it_see_the_metrics() -> None:
 
 def test_name_event_filters_and_step_limit_are_the_users() -> None:
     loop = make(name="short", every=2, max_episode_steps=1)
-    evaluate(loop, Always(1), Countdown(), episodes=2, name="middle", event="iteration_completed", once=4)
+    evaluate_every(loop, Always(1), Countdown(), episodes=2, name="middle", event="iteration_completed", once=4)
     loop.run()
     assert [set(metrics) for metrics in found(loop)] == [
         set(),
@@ -147,7 +148,7 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
         loop.own("environment", training)
         training.reset()
         if evaluated:
-            evaluate(loop, Always(2), Countdown(), episodes=5)
+            evaluate_every(loop, Always(2), Countdown(), episodes=5)
         final = loop.run(init=torch.zeros(4))
         clocks = {name: value for name, value in final.clocks.as_dict().items() if name != "seconds"}
         return final.step_state.tolist(), training.state_dict(), clocks, torch.get_rng_state().tolist()
@@ -171,7 +172,7 @@ def test_what_the_environment_raises_ends_the_run_and_says_where() -> None:
             raise RuntimeError("out of order")
 
     loop = Loop(lambda state: None, iterations=1)
-    evaluate(loop, Always(0), Broken(), episodes=1)
+    evaluate_every(loop, Always(0), Broken(), episodes=1)
     with pytest.raises(RuntimeError, match="out of order") as error:
         loop.run()
     assert any("on epoch_ended, epoch 1" in note for note in error.value.__notes__)
@@ -186,7 +187,7 @@ def test_what_it_raises_may_be_dropped_and_training_goes_on(caplog: pytest.LogCa
             return super().apply_action(action)
 
     loop = Loop(lambda state: None, epochs=4, iterations=1)
-    evaluate(loop, Always(1), Broken(), episodes=2, on_failure="drop")
+    evaluate_every(loop, Always(1), Broken(), episodes=2, on_failure="drop")
     assert loop.run().status == "completed"
     failed = [not metrics for metrics in found(loop)]
     assert any(failed) and not all(failed)
@@ -251,7 +252,7 @@ def test_the_episodes_may_be_the_same_each_time_and_are_in_a_resumed_run() -> No
         loop = Loop(lambda state: None, epochs=4, iterations=3)
         policy = Always(1)
         policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore  # a stub
-        evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=5, same_episodes=True)
+        evaluate_every(loop, policy, CartPole(num_envs=2, seed=0), episodes=5, same_episodes=True)
         return loop
 
     whole, first, second = make_same(), make_same(), make_same()
@@ -299,7 +300,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_th
         if event == "epoch_halted":
             loop.iteration_completed(every=3)(State.halt_epoch)
         before(loop, event)
-        evaluate(loop, Always(2), environment, episodes=5, event=event, every=2)
+        evaluate_every(loop, Always(2), environment, episodes=5, event=event, every=2)
         early_stop(loop, "evaluation_return", mode="max", patience=1, event=event, every=2)
         solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
         loop.evaluated(lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"]))))
@@ -331,8 +332,8 @@ def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) ->
     loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
     loop.define("sampled")
     environment, other = Asking(), Asking()
-    evaluate(loop, Always(2), environment, episodes=5, event=event, at_end=True)
-    evaluate(loop, Always(2), other, episodes=5, event=event, name="other", at_end=True)
+    evaluate_every(loop, Always(2), environment, episodes=5, event=event, at_end=True)
+    evaluate_every(loop, Always(2), other, episodes=5, event=event, name="other", at_end=True)
     early_stop(loop, "evaluation_return", mode="max", patience=0, event=event)
     before = environment.state_dict()
     environment.left, environment.ask = 3, lambda: loop.stop("enough")
@@ -347,7 +348,7 @@ def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) ->
 
 def test_stop_ends_an_evaluation_that_follows_an_earlier_halt() -> None:
     loop, environment = Loop(lambda state: None, epochs=4, iterations=3), Asking()
-    evaluate(loop, Always(2), environment, episodes=5)
+    evaluate_every(loop, Always(2), environment, episodes=5)
     loop.iteration_completed(once=3)(lambda state: loop.stop("first"))
     environment.left, environment.ask = 3, lambda: loop.stop("second")
     state = loop.run()
@@ -358,7 +359,7 @@ def test_stop_ends_an_evaluation_that_follows_an_earlier_halt() -> None:
 def test_a_halt_by_a_handler_in_the_final_event_keeps_later_evaluations() -> None:
     loop = Loop(lambda state: None, epochs=2, iterations=3)
     for name in ("evaluation", "hard"):
-        evaluate(loop, Always(2), Countdown(), episodes=5, every=0, at_end=True, name=name)
+        evaluate_every(loop, Always(2), Countdown(), episodes=5, every=0, at_end=True, name=name)
     loop.evaluated(once=1)(lambda state: state.halt_loop("solved"))
     with pytest.warns(RuntimeWarning, match="ignored"):
         state = loop.run()
@@ -367,7 +368,7 @@ def test_a_halt_by_a_handler_in_the_final_event_keeps_later_evaluations() -> Non
 
 def test_observers_are_told_once_of_an_epoch_end_that_an_interrupt_postponed() -> None:
     loop, environment, seen = Loop(lambda state: None, epochs=2, iterations=3), Asking(), []
-    evaluate(loop, Always(2), environment, episodes=5)
+    evaluate_every(loop, Always(2), environment, episodes=5)
     loop.epoch_ended.observe(lambda loop, state: seen.append(state.epoch))
     environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
     loop.run()
@@ -380,7 +381,7 @@ def test_observers_are_told_once_of_an_epoch_end_that_an_interrupt_postponed() -
 def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_run(ask: Any) -> None:
     def make_at_end() -> tuple[Loop, Asking]:
         loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
-        evaluate(loop, Always(2), environment, episodes=5, every=0, at_end=True)
+        evaluate_every(loop, Always(2), environment, episodes=5, every=0, at_end=True)
         return loop, environment
 
     whole, _ = make_at_end()
@@ -400,7 +401,7 @@ def test_an_interrupt_waits_for_an_evaluation_in_the_middle_of_an_iteration(even
     loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
     loop.define("sampled")
     environment = Asking()
-    evaluate(loop, Always(2), environment, episodes=5, event=event)
+    evaluate_every(loop, Always(2), environment, episodes=5, event=event)
     environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
     state = loop.run()
     assert (state.reason, state.total_iterations, state.memory["evaluations"]["number"]) == ("enough", 1, 1)
@@ -409,7 +410,7 @@ def test_an_interrupt_waits_for_an_evaluation_in_the_middle_of_an_iteration(even
 def test_an_interrupted_evaluation_goes_on_in_the_next_run_of_the_same_loop() -> None:
     whole, loop, environment = make(), Loop(lambda state: None, epochs=6, iterations=3), Asking()
     whole.run()
-    evaluate(loop, Always(2), environment, episodes=5)
+    evaluate_every(loop, Always(2), environment, episodes=5)
     environment.left, environment.ask = 20, lambda: loop.interrupt("enough")
     assert loop.run().status == "halted"
     assert loop.state.epoch_open
@@ -419,7 +420,7 @@ def test_an_interrupted_evaluation_goes_on_in_the_next_run_of_the_same_loop() ->
 
 def test_an_interrupted_evaluation_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
-    evaluate(loop, Always(2), environment, episodes=5)
+    evaluate_every(loop, Always(2), environment, episodes=5)
     environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
     loop.run()
     other = Loop(lambda state: None, epochs=2, iterations=3)
@@ -434,7 +435,7 @@ def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.L
         loop = Loop(lambda state: None, epochs=2, iterations=3)
         policy = Always(1)
         policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})  # type: ignore  # a stub
-        evaluate(loop, policy, CartPole(num_envs=2, seed=0), episodes=episodes, same_episodes=True)
+        evaluate_every(loop, policy, CartPole(num_envs=2, seed=0), episodes=episodes, same_episodes=True)
         return loop
 
     loop, other = make_same(3), make_same(5)
@@ -448,7 +449,7 @@ def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.L
 def test_an_epoch_that_a_handler_ends_the_run_with_is_evaluated() -> None:
     loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Countdown()
     loop.epoch_ended(lambda state: state.halt_loop("enough"))
-    evaluate(loop, Always(2), environment, episodes=5)
+    evaluate_every(loop, Always(2), environment, episodes=5)
     loop.run()
     assert found(loop)[0]["evaluation_return"] > 0.0
 
@@ -457,14 +458,14 @@ def test_the_environment_of_the_training_is_refused() -> None:
     loop = Loop(lambda state: None)
     training = loop.own("environment", Countdown())
     with pytest.raises(ValueError, match="this is the loop's own 'environment'; build another"):
-        evaluate(loop, Always(0), training, episodes=1)
+        evaluate_every(loop, Always(0), training, episodes=1)
 
 
 def test_two_evaluations_need_two_names() -> None:
     loop = make()
     with pytest.raises(ValueError, match=r"'evaluation_environment'.*already"):
-        evaluate(loop, Always(0), Countdown(), episodes=1)
-    evaluate(loop, Always(0), Countdown(), episodes=1, name="hard")
+        evaluate_every(loop, Always(0), Countdown(), episodes=1)
+    evaluate_every(loop, Always(0), Countdown(), episodes=1, name="hard")
     assert set(loop.parts) == {"evaluation_environment", "hard_environment"}
 
 
@@ -472,6 +473,6 @@ def test_two_evaluations_need_two_names() -> None:
 def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(options: dict[str, Any]) -> None:
     loop = Loop(lambda state: None)
     with pytest.raises(ValueError, match=r"give 1 or more|give \"raise\"|no event|cannot be -1"):
-        evaluate(loop, Always(0), Countdown(), **{"episodes": 5, **options})
+        evaluate_every(loop, Always(0), Countdown(), **{"episodes": 5, **options})
     assert not loop.parts
     assert not any(event.handlers for event in loop.events.values())

@@ -27,8 +27,8 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.guards import UpdateGuard, guard_data, guard_updates
 from rein.handlers.resources import guard_resources, resident_bytes
 from rein.handlers.watchdog import HUNG_EXIT_CODE, watchdog
-from rein.stores.checkpoint import is_finite
-from rein.types import State
+from rein.loop.state import State
+from rein.store.checkpoint import is_finite
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 

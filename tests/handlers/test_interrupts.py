@@ -14,10 +14,10 @@ import pytest
 
 import rein
 from rein.envs.cartpole import CartPole
+from rein.episodes import RandomPolicy
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.interrupts import interrupts
-from rein.rollout import RandomPolicy
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -147,7 +147,7 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_finishes(tmp_path, nu
     def make_evaluating(left=0):
         loop, environment = rein.Loop(lambda state: None, epochs=3, iterations=2), Asking(num_envs=2, seed=0)
         environment.left = left
-        evaluate(loop, RandomPolicy(environment.single_action_space, seed=0), environment, episodes=6)
+        evaluate_every(loop, RandomPolicy(environment.single_action_space, seed=0), environment, episodes=6)
         saver = checkpoint(loop, rein.Checkpoints(tmp_path))
         interrupts(loop, saver)
         return loop, environment

@@ -9,7 +9,7 @@ import pytest
 
 from rein.handlers.log import log
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.state import State
 
 
 def lines(loop: Loop, epochs: int = 1, iterations: int = 1, **options: object) -> list[str]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rein.clocks import CLOCKS
 from rein.handlers import progress as module
 from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.clocks import CLOCKS
+from rein.loop.state import State
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

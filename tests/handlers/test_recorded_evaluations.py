@@ -14,16 +14,16 @@ from gymnasium import spaces
 import rein
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
+from rein.episodes import RandomPolicy, Recorder
+from rein.episodes import evaluate as play
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
-from rein.loggers.attach import attach
-from rein.loggers.csv import CSVLogger
-from rein.rollout import RandomPolicy, Recorder
-from rein.rollout import evaluate as play
-from rein.stores.compact import compact
-from rein.stores.memory import MemoryStore
-from rein.stores.verify import verify_run
-from rein.training import record_metrics
+from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.loggers.attach import attach
+from rein.handlers.loggers.csv import CSVLogger
+from rein.store.compact import compact
+from rein.store.memory import MemoryStore
+from rein.store.verify import verify_run
+from rein.training.training_loop import record_metrics
 
 
 def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PPO]:
@@ -33,7 +33,7 @@ def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PP
     agent = PPO(*spaces, hidden=(8,), rollout_steps=8, minibatches=1, epochs=1, seed=0)
     loop = rein.training_loop(agent, environment, store, epochs=6, iterations=8, seed=0)
     others = CartPole(num_envs=4, seed=1)
-    evaluate(loop, agent.policy(), others, episodes=episodes, max_episode_steps=30, every=2, store=played)
+    evaluate_every(loop, agent.policy(), others, episodes=episodes, max_episode_steps=30, every=2, store=played)
     return loop, agent
 
 
@@ -60,7 +60,7 @@ def test_names_that_the_store_cannot_hold_are_refused_at_once(scripted: Any, lis
     environment.single_observation_space = spaces.Dict({"a/b": spaces.Discrete(2)})
     loop = rein.Loop(lambda state: None)
     with pytest.raises(ValueError, match=r"'a/b' in observation: .* rename it in a wrapper"):
-        evaluate(loop, listening(environment), environment, episodes=1, store=MemoryStore())
+        evaluate_every(loop, listening(environment), environment, episodes=1, store=MemoryStore())
     assert "evaluation_environment" not in loop.parts
 
 
@@ -174,7 +174,7 @@ def test_what_the_store_raises_is_not_dropped_with_what_the_environment_does() -
     agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8, seed=0)
     loop = rein.training_loop(agent, environment, epochs=2, iterations=8, seed=0)
     others, options = CartPole(num_envs=4, seed=1), {"episodes": 4, "max_episode_steps": 9, "on_failure": "drop"}
-    evaluate(loop, agent.policy(), others, store=Full(), **options)
+    evaluate_every(loop, agent.policy(), others, store=Full(), **options)
     with pytest.raises(rein.StoreError, match="no room"):
         loop.run()
 
@@ -223,7 +223,7 @@ def test_an_interrupted_evaluation_is_kept_once(tmp_path: Path, step: int) -> No
         environment = Asking(num_envs=4, seed=1)
         policy = RandomPolicy(environment.single_action_space, seed=0)
         attach(loop, CSVLogger(tmp_path / name / "mine.csv"), every=2)
-        evaluate(loop, policy, environment, episodes=6, max_episode_steps=30, every=2, store=played)
+        evaluate_every(loop, policy, environment, episodes=6, max_episode_steps=30, every=2, store=played)
         checkpoint(loop, store, every=1)
         return loop, environment
 

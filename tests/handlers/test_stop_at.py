@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from rein.agents.dqn import DQN
-from rein.clocks import CLOCKS
 from rein.envs.cartpole import CartPole
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
-from rein.offline import offline_loop
-from rein.supervised import trainer
-from rein.training import training_loop
-from rein.types import State
+from rein.loop.clocks import CLOCKS
+from rein.loop.state import State
+from rein.training.offline import offline_loop
+from rein.training.supervised import trainer
+from rein.training.training_loop import training_loop
 
 
 def advance(state: State) -> None:

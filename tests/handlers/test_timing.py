@@ -7,7 +7,7 @@ import pytest
 from rein.handlers import timing as module
 from rein.handlers.timing import timing
 from rein.loop import Loop
-from rein.types import State
+from rein.loop.state import State
 
 PHASES = ("iteration_started", "halfway", "iteration_completed")
 

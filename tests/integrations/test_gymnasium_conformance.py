@@ -17,9 +17,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rein.buffers.rollout import Rows
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.rollout import EpisodeStatistics
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.episodes import EpisodeStatistics
+from rein.replay.rollout import Rows
 from rein.types import TimeStep
 
 N, ACTIONS = 3, 5

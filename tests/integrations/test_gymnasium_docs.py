@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 
 PAGE = (Path(__file__).parents[2] / "docs/gymnasium.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.ops.trees import leaves
 from rein.testing.stateful import first_difference
 

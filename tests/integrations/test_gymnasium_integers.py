@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import rein
 from rein.agents.dqn import DQN
 from rein.agents.q_learning import QLearning
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.episodes import RandomPolicy
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.offline import fill
-from rein.rollout import RandomPolicy
+from rein.training.offline import fill
 from rein.types import Transition
 
 WRONG = {  # space, a good observation, a wrong one, and what the error says of it

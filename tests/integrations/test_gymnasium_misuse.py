@@ -16,8 +16,8 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 
 MAKERS = {
     "cartpole": lambda: CartPole(3, seed=0),

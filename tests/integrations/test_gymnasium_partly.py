@@ -12,14 +12,14 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.ppo import PPO
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.frame_skip import FrameSkip
-from rein.envs.wrappers.scale_reward import ScaleReward
+from rein.envs.wrappers.rewards import ScaleReward
 from rein.envs.wrappers.time_limit import TimeLimit
+from rein.episodes import RandomPolicy
+from rein.episodes.recorder import Recorder
+from rein.episodes.replay import replay
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment
-from rein.rollout import RandomPolicy
-from rein.rollout.recorder import Recorder
-from rein.rollout.replay import replay
 from rein.testing import EnvironmentContract
 
 

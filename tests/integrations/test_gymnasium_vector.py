@@ -16,13 +16,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from rein.agents.q_learning import QLearning
+from rein.envs.base.spaces import Codec
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.rollout.spaces import Codec
-from rein.stores.memory import MemoryStore
+from rein.store.memory import MemoryStore
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
-from rein.training import training_loop
+from rein.training.training_loop import training_loop
 
 N = 3
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED

@@ -26,7 +26,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 import rein
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.ops.random import episode_seeds
 from rein.testing.stateful import first_difference
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 
 pytestmark = [
     pytest.mark.timeout(60),

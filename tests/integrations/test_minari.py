@@ -17,11 +17,11 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 
 from rein.agents.bc import BC
 from rein.agents.iql import IQL
-from rein.handlers.evaluate import evaluate
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.handlers.evaluate_every import evaluate_every
 from rein.integrations.minari import MinariData, report_score
-from rein.offline import fill, offline_loop
 from rein.ops.trees import leaves
+from rein.training.offline import fill, offline_loop
 
 PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
 pytestmark = [  # what Minari says of the datasets that are written here
@@ -132,7 +132,7 @@ def test_learning_by_it_is_evaluated_in_the_environment_that_it_is_of(datasets):
     environment = GymnasiumEnvironment(data.environment_spec, num_envs=2, seed=1)
     agent = BC(environment.single_observation_space, environment.single_action_space, **SMALL)
     loop = offline_loop(agent, data, epochs=4, iterations=2)
-    evaluate(loop, agent.policy(), environment, episodes=2, every=2)
+    evaluate_every(loop, agent.policy(), environment, episodes=2, every=2)
     report_score(loop, data)
     said: list[dict[str, float]] = []
     loop.epoch_ended.attach(lambda state: said.append(dict(state.metrics)))
@@ -231,7 +231,7 @@ def test_a_dataset_that_is_not_there_is_an_error_of_minari(datasets):
 def test_the_example_of_the_page_runs(datasets):
     collect("mujoco/halfcheetah/medium-v0", gymnasium.make("Pendulum-v1"), 3, 50, ref_min_score=-1e3, ref_max_score=0.0)
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE[PAGE.index("## Minari") :], re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"IQL": IQL, "evaluate": evaluate, "offline_loop": offline_loop}
+    names: dict[str, Any] = {"IQL": IQL, "evaluate_every": evaluate_every, "offline_loop": offline_loop}
     exec(compile(program, "docs/offline.md", "exec"), names)
     metrics = names["loop"].state.metrics
     assert metrics["evaluation_score"] == pytest.approx(100.0 + metrics["evaluation_return"] / 10.0)

@@ -14,8 +14,8 @@ from rein.errors import StoreError
 from rein.integrations.minari import MinariData, check_links
 from rein.integrations.minari_export import export_minari, narrowed, whole_episodes
 from rein.ops.trees import leaves, map_tree
-from rein.stores.hdf5 import HDF5Store
-from rein.stores.reader import open_run
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
 from rein.types import Episodes, Trajectory
 
 OBSERVATION = spaces.Dict(

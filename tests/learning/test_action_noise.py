@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
-from rein.learning.exploration import Plateau
-from rein.ops.noise import ornstein_uhlenbeck
+from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.ops.exploration import ornstein_uhlenbeck
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing import StatefulContract

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
+from rein.agents.base.actions import as_own
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
@@ -22,8 +23,7 @@ from rein.agents.ppo import PPO
 from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
-from rein.buffers.filling import extend
-from rein.learning.action_type import as_own
+from rein.training.offline import extend
 from rein.types import Transition
 
 BOX = spaces.Box(-1.0, 1.0, (2,))

@@ -8,8 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.learning.closed_form import closed_form_gradient, has_closed_form
-from rein.learning.policy_loss import Batch, Coefficients, policy_loss
+from rein.agents.base.policy_loss import Batch, Coefficients, closed_form_gradient, has_closed_form, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import LSTM
 

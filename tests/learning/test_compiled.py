@@ -11,11 +11,11 @@ import torch
 
 import rein
 from rein.agents.a2c import A2C
+from rein.agents.base import learner
+from rein.agents.base import learner as module
 from rein.agents.ppo import PPO
 from rein.agents.pqn import PQN
 from rein.envs.cartpole import CartPole
-from rein.learning import compiled as module
-from rein.learning import learner
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 

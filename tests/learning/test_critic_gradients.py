@@ -8,16 +8,20 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.learning.critic_gradients import (
+from rein.agents.base.critic_loss import (
+    ActorBatch,
+    CriticBatch,
     critic_gradient,
+    critic_loss,
     deterministic_actor_gradient,
+    deterministic_actor_loss,
     has_closed_form,
     soft_actor_gradient,
+    soft_actor_loss,
 )
-from rein.learning.critic_loss import ActorBatch, CriticBatch, critic_loss, deterministic_actor_loss, soft_actor_loss
-from rein.learning.learner import Learner
-from rein.learning.value_loss import Batch, td_gradient, td_loss
-from rein.learning.value_loss import has_closed_form as values_have_one
+from rein.agents.base.learner import Learner
+from rein.agents.base.value_loss import Batch, td_gradient, td_loss
+from rein.agents.base.value_loss import has_closed_form as values_have_one
 from rein.networks.continuous import LOG_STD, Actor, Critics
 from rein.networks.q_network import QNetwork
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from rein.learning.exploration import Plateau, as_amount
+from rein.agents.base.exploration import Plateau, as_amount
 from rein.ops.random import generator
 from rein.schedules import Schedule, linear
 from rein.testing import StatefulContract

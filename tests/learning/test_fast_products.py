@@ -20,7 +20,7 @@ from rein.agents.iqn import IQN
 from rein.agents.ppo import PPO
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
-from rein.ops import products
+from rein.ops import backend as products
 from rein.types import Transition
 
 OBSERVATION, BOX, DISCRETE = spaces.Box(-1.0, 1.0, (5,), np.float32), spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)

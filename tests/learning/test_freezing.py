@@ -12,6 +12,9 @@ from torch import Tensor
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
+from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss
+from rein.agents.base.learner import Learner
+from rein.agents.base.parallel import average
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
@@ -25,10 +28,6 @@ from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.probes import Corridor
-from rein.learning.critic_gradients import critic_gradient
-from rein.learning.critic_loss import CriticBatch, critic_loss
-from rein.learning.learner import Learner
-from rein.learning.parallel import average
 from rein.networks.continuous import Critics
 from rein.networks.recurrent import GRU
 from rein.ops.random import generator

@@ -26,6 +26,10 @@ from torch import Tensor
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
+from rein.agents.base.learner import CHECK_EVERY, Learner
+from rein.agents.base.optimizers import Adam
+from rein.agents.base.parallel import mean_of_processes, process_group
+from rein.agents.base.policy_loss import Batch, Coefficients, policy_loss
 from rein.agents.bc import BC
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
@@ -39,10 +43,6 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
-from rein.learning.adam import Adam
-from rein.learning.learner import CHECK_EVERY, Learner
-from rein.learning.parallel import mean_of_processes, process_group
-from rein.learning.policy_loss import Batch, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rein.ops.parallel import gather_from_processes, rank

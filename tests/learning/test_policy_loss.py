@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.learning.policy_loss import Batch, Coefficients, policy_loss
+from rein.agents.base.policy_loss import Batch, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.ops.random import generator
 

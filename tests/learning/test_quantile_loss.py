@@ -4,9 +4,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.learning.adam import Adam
-from rein.learning.learner import Learner
-from rein.learning.quantile_loss import QuantileBatch, quantile_loss
+from rein.agents.base.learner import Learner
+from rein.agents.base.optimizers import Adam
+from rein.agents.iqn import QuantileBatch, quantile_loss
 from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.random import generator
 

@@ -9,19 +9,17 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.awac import AWAC
+from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.ddpg import DDPG
 from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
+from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Corridor, Reach
-from rein.envs.wrappers.observation_history import observation_history
-from rein.learning.action_noise import GaussianNoise, OrnsteinUhlenbeck
-from rein.learning.exploration import Plateau
+from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
-from rein.rollout.simulated import SimulatedEnvironment
-from rein.rollout.simulation import Moved, Physics
 from rein.schedules import linear
 from rein.testing.stateful import copy_state, first_difference
 from rein.types import Transition

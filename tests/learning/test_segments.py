@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import rein
+from rein.agents.base.policy_loss import Batch
+from rein.agents.base.segments import Segments, Sequences, Trace, draw_without_replacement, priorities
 from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Memory, Reach
-from rein.learning.policy_loss import Batch
-from rein.learning.segments import Segments, Sequences, Trace, draw_without_replacement, priorities
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU
 from rein.ops.random import generator

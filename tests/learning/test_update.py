@@ -11,15 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.learning.adam import Adam
-from rein.learning.update import (
-    apply_gradients,
-    default_optimizer,
-    load_plain_state,
-    plain_state,
-    set_learning_rate,
-)
+from rein.agents.base.optimizers import Adam, apply_gradients, default_optimizer, set_learning_rate
 from rein.ops.random import generator
+from rein.ops.trees import load_plain_state, plain_state
 from rein.testing.stateful import check_plain, copy_state, first_difference
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

@@ -9,9 +9,9 @@ from gymnasium import spaces
 import rein
 from rein.agents.dqn import DQN
 from rein.agents.iqn import IQN
-from rein.buffers.frame_replay import FrameReplay, PrioritizedFrameReplay
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.wrappers.observations import FrameStack
+from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
 from rein.testing.stateful import first_difference
 
 SMALL = {"hidden": (8,), "batch_size": 8, "capacity": 60, "learning_starts": 20, "train_frequency": 4, "seed": 0}

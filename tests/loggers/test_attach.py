@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rein
-from rein.loggers.attach import attach
-from rein.loggers.csv import CSVLogger
+from rein.handlers.loggers.attach import attach
+from rein.handlers.loggers.csv import CSVLogger
 
 
 class Notes:

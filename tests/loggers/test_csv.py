@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rein.loggers import csv as module
-from rein.loggers.csv import CSVLogger
+from rein.handlers.loggers import csv as module
+from rein.handlers.loggers.csv import CSVLogger
 from rein.protocols import Logger
 
 

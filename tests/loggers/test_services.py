@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import rein
-from rein.loggers.attach import attach
-from rein.loggers.mlflow import MlflowLogger
-from rein.loggers.tensorboard import TensorBoardLogger
-from rein.loggers.wandb import WandbLogger
-from rein.loop.axis import Axis
-from rein.paths import absolute
+from rein.files import absolute
+from rein.handlers.loggers.attach import attach
+from rein.handlers.loggers.base import Axis
+from rein.handlers.loggers.mlflow import MlflowLogger
+from rein.handlers.loggers.tensorboard import TensorBoardLogger
+from rein.handlers.loggers.wandb import WandbLogger
 
 POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean of an epoch's
 

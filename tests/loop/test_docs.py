@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import rein.loop
-from rein.clocks import CLOCKS
-from rein.filters import UNITS, Filter
+from rein.loop.clocks import CLOCKS
+from rein.loop.filters import UNITS, Filter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
 

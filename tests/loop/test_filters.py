@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rein
-from rein.filters import NOT_GIVEN, UNITS
+from rein.loop.filters import NOT_GIVEN, UNITS
 
 
 def firings(epochs: int, iterations: int, event: str = "iteration_completed", **filters: Any) -> list[int]:
@@ -137,7 +137,7 @@ def test_a_crossing_that_another_condition_refuses_is_not_made_up_for() -> None:
 
 def test_seconds_may_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("rein.clocks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
     loop, log = rein.Loop(lambda state: now.__setitem__(0, state.batch)), []
     loop.iteration_completed(every=0.5, unit="seconds")(lambda state: log.append(state.clocks.seconds))
     loop.iteration_completed(once=0.3, unit="seconds")(lambda state: log.append(-state.clocks.seconds))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rein
-from rein.metrics import Metrics, ema
+from rein.loop.metrics import Metrics, ema
 
 REDUCED = {"mean": 2.0, "sum": 6.0, "min": 1.0, "max": 3.0, "last": 3.0}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rein
-from rein.metrics import ema
+from rein.loop.metrics import ema
 
 
 class Position(NamedTuple):

@@ -209,7 +209,7 @@ def test_memory_may_hold_tensors_and_is_loaded_in_place() -> None:
 
 def test_seconds_add_up_and_an_epochs_do_without_the_time_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("rein.clocks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
 
     def tick(state: rein.State) -> None:
         now[0] += 1.0

@@ -11,8 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Encoder
-from rein.networks.own_stem import stem_for
+from rein.networks.encoder import Encoder, stem_for
 from rein.ops.random import generator
 
 BOX = spaces.Box(-1.0, 1.0, (3,))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rein.networks.mlp import ACTIVATIONS, MLP
-from rein.networks.stack import Stack
+from rein.networks.mlp import ACTIVATIONS, MLP, Stack
 from rein.ops import stack as ops
 from rein.ops.random import generator
 

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from rein.networks.convolution import Convolution
+from rein.networks.encoder import MixedStem, make_stem, scales
 from rein.networks.flatten import Flatten
-from rein.networks.stem import MixedStem, make_stem, scales
 from rein.ops.random import generator
 
 CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)

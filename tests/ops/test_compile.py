@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.ops import indices, losses, returns, statistics
+from rein.ops import losses, returns, statistics
+from rein.ops import statistics as indices
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 from rein.ops.random import generator
 from rein.ops.trees import leaves

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.ops.indices import minibatches
 from rein.ops.random import generator
+from rein.ops.statistics import minibatches
 
 
 @pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 4), (12, 12), (13, 4), (15, 4)])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.ops.n_step import NStep, n_step
 from rein.ops.random import generator
 from rein.ops.returns import n_step_returns
+from rein.ops.values import NStep, n_step
 
 GAMMA = 0.9
 

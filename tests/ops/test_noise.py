@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from rein.ops.noise import ornstein_uhlenbeck, reset_noise
+from rein.ops.exploration import ornstein_uhlenbeck, reset_noise
 from rein.ops.random import generator
 
 # The noise of ten steps of the ancestor's process, and what became of it: its defaults, two numbers at a time.

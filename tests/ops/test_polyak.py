@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.ops.polyak import polyak_
 from rein.ops.random import generator
+from rein.ops.values import polyak_
 
 
 def parameters(seed: int) -> list[Tensor]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rein.ops.distributions import Categorical, Normal
+from rein.ops.distributions.scores import categorical_score, normal_score
 from rein.ops.random import generator
-from rein.ops.scores import categorical_score, normal_score
 
 N, A = 11, 4
 

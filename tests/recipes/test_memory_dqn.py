@@ -7,9 +7,9 @@ import pytest
 from rein.agents.dqn import DQN
 from rein.cli import main
 from rein.cli.listing import find
+from rein.episodes import evaluate
 from rein.ops.random import stream_seed
 from rein.recipes.memory_dqn import CORES, memory_dqn
-from rein.rollout import evaluate
 from rein.testing.stateful import first_difference
 
 SMALL = {"num_envs": 4, "iterations": 8, "epochs": 3, "learning_starts": 20, "steps_per_update": 4}

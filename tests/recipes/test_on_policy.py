@@ -10,6 +10,7 @@ import pytest
 
 from rein.cli import main
 from rein.cli.listing import find
+from rein.episodes import evaluate
 from rein.ops.random import stream_seed
 from rein.recipes.acrobot import acrobot
 from rein.recipes.halfcheetah_ppo import halfcheetah_ppo
@@ -18,7 +19,6 @@ from rein.recipes.memory_ppo import CORES, memory_ppo
 from rein.recipes.mountaincar import mountaincar
 from rein.recipes.pendulum_ppo import pendulum_ppo
 from rein.recipes.pong import pong
-from rein.rollout import evaluate
 from rein.testing.stateful import first_difference
 
 NATIVE: list[Any] = [acrobot, pendulum_ppo, mountaincar, memory_ppo]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rein.recipes.gridworld import gridworld, optimal_return
+from rein.recipes.base import optimal_return
+from rein.recipes.gridworld import gridworld
 from rein.recipes.taxi import taxi
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rein.buffers.frame_replay import FrameReplay, PrioritizedFrameReplay
 from rein.cli import main
 from rein.cli.listing import find
 from rein.recipes.lunarlander_dqn import lunarlander_dqn
 from rein.recipes.pong_dqn import pong_dqn
+from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
 
 RECIPES: list[Any] = [lunarlander_dqn, pong_dqn]
 SMALL = {"num_envs": 2, "iterations": 8, "learning_starts": 16, "batch_size": 4, "capacity": 40, "train_frequency": 4}

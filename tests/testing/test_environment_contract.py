@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.ops.trees import map_tree
 from rein.testing import EnvironmentContract
 from rein.types import TimeStep

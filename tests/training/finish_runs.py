@@ -15,7 +15,7 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.schedules import linear
 
 EPOCHS, ITERATIONS = 6, 17

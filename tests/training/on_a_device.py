@@ -31,8 +31,8 @@ from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.networks.recurrent import GRU, LSTM
-from rein.stores.hdf5 import HDF5Store
-from rein.training import training_loop
+from rein.store.hdf5 import HDF5Store
+from rein.training.training_loop import training_loop
 
 ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,)}
 REPLAY: dict[str, Any] = {"batch_size": 4, "learning_starts": 8, "capacity": 200, "hidden": (8,)}

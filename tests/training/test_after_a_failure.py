@@ -11,9 +11,9 @@ import torch
 import rein
 from rein.agents.dqn import DQN
 from rein.envs.cartpole import CartPole
-from rein.rollout import PHASES
-from rein.rollout.replay import replay
-from rein.stores.verify import verify_run
+from rein.episodes import PHASES
+from rein.episodes.replay import replay
+from rein.store.verify import verify_run
 
 TOLD = "were in a step that did not end; new ones begin"
 

@@ -31,14 +31,14 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.pendulum import Pendulum
+from rein.episodes.finite import FiniteData
+from rein.episodes.random_policy import RandomPolicy
 from rein.errors import NonFiniteError
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.loop.state import State
 from rein.networks.recurrent import GRU
-from rein.rollout.finite import FiniteData
-from rein.rollout.random_policy import RandomPolicy
 from rein.testing.stateful import first_difference
-from rein.types import State
 
 ON_POLICY = {"rollout_steps": 8, "hidden": (8,)}
 REPLAY = {"hidden": (8,), "batch_size": 8, "learning_starts": 16, "capacity": 200, "train_frequency": 4}

@@ -18,7 +18,7 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.testing.stateful import copy_state, first_difference
 
 FINISH = Path(__file__).with_name("finish_runs.py")
@@ -91,7 +91,9 @@ def test_a_run_that_is_interrupted_in_an_evaluation_resumes_exactly(tmp_path: Pa
         loop = rein.training_loop(agent, environment, store, episodic=episodic, epochs=5, iterations=8, seed=0)
         seen = loop.event(event)
         seen(lambda state: state.memory.update(before=state.memory.get("before", 0) + 1))
-        evaluate(loop, agent.policy(deterministic=False), other, episodes=5, max_episode_steps=12, event=event, every=2)
+        evaluate_every(
+            loop, agent.policy(deterministic=False), other, episodes=5, max_episode_steps=12, event=event, every=2
+        )
         seen(lambda state: state.memory.update(after=state.memory.get("after", 0) + 1))
         checkpoint(loop, store, every=2)
         return loop, other

@@ -18,18 +18,17 @@ from rein.agents.iql import IQL
 from rein.agents.ppo import PPO
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
-from rein.buffers.filling import extend
-from rein.buffers.replay import Replay
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
-from rein.offline import fill, offline_loop
 from rein.ops.trees import map_tree
+from rein.replay.replay import Replay
 from rein.testing.stateful import copy_state, first_difference
+from rein.training.offline import extend, fill, offline_loop
 from rein.types import Transition
 
 PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
@@ -90,7 +89,7 @@ def test_an_iteration_is_so_many_updates_of_the_agent():
 def test_handlers_work_as_in_every_loop():
     learner = IQL(*spaces_of(Pendulum(1)), **SMALL, seed=0)
     loop = offline_loop(learner, [pendulum_rows()], epochs=9, iterations=2, updates_per_iteration=2)
-    evaluate(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
+    evaluate_every(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
     early_stop(loop, "value_loss", mode="min", patience=50)
     solved(loop, "evaluation_return", at_least=-1e9)
     state = loop.run()

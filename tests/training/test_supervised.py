@@ -14,14 +14,14 @@ from torch.nn.functional import l1_loss, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import rein
+from rein.agents.base.optimizers import Adam
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
 from rein.handlers.guards import UpdateGuard
-from rein.learning.adam import Adam
 from rein.ops.classification import accuracy, precision, true_positives
-from rein.supervised import Prediction, evaluator, train_step, trainer, validate
 from rein.testing.stateful import copy_state, first_difference
+from rein.training.supervised import Prediction, evaluator, train_step, trainer, validate
 
 PAGE = (Path(__file__).parents[2] / "docs/supervised.md").read_text(encoding="utf-8")
 ONE = torch.ones(1, 1)

@@ -17,10 +17,10 @@ from rein.agents.pqn import PQN
 from rein.agents.sac import SAC
 from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate import evaluate
+from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.stop_at import stop_at
-from rein.stores.memory import MemoryStore
-from rein.stores.verify import verify_run
+from rein.store.memory import MemoryStore
+from rein.store.verify import verify_run
 
 
 def trace(loop):
@@ -62,7 +62,7 @@ def test_muting_events_changes_nothing_of_what_is_learned_and_stored(scripted, l
         environment, store = scripted([2, 3]), rein.HDF5Store(tmp_path / name)
         agent = listening(environment)
         loop = rein.training_loop(agent, environment, store, episodic=episodic)
-        evaluate(loop, listening(environment), scripted([2]), episodes=1, event="iteration_completed", every=1)
+        evaluate_every(loop, listening(environment), scripted([2]), episodes=1, event="iteration_completed", every=1)
         names = [event for event in loop.events if event != "iteration_completed"] if muted else []
         with loop.muted(*names):
             loop.run(epochs=3, iterations=9)

@@ -18,7 +18,7 @@ import pytest
 
 import rein
 from rein.agents.ppo import PPO
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
 
 BUILT = os.environ.get("REIN_VIEWERS", "")  # the folder with H5Web, which gets the screenshots
 collect_ignore_glob = [] if BUILT else ["test_*.py"]

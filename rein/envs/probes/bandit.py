@@ -9,9 +9,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.probes.probe import Probe, choices, chosen, one_hot
-from rein.rollout.frames import GREEN, WHITE, Frame, board
-from rein.rollout.simulation import Moved
+from rein.envs.base.drawing import GREEN, WHITE, Frame, board
+from rein.envs.base.simulation import Moved
+from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
 class Bandit(Probe):

@@ -15,9 +15,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.probes.probe import Probe
-from rein.rollout.frames import GREEN, RED, WHITE, Frame, board
-from rein.rollout.simulation import Moved
+from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
+from rein.envs.base.simulation import Moved
+from rein.envs.probes.base import Probe
 
 END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0
 

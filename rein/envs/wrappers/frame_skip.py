@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, may_hold, require, where_rows
+from rein.envs.wrappers.base import Forwarding, may_hold, require, where_rows
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, require, unwrapped, where_inside
-from rein.paths import absolute
+from rein.envs.base.video import Video, as_frame, frames_per_second, imageio
+from rein.envs.wrappers.base import Forwarding, require, unwrapped, where_inside
+from rein.files import absolute
 from rein.protocols import Environment
-from rein.rollout.video import Video, as_frame, frames_per_second, imageio
 from rein.types import TimeStep, Tree
 
 

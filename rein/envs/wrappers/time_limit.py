@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.forwarding import Forwarding, may_hold, require, where_inside
+from rein.envs.base.contract import restored
+from rein.envs.wrappers.base import Forwarding, may_hold, require, where_inside
 from rein.protocols import Environment
-from rein.rollout.contract import restored
 from rein.types import TimeStep, Tree
 
 

@@ -14,9 +14,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import check_action, restored
+from rein.envs.base.seeding import EpisodeSeeds
 from rein.ops.random import integers, uniform
-from rein.rollout.contract import check_action, restored
-from rein.rollout.seeds import EpisodeSeeds
 from rein.types import TimeStep, Tree
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.clip_action import ClipAction
+from rein.envs.wrappers.actions import ClipAction
 from rein.testing.stateful import first_difference
 
 

@@ -13,20 +13,15 @@ from gymnasium import spaces
 
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.probes import Reach
 from rein.envs.turtleworld import Turtleworld
-from rein.envs.wrappers.clip_action import ClipAction
-from rein.envs.wrappers.clip_reward import ClipReward
-from rein.envs.wrappers.flatten_observation import FlattenObservation
+from rein.envs.wrappers.actions import ClipAction, RescaleAction
 from rein.envs.wrappers.frame_skip import FrameSkip
-from rein.envs.wrappers.frame_stack import FrameStack
-from rein.envs.wrappers.observation_history import observation_history
+from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.envs.wrappers.record_video import RecordVideo
-from rein.envs.wrappers.rescale_action import RescaleAction
-from rein.envs.wrappers.scale_reward import ScaleReward
-from rein.envs.wrappers.sign_reward import SignReward
+from rein.envs.wrappers.rewards import ClipReward, ScaleReward, SignReward
 from rein.envs.wrappers.time_limit import TimeLimit
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.ops.random import integers, uniform
 from rein.testing import EnvironmentContract, StatefulContract
 

@@ -12,11 +12,10 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.clip_reward import ClipReward
-from rein.envs.wrappers.forwarding import unwrapped
-from rein.envs.wrappers.frame_stack import FrameStack
-from rein.envs.wrappers.scale_reward import ScaleReward
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.wrappers.base import unwrapped
+from rein.envs.wrappers.observations import FrameStack
+from rein.envs.wrappers.rewards import ClipReward, ScaleReward
 
 
 def test_the_environment_inside_is_at_hand() -> None:
@@ -32,7 +31,7 @@ def test_the_configuration_tells_every_layer() -> None:
     gridworld = Gridworld(2, seed=5)
     config = json.loads(json.dumps(FrameStack(ScaleReward(gridworld, 2.0), 3).config))
     assert config["length"] == 3
-    assert config["inner"]["type"] == "rein.envs.wrappers.scale_reward.ScaleReward"
+    assert config["inner"]["type"] == "rein.envs.wrappers.rewards.ScaleReward"
     assert config["inner"]["config"]["scale"] == 2.0
     assert config["inner"]["config"]["inner"] == {"type": "rein.envs.gridworld.Gridworld", "config": gridworld.config}
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.frame_stack import FrameStack
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.time_limit import TimeLimit
-from rein.integrations.gymnasium import GymnasiumEnvironment
 from rein.ops.trees import leaves, map_tree
 from rein.testing.stateful import first_difference
 

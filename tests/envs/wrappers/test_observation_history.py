@@ -9,7 +9,7 @@ import torch
 
 import rein
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.observation_history import observation_history
+from rein.envs.wrappers.observations import observation_history
 
 
 def expected(step_N: torch.Tensor, length: int) -> torch.Tensor:

@@ -15,11 +15,11 @@ import torch
 
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.time_limit import TimeLimit
+from rein.episodes import evaluate
 from rein.errors import EnvironmentContractError
-from rein.integrations.gymnasium import GymnasiumEnvironment
-from rein.rollout import evaluate
 
 
 def film(path: Path, height: int = 32, width: int = 48) -> np.ndarray[Any, Any]:

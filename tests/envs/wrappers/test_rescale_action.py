@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.rescale_action import RescaleAction
-from rein.integrations.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.wrappers.actions import RescaleAction
 
 BOUND = st.floats(-1e6, 1e6, width=32)
 

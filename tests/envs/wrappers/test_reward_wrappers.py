@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.envs.wrappers.clip_reward import ClipReward
-from rein.envs.wrappers.scale_reward import ScaleReward
-from rein.envs.wrappers.sign_reward import SignReward
+from rein.envs.wrappers.rewards import ClipReward, ScaleReward, SignReward
 from rein.testing.stateful import first_difference
 
 CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {

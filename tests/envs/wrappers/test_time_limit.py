@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.scale_reward import ScaleReward
+from rein.envs.wrappers.rewards import ScaleReward
 from rein.envs.wrappers.time_limit import TimeLimit
 from rein.testing.stateful import first_difference
 

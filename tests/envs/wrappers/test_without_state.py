@@ -12,12 +12,9 @@ import torch
 import rein
 from rein.agents.dqn import DQN
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.clip_reward import ClipReward
-from rein.envs.wrappers.flatten_observation import FlattenObservation
 from rein.envs.wrappers.frame_skip import FrameSkip
-from rein.envs.wrappers.frame_stack import FrameStack
-from rein.envs.wrappers.scale_reward import ScaleReward
-from rein.envs.wrappers.sign_reward import SignReward
+from rein.envs.wrappers.observations import FlattenObservation, FrameStack
+from rein.envs.wrappers.rewards import ClipReward, ScaleReward, SignReward
 from rein.envs.wrappers.time_limit import TimeLimit
 from rein.handlers.checkpoint import checkpoint
 from rein.protocols import Stateful

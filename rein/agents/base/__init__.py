@@ -1,0 +1,1 @@
+"""Base classes of agents and the code that agents share."""

@@ -1,0 +1,373 @@
+"""Learner: from a batch to an optimizer step, in parts that fit the cache, on several cores, compiled, in bfloat16.
+
+Shapes: M rows of a minibatch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rein.agents.base.finite import FiniteUpdate
+from rein.agents.base.optimizers import (
+    Guard,
+    Optimizer,
+    OptimizerFactory,
+    apply_gradients,
+    check_learning_rate,
+    check_optimizer,
+    describe_optimizer,
+)
+from rein.agents.base.parallel import average, check_equal, check_same
+from rein.ops.backend import fast_products, largest_matrix
+from rein.ops.parallel import processes
+from rein.ops.statistics import explained_variance
+from rein.ops.trees import leaves, load_plain_state, map_tree, plain_state
+from rein.schedules import Schedule
+
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
+Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+CHECK_EVERY = 100  # steps between two comparisons of the processes
+CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
+
+
+class Rows(Protocol):
+    """What is learned from: a `NamedTuple` of columns, of which a learner knows these."""
+
+    @property
+    def value(self) -> Tensor:
+        """(M,) one number for each row; (T, N) of whole sequences."""
+        ...
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which of them count; None for all."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many rows, or sequences, there are to choose from."""
+        ...
+
+    def rows(self, index: Any) -> Any:
+        """Some of the rows, or of the sequences."""
+        ...
+
+
+class Batch(Rows, Protocol):
+    """What the values of observations are learned from: these are the numbers of the rows, as they were when seen."""
+
+    @property
+    def target(self) -> Tensor:
+        """What the values are to become; of their shape."""
+        ...
+
+
+class Learner:
+    """Steps an optimizer by the gradient of a loss.
+
+    `micro_batch` rows are computed at once, on each of `threads` cores, and the gradients of all parts, each weighed by
+    its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
+    on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
+
+    While a hook is registered on a parameter or a module, the loss is differentiated by `backward`, part by part and
+    without `compile`, so that every hook fires as in any torch program.
+
+    Parameters whose `requires_grad` is False at a step stay as they are, and so does what the optimizer keeps of them.
+    Where all of them are such there is no step, and `guard` is not asked; the metrics are those of the loss.
+
+    One that is built in a process group of several (`rein.agents.base.parallel`) steps by the mean over all rows of all
+    processes, so that clipping, `guard` and whoever reads the metrics find the same in each of them.
+    """
+
+    def __init__(
+        self,
+        networks: nn.Module,
+        loss: Loss,
+        optimizer: OptimizerFactory,
+        *,
+        max_grad_norm: float | None,
+        guard: Guard | None = None,
+        micro_batch: int | None = None,
+        threads: int = 1,
+        compile: bool = False,
+        precision: str = "float32",
+        closed_form: Gradient | None = None,
+    ) -> None:
+        """`micro_batch=None` chooses: 4,096 rows on the host, all of them elsewhere.
+
+        `closed_form` is the loss's gradient, written out. The loss is differentiated if `closed_form` returns None, in
+        half precision, and while parameters are frozen or hooks are registered.
+        """
+        if precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
+        for name, count in (("micro_batch", micro_batch), ("threads", threads)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name}={count}: give 1 or more")
+        self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
+        self.max_grad_norm, self.guard = max_grad_norm, guard
+        self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # a guard takes its place
+        self._parameters = [*networks.parameters()]
+        self._largest = largest_matrix(networks)
+        self._device = self._parameters[0].device
+        self._rows = micro_batch or (CACHE_ROWS if self._device.type == "cpu" else None)
+        self._compiled, self._bfloat16 = compile, precision == "bfloat16"
+        self._eager_loss, self._loss = loss, compiled(loss, self._device) if compile else loss
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+        self._hooks = [getattr(module, kind) for module in networks.modules() for kind in kinds]
+        self._closed_form = None if self._bfloat16 else closed_form
+        if compile and self._closed_form is not None:
+            self._closed_form = compiled(self._closed_form, self._device)
+        if compile and threads > 1 and has_graphs(self._device):
+            raise ValueError(f"threads={threads}, compile=True: a graph belongs to one thread; use one on a GPU")
+        self._copies = compile and has_graphs(self._device)  # gradients, which the next part would write over
+        self._pool = _pool(threads) if threads > 1 else None
+        if self._device.type == "cpu":
+            _keep_freed_memory()
+        self._processes, self._until_check = processes(), 0  # steps before the processes are compared again
+
+    def _hooked(self) -> bool:
+        """Whether a parameter or a module has a hook now; torch keeps one dictionary of each kind for each module."""
+        own = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
+        return any(self._hooks) or any(own)
+
+    def step(self, batch: Rows, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
+        """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
+        asked, report = report, report or self._compiled  # so that there is one program
+        if self._compiled:  # tensors, so that a schedule does not compile anew
+            coefficients = map_tree(self._tensor, coefficients)
+        parts = self._parts(batch)
+        with fast_products(parts[0].size * self._largest):
+            if len(parts) == 1:
+                gradients, metrics = self._gradients(batch, coefficients, report)
+            else:
+                gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
+        if self._processes > 1 or processes() > 1:
+            gradients, metrics = self._of_all_processes(gradients, metrics, batch)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if all(gradient is None for gradient in gradients):  # all of them are frozen
+            return (
+                {**metrics, "grad_norm": torch.zeros((), dtype=torch.float32, device=self._device)}
+                if report
+                else metrics
+            )
+        how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": asked}
+        norm = apply_gradients(self.optimizer, metrics, **how, finite=self._finite)
+        return metrics if norm is None else {**metrics, "grad_norm": norm}
+
+    def _tensor(self, number: Any) -> Any:
+        """What is 0 is left out of the program, and what is no number stays what it is."""
+        return (
+            torch.tensor(number, dtype=torch.float32, device=self._device)
+            if isinstance(number, float) and number
+            else number
+        )
+
+    def _parts(self, batch: Rows) -> list[Rows]:
+        steps = batch.value.numel() // batch.size  # 1 where it consists of rows
+        size = batch.size if self._rows is None else max(1, self._rows // steps)
+        return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
+
+    def _accumulate(
+        self, parts: list[Rows], coefficients: Any, valid: Tensor | None, report: bool
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        rows = sum(part.value.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
+
+        def of_part(part: Rows) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+            share = (part.value.numel() if part.valid is None else part.valid.sum()) / rows
+            return self._gradients(part, coefficients, report, share)
+
+        gradients: list[Tensor | None] = []
+        metrics: dict[str, Tensor] = {}
+        pool = None if self._hooked() else self._pool  # two threads in `backward` would mix their gradients
+        for found, said in pool.map(of_part, parts) if pool else map(of_part, parts):
+            gradients = found if not gradients else [_sum(a, b) for a, b in zip(gradients, found, strict=True)]
+            metrics = {name: _join(metrics.get(name), value) for name, value in said.items()}
+        return gradients, metrics
+
+    def _gradients(
+        self, batch: Rows, coefficients: Any, report: bool, share: float | Tensor | None = None
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """By parameter, of the loss or a share of it; and the metrics, or so much of them. None for what is frozen."""
+        learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
+        hooked = self._hooked()
+        if self._closed_form is not None and not hooked and len(learned) == len(self._parameters):
+            found = self._closed_form(self.networks, batch, coefficients, share, report=report)
+            if found is not None:
+                return found
+        half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
+        with torch.set_grad_enabled(bool(learned)), half:
+            function = self._eager_loss if hooked else self._loss  # compiled functions may leave out hooks
+            loss, metrics = function(self.networks, batch, coefficients, report=report)
+            if share is not None:
+                loss = loss * share
+                metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}
+        if hooked and learned:
+            return _by_backward(loss, learned, self._parameters), metrics
+        gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
+        found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
+        return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics
+
+    def _of_all_processes(
+        self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """Average over the processes; every 100 steps, raise ValueError if networks, optimizers or options differ."""
+        self._check_group()
+        if not self._until_check:
+            state = (leaf for _, leaf in leaves(self.state_dict()) if isinstance(leaf, Tensor))
+            check_same([*self._parameters, *state], self._shared_options())
+            self._until_check = CHECK_EVERY
+        self._until_check -= 1
+        rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
+        return average(gradients, metrics, rows)
+
+    def _check_group(self) -> None:
+        if processes() != self._processes:
+            raise RuntimeError(
+                f"the agent was built for a group of {self._processes} processes and learns in one of {processes()}: "
+                "build it, and let it learn, within `with process_group():`"
+            )
+
+    def _shared_options(self) -> dict[str, Any]:
+        """What must be equal in all processes so that equal gradients make equal steps, as JSON."""
+        return {
+            "optimizer": describe_optimizer(self.optimizer),
+            "learning_rate": [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group],
+            "max_grad_norm": self.max_grad_norm,
+            "frozen parameters": [i for i, p in enumerate(self._parameters) if not p.requires_grad],
+        }
+
+    def compare_processes(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError if the options of an agent differ between the processes."""
+        if self._processes > 1 or processes() > 1:
+            self._check_group()
+            check_equal(options, self._device)
+
+    def check_finite(self, enabled: bool) -> None:
+        """Check from now on, or no longer, that losses and gradient norms are finite. Learners check by default."""
+        self._finite = FiniteUpdate(self.networks) if enabled else None
+
+    def read_finite(self) -> None:
+        """Raise NonFiniteError if an update on a GPU was not finite since the last call. Waits for the device."""
+        if self._finite is not None:
+            self._finite.read()
+
+    def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
+        """ValueError where the optimizer was given another rate, which `option` would replace."""
+        check_learning_rate(self.optimizer, option, rates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state."""
+        return plain_state(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        load_plain_state(self.optimizer, state)
+        self._until_check = 0
+
+
+def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
+    """Of all updates of a round, and how much of the batch's targets its values explained before it."""
+    means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
+    explained = explained_variance(batch.value, batch.target, batch.valid)
+    return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}
+
+
+def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients by parameter; unlike `torch.autograd.grad`, `backward` calls hooks after a gradient is accumulated."""
+    for parameter in parameters:
+        parameter.grad = None
+    loss.backward(inputs=learned)
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
+
+
+def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
+    if not callable(factory):
+        what = repr(factory) if isinstance(factory, str) else f"an object of type {type(factory).__name__}"
+        raise TypeError(
+            f"optimizer: expected a function of parameters, got {what}; give a class such as torch.optim.RMSprop, or "
+            "functools.partial(torch.optim.RMSprop, alpha=0.99)"
+        )
+    try:
+        optimizer = factory(networks.parameters())
+    except ValueError as error:
+        shapes = ", ".join(map(str, dict.fromkeys(tuple(parameter.shape) for parameter in networks.parameters())))
+        error.add_note(
+            f"optimizer: it was given the parameters of {type(networks).__name__}, of the shapes {shapes}: those of "
+            "networks of the same sizes, an actor's and a critic's, lie stacked along a leading axis"
+        )
+        raise
+    check_optimizer(optimizer)
+    return optimizer
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that compute with as many threads of torch's own as this one does, which torch would not do by itself."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed for what is allocated next.
+
+    By itself it may give the memory of every activation back to the system and fault it in anew: always in threads,
+    where that was a fourth of the time, and in some runs of one thread, by what happens to lie at the heap's end, where
+    it was half of it. Elsewhere than under glibc nothing is changed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+
+
+def _join(a: Tensor | None, b: Tensor) -> Tensor:
+    """Numbers are added; what is said of each row stands in the order of the rows."""
+    return b if a is None else torch.cat((a, b)) if b.ndim else a + b
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a.add_(b)
+
+
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """`function` by `torch.compile`, for each set of shapes anew; the same numbers to rounding."""
+    return _Graphed(function) if has_graphs(device) else torch.compile(function, dynamic=False)
+
+
+def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
+    """The same where that is a CUDA graph, else None: on the host, to compile something small does not pay."""
+    return _Graphed(function) if has_graphs(device) else None
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether what is compiled for that device becomes CUDA graphs."""
+    return device.type == "cuda"
+
+
+class _Graphed:
+    """`torch.compile` with CUDA graphs: each call may write over what the call before returned, so that is copied.
+
+    A gradient of what it returns is such memory too, until the next call: whoever keeps one copies it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = torch.compile(function, dynamic=False, mode="reduce-overhead")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return map_tree(_copy, self._function(*inputs, **options))
+
+
+def _copy(output: Any) -> Any:
+    return output.clone() if isinstance(output, Tensor) else output

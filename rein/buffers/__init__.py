@@ -1,1 +1,0 @@
-"""What keeps transitions; one file for each way of keeping them."""

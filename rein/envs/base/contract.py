@@ -1,0 +1,300 @@
+"""What an environment may return and be given: a check of everything, for once, and one of shapes, for every step.
+
+Shapes: N environments (or B <= N rows, from workers that answer first come, first served), O one observation, A one
+action.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.base.spaces import layout, tensor_dtype
+from rein.errors import EnvironmentContractError
+from rein.networks.flatten import children, tensors_of
+from rein.ops.trees import leaves
+from rein.types import TimeStep, Transition, Tree
+
+
+def checked_num_envs(num_envs: Any, who: str = "") -> int:
+    """The number of environments of `who` as an int; it may be numpy's, which sweeps are made of.
+
+    Raises TypeError for what is no integer, ValueError for less than 1.
+    """
+    given = f"num_envs={num_envs!r}"
+    return checked_count(f"{who}({given})" if who else given, num_envs)
+
+
+def checked_count(given: str, value: Any) -> int:
+    """Return `value` as an int; errors begin with `given`.
+
+    Raises TypeError if it is not an integer and ValueError if it is less than 1.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{given}: give an integer, 1 or more") from None
+    if count < 1:
+        raise ValueError(f"{given}: give 1 or more")
+    return count
+
+
+def check_rows(time_step: TimeStep, num_envs: int) -> None:
+    """Shapes and dtypes of a TimeStep, without reading a value: cheap enough for every step.
+
+    Raises EnvironmentContractError.
+    """
+    rows = _number_of_rows(time_step, num_envs)
+    if time_step.reward.shape != (rows,) or time_step.reward.dtype is not torch.float32:
+        _fail("reward", f"float32 of shape ({rows},)", time_step.reward)
+    for name in ("terminated", "truncated", "valid"):
+        flag_N = getattr(time_step, name)
+        if flag_N.shape != (rows,) or flag_N.dtype is not torch.bool:
+            _fail(name, f"bool of shape ({rows},)", flag_N)
+    for name in ("observation", "final_observation"):
+        value = getattr(time_step, name)
+        for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
+                _fail(path, f"a tensor of {rows} rows", leaf)
+
+
+def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
+    """A tensor (N,) of that type was given to `method`, as seeds or as a mask. Raises ValueError."""
+    if not isinstance(given_N, Tensor) or given_N.shape != (num_envs,) or given_N.dtype is not dtype:
+        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(given_N)}")
+
+
+def check_transition(transition: Transition | None, num_envs: int) -> None:
+    """Shapes and dtypes of what a handler put in a transition's place. Raises EnvironmentContractError."""
+    if not isinstance(transition, Transition):
+        raise EnvironmentContractError(
+            f"step_state.transition: expected a rein.Transition, got {_describe(transition)}"
+        )
+    wanted = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
+    for name, dtype in wanted.items():
+        value_N = getattr(transition, name)
+        if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
+            _fail(f"step_state.transition.{name}", f"{dtype} of shape ({num_envs},)", value_N)
+
+
+def check_time_step(
+    time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any], *, finite: bool = True
+) -> None:
+    """Check everything that the contract requires of a TimeStep. Reads values and so waits for the device.
+
+    `finite=False` accepts NaN and infinity in rewards and observations. Raises EnvironmentContractError, which names
+    the field, the row, the expected and the received value.
+    """
+    if not isinstance(time_step, TimeStep):
+        raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
+    for name in ("reward", "terminated", "truncated", "valid"):
+        if not isinstance(getattr(time_step, name), Tensor):
+            _fail(name, "a tensor", getattr(time_step, name))
+    check_rows(time_step, num_envs)
+    rows = len(time_step.reward)
+    check_observation(time_step.observation, rows, observation_space, finite=finite)
+    check_observation(time_step.final_observation, rows, observation_space, "final_observation", finite=finite)
+    if finite:
+        _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
+    for path, value in leaves(time_step.info, "info"):
+        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+            _fail(path, f"a tensor of {rows} rows", value)
+    ended_N = time_step.terminated | time_step.truncated
+    for (path, final), (_, next_) in zip(
+        leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
+    ):
+        ended = ended_N.reshape(-1, *[1] * (final.ndim - 1))
+        same = (final == next_) | (final != final) | (next_ != next_)  # NaN is not equal to itself
+        _check_values(path, final, same | ended, "the observation, because no episode ended there")
+
+
+def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
+    """Check the discrete observations of a step on the host; see `check_integers`."""
+    index_B = time_step.info.get("environment_index")
+    environments = None if index_B is None else index_B.tolist()
+    check_integers(time_step.observation, observation_space, environments=environments)
+    if time_step.final_observation is not time_step.observation:
+        check_integers(time_step.final_observation, observation_space, "final_observation", environments)
+
+
+def check_observation(
+    observation: Tree,
+    num_envs: int,
+    observation_space: spaces.Space[Any],
+    field: str = "observation",
+    *,
+    finite: bool = True,
+) -> None:
+    """Check structure, shapes, dtypes and values of an observation (N, *O).
+
+    Integers must be in the range of the space and, unless `finite=False`, floats must be finite. Raises
+    EnvironmentContractError.
+    """
+    _check_tree(observation, num_envs, observation_space, field, tensor_dtype, finite)
+
+
+def check_integers(
+    value: Tree, space: spaces.Space[Any], field: str = "observation", environments: Sequence[int] | None = None
+) -> None:
+    """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host: cheap enough for every step.
+
+    An index outside its space would be looked up at another place of a table or a one-hot vector. Values on another
+    device are skipped, because reading them would wait for the device. `environments` are the indices that an error
+    names instead of the rows' own.
+
+    Raises EnvironmentContractError with the index of the environment, the value and the space.
+    """
+    for part in _integers_of(space):
+        try:
+            leaf = functools.reduce(operator.getitem, part.path, value)
+            if not leaf.is_cpu or not leaf.numel():
+                continue
+        except (KeyError, TypeError, AttributeError):
+            _fail(field, f"tensors of {space}", value)
+        lowest, highest = torch.aminmax(leaf)
+        if int(lowest) < part.low or int(highest) > part.high:  # outside of some range, maybe not of its own
+            _check_range(leaf, part.space, ".".join((field, *part.path)), environments)
+
+
+class _Integers(NamedTuple):
+    """One tensor of integers in an observation, and the range that is within the range of all of its places."""
+
+    path: tuple[str, ...]
+    space: spaces.Space[Any]
+    low: int
+    high: int
+
+
+_known: dict[int, tuple[spaces.Space[Any], list[_Integers]]] = {}  # by the space's id, for spaces have no hash
+
+
+def _integers_of(space: spaces.Space[Any]) -> list[_Integers]:
+    """The integers of a space, kept for the next step."""
+    known = _known.get(id(space))
+    if known is None:
+        if len(_known) >= 64:
+            _known.clear()
+        found = []
+        for path, part in tensors_of(space):
+            if not isinstance(part, spaces.Box):
+                low, high = _range(part)
+                found.append(_Integers(path, part, int(np.max(low)), int(np.min(high)) - 1))
+        known = _known[id(space)] = space, found
+    return known[1]
+
+
+def _check_range(
+    value: Tensor, space: spaces.Space[Any], field: str, environments: Sequence[int] | None = None
+) -> None:
+    if value.shape[1:] != space.shape:
+        _fail(field, f"a tensor of shape {(len(value), *(space.shape or ()))}", value)
+    wrong = outside(value, space)
+    if wrong.any():
+        row, *place = np.argwhere(wrong)[0].tolist()
+        index, at = row if environments is None else environments[row], f" at {place}" if place else ""
+        got = value[(row, *place)].tolist()
+        raise EnvironmentContractError(f"{field}, environment {index}{at}: expected a value of {space}, got {got}")
+
+
+def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return booleans (N, ...): which values of a Discrete, MultiDiscrete or MultiBinary space are out of its range.
+
+    The bounds of a Box are not checked. `value` is copied if it is not on the host.
+    """
+    array = value.numpy(force=True)
+    if isinstance(space, spaces.Box):
+        return np.zeros(array.shape, np.bool_)
+    low, high = _range(space)
+    return (array < low) | (array >= high)
+
+
+def _range(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    """The smallest integers of a space that is one tensor, and the smallest above it."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        low = space.start.astype(np.int64)
+        return low, low + space.nvec.astype(np.int64)
+    return 0, 2
+
+
+def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -> None:
+    """Structure, shapes, kind of number and values of an action (N, *A); a Box's bounds are the environment's matter.
+
+    Raises EnvironmentContractError.
+    """
+    _check_tree(action, num_envs, action_space, "action", lambda _: None, True)
+
+
+def _check_tree(value: Tree, rows: int, space: spaces.Space[Any], field: str, dtype_of: Any, finite: bool) -> None:
+    inner = children(space)
+    if inner is None:
+        _check_leaf(value, rows, space, field, dtype_of(space), finite)
+        return
+    if not isinstance(value, Mapping) or set(value) != set(inner):
+        _fail(field, f"a dictionary with the keys {sorted(inner)}", value)
+    for key, child in inner.items():
+        _check_tree(value[key], rows, child, f"{field}.{key}", dtype_of, finite)
+
+
+def _check_leaf(
+    value: Any, rows: int, space: spaces.Space[Any], field: str, dtype: torch.dtype | None, finite: bool
+) -> None:
+    shape = (rows, *layout(space)[0])
+    wanted = tensor_dtype(space)
+    if not isinstance(value, Tensor) or value.shape != shape:
+        _fail(field, f"a tensor of shape {shape}", value)
+    if dtype is not None and value.dtype is not dtype:
+        _fail(field, f"{dtype} for {space}", value)
+    if wanted.is_floating_point != value.dtype.is_floating_point:
+        _fail(field, f"{'floating-point numbers' if wanted.is_floating_point else 'integers'} for {space}", value)
+    if value.is_floating_point():
+        if finite:
+            _check_values(field, value, value.isfinite(), "finite numbers")
+    else:
+        _check_range(value, space, field)
+
+
+def _number_of_rows(time_step: TimeStep, num_envs: int) -> int:
+    index_B = time_step.info.get("environment_index")
+    if index_B is None:
+        return num_envs
+    if index_B.ndim != 1 or len(index_B) > num_envs:
+        _fail("info.environment_index", f"at most {num_envs} indices", index_B)
+    return len(index_B)
+
+
+def _check_values(field: str, value: Tensor, ok: Tensor, expected: str) -> None:
+    wrong = (~ok).nonzero().tolist()
+    if wrong:
+        row, *place = wrong[0]
+        at = f" at {place}" if place else ""
+        got = value[tuple(wrong[0])].tolist()
+        raise EnvironmentContractError(f"{field}, row {row}{at}: expected {expected}, got {got}")
+
+
+def _fail(field: str, expected: str, got: Any) -> NoReturn:
+    raise EnvironmentContractError(f"{field}: expected {expected}, got {_describe(got)}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a dictionary with the keys {sorted(map(str, value))}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
+    """A copy of the tensor `state[name]` with the dtype and device of `like`; ValueError if its shape is another."""
+    value = state[name]
+    if value.shape != like.shape:
+        raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")
+    return value.to(like, copy=True)

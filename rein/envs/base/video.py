@@ -1,0 +1,101 @@
+"""Video files of rendered frames.
+
+Frames are (height, width, 3) uint8.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rein.envs.base.drawing import Frame
+from rein.errors import EnvironmentContractError
+
+DEFAULT_FPS = 30.0
+_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi")
+
+
+def frames_per_second(environment: Any, fps: float | None, option: str = "fps=") -> float:
+    """Return `fps` if it is given, otherwise the environment's `render_fps`, otherwise 30.
+
+    Raises ValueError if `fps` is below 1 or infinite; `option` is how the caller's user gave it.
+    """
+    if fps is None:
+        declared = getattr(environment, "render_fps", None)
+        return float(declared) if isinstance(declared, int | float) and 0 < declared < math.inf else DEFAULT_FPS
+    if not 1 <= fps < math.inf:
+        raise ValueError(f"{option}{fps}: give 1 frame per second or more")
+    return fps
+
+
+def as_frame(rendered: Any, environment: Any) -> Frame:
+    """Return what `render` of `environment` returned as an array (height, width, 3) of uint8.
+
+    Arrays (height, width), (height, width, 1) and (height, width, 4) are accepted as well. Floats from 0 to 1 are
+    scaled to 0..255, and integers from 0 to 255 are cast. Raises EnvironmentContractError for anything else.
+    """
+    who = f"render() of {type(environment).__name__}"
+    if isinstance(rendered, list | tuple):
+        got, remedy = f"a list of {len(rendered)} frames", 'build the environment with render_mode="rgb_array"'
+        raise EnvironmentContractError(f"{who}: expected one frame, got {got}; {remedy}")
+    frame = np.asarray(rendered)
+    if frame.ndim != 2 and not (frame.ndim == 3 and frame.shape[2] in (1, 3, 4)):
+        got = f"an array of shape {frame.shape}" if frame.shape else repr(rendered)
+        remedy = "; move the channels to the end" if frame.ndim == 3 and frame.shape[0] in (1, 3, 4) else ""
+        raise EnvironmentContractError(f"{who}: expected a frame of shape (height, width, 3), got {got}{remedy}")
+    if frame.dtype == np.uint8:
+        return frame
+    top = 1 if frame.dtype.kind == "f" else 255
+    if frame.dtype.kind not in "fiu" or not ((frame >= 0) & (frame <= top)).all():
+        got = f"{frame.dtype} beyond 0..{top}" if frame.dtype.kind in "fiu" else frame.dtype
+        raise EnvironmentContractError(f"{who}: expected a frame of uint8, or of floats from 0 to 1, got {got}")
+    return (frame * 255 + 0.5).astype(np.uint8) if top == 1 else frame.astype(np.uint8)
+
+
+class Video:
+    """A video file, written under another name until it is finished.
+
+    Raises ImportError without imageio and ffmpeg, and ValueError for a file name with another suffix than .mp4, .mkv,
+    .mov or .avi; `option` is how the caller's user gave the name.
+    """
+
+    def __init__(self, path: Path, fps: float, option: str = "") -> None:
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"{option}{path}: give a file name that ends with {', '.join(_SUFFIXES)}")
+        self.path, self._part = path, path.with_name(f"{path.stem}.part{path.suffix}")
+        self._writer = imageio(option.strip() or "a video").get_writer(
+            self._part, format="FFMPEG", fps=fps, macro_block_size=2
+        )
+        self._shape: tuple[int, ...] | None = None
+
+    def add(self, frame: Frame) -> None:
+        """Append a frame. Raises EnvironmentContractError if its shape is not that of the first frame."""
+        self._shape = self._shape or frame.shape
+        if frame.shape != self._shape:
+            raise EnvironmentContractError(
+                f"{self.path}: all frames of a video must have the shape of the first, {self._shape}; got {frame.shape}"
+            )
+        self._writer.append_data(frame)
+
+    def finish(self, path: Path | None = None) -> None:
+        """Close the file and move it to its path, or to `path` if that is given."""
+        self._writer.close()
+        self._part.replace(path or self.path)
+
+    def discard(self) -> None:
+        """Delete the file unless it is finished."""
+        self._writer.close()
+        self._part.unlink(missing_ok=True)
+
+
+def imageio(who: str) -> Any:
+    """Import imageio. Raises ImportError, which says how to install it for `who`."""
+    try:
+        import imageio.v2
+        import imageio_ffmpeg  # noqa: F401  # imageio writes videos with it
+    except ImportError as error:
+        raise ImportError(f"{who} needs imageio with ffmpeg: pip install imageio imageio-ffmpeg") from error
+    return imageio.v2

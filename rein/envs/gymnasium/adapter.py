@@ -1,0 +1,522 @@
+"""Adapter for Gymnasium environments: N of them, stepped one by one, each episode with a seed.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec
+from torch import Tensor
+
+from rein.envs.base.contract import (
+    check_action,
+    check_observation,
+    check_rows_of,
+    checked_count,
+    checked_num_envs,
+    restored,
+)
+from rein.envs.base.seeding import HostEpisodeSeeds
+from rein.envs.base.spaces import Codec, column
+from rein.envs.gymnasium.history import ActionHistory
+from rein.errors import EnvironmentContractError
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, OPTIONS, explain
+from rein.ops.trees import leaves, map_tree
+from rein.types import TimeStep, Tree
+
+Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
+
+_EXTRAS = {"atari": "ale-py", "box2d": "Box2D", "mujoco": "MuJoCo"}
+
+
+def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., Any] = gymnasium.make) -> Any:
+    """What the factory `source`, or `by_id(source)`, gives; `ALE/...` needs no import of ale-py beforehand.
+
+    Raises ValueError for an id that Gymnasium does not know, and ImportError, which says what to install, where a
+    package is missing.
+    """
+    given: Any = source
+    if isinstance(given, gymnasium.Env):
+        raise TypeError("give what makes environments, not one that is made: `lambda: gymnasium.make(...)`, or an id")
+    if isinstance(source, str) and "ALE/" in source:
+        _register_atari(source)
+    try:
+        made = source(**make_kwargs) if callable(source) else by_id(source, **make_kwargs)
+        _check_made(source, made)
+        return made
+    except TypeError as error:
+        _explain_keyword(source, make_kwargs, error)
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = re.search(r"gymnasium\[(\w+)\]", str(error))
+        if extra is None or extra[1] not in _EXTRAS:
+            raise
+        _refuse_without(extra[1], source, error)
+    except gymnasium.error.Error as error:
+        if not isinstance(source, str) or source in gymnasium.registry:  # it is known: something else is wrong
+            raise
+        raise ValueError(f"unknown environment {source!r}; {_hint(source, error)}") from error
+
+
+def _check_made(source: Source, made: Any) -> None:
+    """Raise TypeError if a factory returned something that is not an environment of Gymnasium."""
+    if not all(hasattr(made, name) for name in ("step", "reset", "observation_space", "action_space")):
+        what = repr(made) if made is None or isinstance(made, str) else f"a {type(made).__name__}"
+        hint = "; it is an environment of rein already, so use it as it is" if hasattr(made, "apply_action") else ""
+        raise TypeError(f"{name_of(source)} returned {what}, and must return a gymnasium.Env{hint}")
+
+
+def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: TypeError) -> None:
+    """Raise TypeError with rein's name if the environment refused a keyword that another library uses."""
+    for name in make_kwargs:
+        ours = next(iter(OPTIONS.get(name, ())), "")
+        if ours in ("num_envs", "seed") and f"'{name}'" in str(error):
+            raise TypeError(f"{name_of(source)}: there is no option {name}; use {ours}") from error
+
+
+def name_of(source: Source) -> str:
+    """Return the id of an environment, or module and name of a factory. Raises TypeError for anything else."""
+    if not isinstance(source, str | EnvSpec) and not callable(source) and not isinstance(source, gymnasium.Env):
+        raise TypeError(
+            f"expected the id of an environment or a function that makes one, got a {type(source).__name__}; give one "
+            "function, and num_envs= to have several environments"
+        )
+    if isinstance(source, str):
+        return source
+    if isinstance(source, EnvSpec):
+        return source.id
+    return f"{source.__module__}:{getattr(source, '__qualname__', source)}"
+
+
+def as_json(value: Any) -> Any:
+    """The value if JSON has it, else what it looks like."""
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _register_atari(source: str) -> None:
+    try:
+        import ale_py  # its import registers them
+    except ImportError as error:
+        _refuse_without("atari", source, error)
+    gymnasium.register_envs(ale_py)
+
+
+def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
+    more = " opencv-python-headless" if extra == "atari" else ""  # which AtariPreprocessing shrinks frames with
+    raise ImportError(f'{name_of(source)} needs {_EXTRAS[extra]}: pip install "gymnasium[{extra}]"{more}') from error
+
+
+def _hint(source: str, error: Exception) -> str:
+    known = {name.lower(): name for name in gymnasium.registry}
+    close = [known[name] for name in difflib.get_close_matches(source.lower(), known, n=3)]
+    return f"did you mean {' or '.join(close)}?" if close else f"{error} gymnasium.pprint_registry() lists all"
+
+
+RESET = ("observation", "info")
+STEP = ("observation", "reward", "terminated", "truncated", "info")
+_BOOL = np.dtype(np.bool_)
+
+
+def check_parts(who: str, method: str, result: Any, parts: tuple[str, ...]) -> None:
+    """EnvironmentContractError unless `result`, of a method of `who`, has these parts."""
+    if not isinstance(result, tuple | list) or len(result) != len(parts):
+        wanted, got = ", ".join(parts), reprlib.repr(result)
+        raise EnvironmentContractError(f"{who}: expected ({wanted}) from {method}, got {got}")
+
+
+def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
+    """What `info=` names, each with the value for steps without it, as an array; float64 becomes float32.
+
+    Raises TypeError for what is no dictionary of numbers, booleans or arrays of them.
+    """
+    if info is None:
+        return {}
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info={info!r}: give names, each with the value for steps without it: {{'success': False}}")
+    return {key: _missing_value(key, value) for key, value in info.items()}
+
+
+def ended_flags(
+    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], nobody: tuple[bool, ...], rows: Sequence[int]
+) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return `terminated` and `truncated` as one array (2, N), or None if both equal `nobody`, N times False.
+
+    Raises EnvironmentContractError for a flag that is not a boolean.
+    """
+    try:
+        if terminateds == nobody and truncateds == nobody:
+            return None
+    except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+        pass
+    flags = (("terminated", terminateds), ("truncated", truncateds))
+    return np.stack([column(field, values, _BOOL, rows=rows) for field, values in flags])
+
+
+def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], rows: Sequence[int]) -> Tensor:
+    """Return what N infos have under `key` as a fresh tensor (N, ...); `rows` are the row numbers that errors name.
+
+    Raises EnvironmentContractError if a value does not fit the missing value.
+    """
+    try:
+        values = [info.get(key, missing) for info in infos]
+    except AttributeError:
+        for row, info in zip(rows, infos, strict=True):
+            if not isinstance(info, Mapping):
+                raise EnvironmentContractError(f"info, row {row}: expected a dictionary, got {info!r}") from None
+        raise
+    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape, rows))
+
+
+def _missing_value(key: str, value: Any) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError:  # not all of one shape
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"info={{{key!r}: {value!r}}}: give a value for steps without it: a number, a boolean or an array of them;"
+            " what the environment has within a dictionary, a wrapper can put beside it"
+        )
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+logger = logging.getLogger(__name__)
+
+_FLOAT = np.dtype(np.float32)
+
+
+@explain(ENVIRONMENT_ATTRIBUTES)
+class GymnasiumEnvironment:
+    """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns one.
+
+    Episode k of environment i is, to the bit, what a single environment gives for the same actions after
+    `reset(seed=episode_seeds(seed, i, k))`. Rewards are float32 whatever they were. `info` names what is wanted of the
+    steps' infos, each with the value for steps without it, which also says shape and dtype: `info={"success": False}`.
+    `replayable=False` says that a seed and actions do not give an episode again, as where a clock is part of it.
+    The actions of open episodes are kept so that a resumed run can repeat them, up to `max_replay_steps` steps of each
+    episode. A run that is resumed within a longer episode begins new episodes.
+
+    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
+    space that is no tensor and an `info` that is no dictionary of numbers.
+    """
+
+    steps_separately = True  # stepping some of the environments costs less than stepping all
+
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    def __init__(
+        self,
+        id_or_factory: Source,
+        num_envs: int = 1,
+        seed: int | None = None,
+        *,
+        info: Mapping[str, Any] | None = None,
+        replayable: bool = True,
+        max_replay_steps: int = 1_000_000,
+        **make_kwargs: Any,
+    ) -> None:
+        self.num_envs = num_envs = checked_num_envs(num_envs)
+        self._info = missing_values(info)
+        max_replay_steps = checked_count(f"max_replay_steps={max_replay_steps!r}", max_replay_steps)
+        self.replayable = replayable
+        self.device = torch.device("cpu")
+        self._name = name_of(id_or_factory)
+        self._make_kwargs = make_kwargs
+        self._seeds = HostEpisodeSeeds(num_envs, seed)
+        self._envs = _make_all(id_or_factory, make_kwargs, num_envs)
+        self.single_observation_space = self._envs[0].observation_space
+        self.single_action_space = self._envs[0].action_space
+        self._observations = Codec("observation", self.single_observation_space)
+        self._actions = Codec("action", self.single_action_space)
+        self._observation: Tree = None  # the current one; None where there are no episodes
+        self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_envs, 1)  # terminated, truncated, valid
+        kept = max_replay_steps if replayable else 0
+        self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
+        self._checked = False
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        return self._seeds.seed
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: what each environment's current episode was reset with; -1 before the first reset."""
+        return self._seeds.current
+
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether there are no episodes to step: before the first reset, or where a resume could not restore them."""
+        return self._observation is None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "id": self._name,
+            "num_envs": self.num_envs,
+            "seed": self.seed,
+            "info": {key: missing.tolist() for key, missing in self._info.items()},
+            "replayable": self.replayable,
+            "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
+        }
+
+    def reset(self, seed: int | None = None) -> Tree:
+        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        if seed is not None:
+            self._seeds.restart(seed)
+        return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
+
+    def reset_to(self, episode_seeds: Tensor) -> Tree:
+        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        return self._begin(self._seeds.override(episode_seeds))
+
+    def reset_where(self, mask: Tensor) -> Tree:
+        """Begin the next episode where `mask` (N,) is True; returns the current observation of all.
+
+        Raises RuntimeError before the first reset.
+        """
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before reset_where()")
+        check_rows_of("reset_where", mask, self.num_envs, torch.bool)
+        row_R = mask.nonzero().flatten()
+        if len(row_R):
+            rows = row_R.tolist()
+            begun_R = self._observed([self._begin_one(i, self._seeds.advance(i)) for i in rows], rows)
+            self._observation = _with_rows(self._observation, row_R, begun_R)
+        return self._observation
+
+    def apply_action(self, action: Tree) -> TimeStep:
+        """Step every environment by `action` (N, *A).
+
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
+        fit its space; what an environment raises passes through, with a note of environment, episode seed and step.
+        """
+        self._check(action)
+        time_step = self._step(action, range(self.num_envs))
+        self._observation = time_step.observation
+        return time_step
+
+    def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
+        """Step the environments for which `mask` (N,) is True, by their rows of `action` (N, *A).
+
+        The other rows are not `valid`: their reward is 0, and their observations are the current ones. Raises the
+        errors of `apply_action`, and ValueError if `mask` has another shape or dtype.
+        """
+        self._check(action)
+        check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
+        row_R, nothing_N = mask.nonzero().flatten(), torch.zeros(self.num_envs, dtype=torch.bool, device="cpu")
+        missing = {key: torch.from_numpy(value) for key, value in self._info.items()}
+        still = TimeStep(
+            observation=self._observation,
+            reward=torch.zeros(self.num_envs, dtype=torch.float32, device="cpu"),
+            terminated=nothing_N,
+            truncated=nothing_N,
+            final_observation=self._observation,
+            valid=nothing_N,
+            info={key: value.expand(self.num_envs, *value.shape) for key, value in missing.items()},
+        )
+        time_step = map_tree(torch.clone, still)
+        if len(row_R):
+            time_step = _with_rows(still, row_R, self._step(action, row_R.tolist()))
+        self._observation = time_step.observation
+        return time_step
+
+    @property
+    def render_fps(self) -> float | None:
+        """Frames per second that the environment declares for its videos; None if it declares none."""
+        return self._envs[0].metadata.get("render_fps")
+
+    def render(self, index: int = 0) -> Any:
+        """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
+        environment = self._envs[index]
+        if environment.render_mode != "rgb_array":
+            mode = environment.render_mode
+            raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
+        return environment.render()
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` for all streams; RuntimeError after the first reset."""
+        self._seeds.reseed(seed)
+
+    def close(self) -> None:
+        """Close every environment; a second time does nothing."""
+        self._observation = None
+        while self._envs:
+            self._envs.pop().close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seeds of the current episodes and, if they are replayable, their actions so far."""
+        return {
+            "seeds": self._seeds.state_dict(),
+            "observation": self._observation,
+            **self._history.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Reset with the seeds and repeat the actions; if these were not kept, wait for `reset` to begin new episodes.
+
+        Raises ValueError for the state of other environments and EnvironmentContractError where the repeated episode
+        is not the saved one.
+        """
+        self._seeds.load_state_dict(state["seeds"])
+        self._observation = None
+        saved, actions = state["observation"], state["actions"]
+        steps = restored(state, "steps", self._seeds.current).tolist()
+        if saved is None:
+            return
+        if not self.replayable:
+            logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+            return
+        if min(steps) < 0:
+            logger.warning(
+                "%s: an open episode was longer than max_replay_steps, so its actions were not saved; reset() begins"
+                " new episodes",
+                self._name,
+            )
+            return
+        episodes = enumerate(zip(steps, actions, strict=True))
+        replayed = [self._replay(index, *episode) for index, episode in episodes]
+        observation = self._observed(replayed, range(self.num_envs))
+        self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
+        self._observation = observation
+
+    def _check(self, action: Tree) -> None:
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        if not self._checked:
+            check_action(action, self.num_envs, self.single_action_space)
+            check_observation(self._observation, self.num_envs, self.single_observation_space)
+            self._checked = True
+
+    def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
+        """Step the environments in `rows` (R,) by their rows of `action` (N, *A). Returns their rows alone."""
+        results = self._results(action, rows)
+        try:
+            observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
+        except (TypeError, ValueError):  # one of them is not of five parts
+            for index, result in zip(rows, results, strict=True):
+                check_parts(f"environment {index} of {self._name}", "step", result, STEP)
+            raise
+        observation = final_observation = self._observed(observations, rows)
+        nothing = (False,) * len(rows)
+        flags_3R = self._no_flags_3N[:, : len(rows)].copy()
+        ended_2R = ended_flags(terminateds, truncateds, nothing, rows)
+        if ended_2R is not None:
+            flags_3R[:2] = ended_2R
+            observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
+        terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
+        return TimeStep(
+            observation=observation,
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=rows)),
+            terminated=terminated_R,
+            truncated=truncated_R,
+            final_observation=final_observation,
+            valid=valid_R,
+            info={key: wanted_infos(infos, key, missing, rows) for key, missing in self._info.items()},
+        )
+
+    def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
+        """What `step` of each environment in `rows` returns."""
+        actions, results = self._actions.split(action, self.num_envs), []
+        try:
+            for index in rows:
+                result = self._envs[index].step(actions[index])
+                results.append(result)
+        except Exception as error:  # gets a note, raised again
+            index = rows[len(results)]
+            self._note(error, index, f", step {self._history.steps(index)}")
+            raise
+        self._history.append(action, rows)
+        return results
+
+    def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
+        """The observations of the environments in `rows` (R,) as fresh tensors (R, *O)."""
+        return self._observations.stack(observations, rows)
+
+    def _begin(self, seeds: Sequence[int]) -> Tree:
+        rows = range(self.num_envs)
+        self._observation = self._observed([self._begin_one(*begin) for begin in enumerate(seeds)], rows)
+        return self._observation
+
+    def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
+        for place in ended_R.nonzero()[0].tolist():
+            observations[place] = self._begin_one(rows[place], self._seeds.advance(rows[place]))
+        return self._observed(observations, rows)
+
+    def _begin_one(self, index: int, seed: int) -> Any:
+        self._history.clear(index)
+        try:
+            result = self._envs[index].reset(seed=seed)
+        except Exception as error:  # gets a note, raised again
+            self._note(error, index, ", in its reset")
+            raise
+        check_parts(f"environment {index} of {self._name}", "reset", result, RESET)
+        return result[0]
+
+    def _replay(self, index: int, steps: int, taken: Tree) -> Any:
+        for path, leaf in leaves(taken, f"actions.{index}"):
+            if len(leaf) != steps:
+                raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps} steps were taken")
+        observation = self._begin_one(index, self._seeds.of(index))
+        actions = self._actions.split(taken, steps)
+        step = -1
+        try:
+            for action in actions:
+                step += 1
+                observation, *_ = self._envs[index].step(action)
+        except Exception as error:  # gets a note, raised again
+            self._note(error, index, f", step {step}, which was repeated to resume")
+            raise
+        self._history.restore(index, taken, steps)
+        return observation
+
+    def _note(self, error: Exception, index: int, when: str) -> None:
+        error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{when}")
+
+    def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        for path, value in replayed.items():
+            same = value == restored(saved, path, value)
+            wrong = (~same.reshape(self.num_envs, -1).all(1)).nonzero().flatten().tolist()
+            if wrong:
+                raise EnvironmentContractError(
+                    f"{self._name}: {path} of environment {wrong[0]} did not come back by seed and actions: it is not"
+                    " replayable; built with replayable=False, it begins new episodes instead"
+                )
+
+
+def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
+    """Make N environments. Gymnasium's own checks run in the first one only, because the others are alike.
+
+    Raises ValueError for an object that is returned twice and for environments with different spaces.
+    """
+    first = make(source, make_kwargs)
+    if first.spec is not None and not callable(source):
+        spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
+        source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
+    made = [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
+    if len({id(environment.unwrapped) for environment in made}) < num_envs:
+        raise ValueError(f"{name_of(source)} gave the same environment twice; it must make a new one in each call")
+    for kind in ("observation_space", "action_space"):
+        for index, environment in enumerate(made):
+            if getattr(environment, kind) != getattr(first, kind):
+                raise ValueError(
+                    f"{name_of(source)}: environment 0 has the {kind} {getattr(first, kind)}, environment {index}"
+                    f" {getattr(environment, kind)}; all environments must have equal spaces"
+                )
+    return made
+
+
+def _with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
+    """A copy of `tree` (N, ...) with the rows `new` (R, ...) at `row_R` (R,)."""
+    return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)

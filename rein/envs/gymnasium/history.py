@@ -1,0 +1,123 @@
+"""Actions of the open episodes, so that a resumed run can repeat them.
+
+Shapes: N environments, R of them that are stepped, C steps for which there is memory, T steps of one episode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.base.spaces import layout
+from rein.networks.flatten import children
+from rein.ops.trees import map_tree
+from rein.types import Tree
+
+logger = logging.getLogger(__name__)
+
+_FIRST = 64  # steps for which memory is allocated at first; doubled when they are used up
+
+
+class ActionHistory:
+    """The actions of each environment's open episode in one array (N, C, *A), which grows up to C = `max_steps`.
+
+    Episodes longer than `max_steps` are counted on, but their actions cannot be returned any more. The first such
+    episode is logged once, as a warning that begins with `name`. With `max_steps=0` nothing is kept or logged.
+    """
+
+    def __init__(self, name: str, space: spaces.Space[Any], num_envs: int, max_steps: int) -> None:
+        self._name, self._space, self._max_steps = name, space, max_steps
+        self._steps_N, self._everyone_N = np.zeros(num_envs, np.int64), np.arange(num_envs)
+        self._bound = 0  # no episode has more steps
+        self._logged = max_steps == 0
+        self._allocated = min(_FIRST, max_steps)
+        self._actions = _zeros(space, (num_envs, self._allocated))
+
+    def steps(self, index: int) -> int:
+        """Number of steps of the open episode of one environment."""
+        return int(self._steps_N[index])
+
+    def clear(self, index: int) -> None:
+        """Forget the actions of one environment, whose next episode begins."""
+        self._steps_N[index] = 0
+
+    def append(self, action: Tree, rows: Sequence[int]) -> None:
+        """Keep one step of the environments in `rows` (R,) by their rows of `action` (N, *A)."""
+        if len(rows) == len(self._everyone_N):
+            row_R, step_R = self._everyone_N, self._steps_N.copy()
+            self._steps_N += 1
+        else:
+            row_R = np.asarray(rows)
+            step_R = self._steps_N[row_R]
+            self._steps_N[row_R] += 1
+        self._bound += 1
+        if self._bound > self._allocated:
+            self._make_room(int(self._steps_N.max()))
+            kept_R = step_R < self._allocated
+            row_R, step_R = row_R[kept_R], step_R[kept_R]
+        if isinstance(action, Tensor):
+            _write(self._actions, row_R, step_R, action)
+        else:
+            map_tree(lambda kept, new: _write(kept, row_R, step_R, new), self._actions, action)
+
+    def restore(self, index: int, actions: Tree, steps: int) -> None:
+        """Take the actions (T, *A) of the open episode of one environment."""
+        self._make_room(max(steps, self._bound))
+        kept = min(steps, self._allocated)
+        map_tree(lambda mine, given: _put(mine[index, :kept], given[:kept]), self._actions, actions)
+        self._steps_N[index] = steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Actions (T, *A) and number of steps T of each environment; -1 steps if the actions were not kept."""
+        kept = [steps if steps <= self._allocated else -1 for steps in self._steps_N.tolist()]
+        return {
+            "actions": [
+                map_tree(lambda x, i=i, t=t: torch.from_numpy(x[i, : max(t, 0)].copy()), self._actions)
+                for i, t in enumerate(kept)
+            ],
+            "steps": torch.tensor(kept, dtype=torch.int64, device="cpu"),
+        }
+
+    def _make_room(self, steps: int) -> None:
+        """Allocate memory for episodes of so many steps, up to `max_steps`."""
+        self._bound = steps
+        if steps > self._max_steps and not self._logged:
+            self._logged = True
+            logger.warning(
+                "%s: an episode has more than max_replay_steps=%d steps; a run that is resumed within it begins new"
+                " episodes. Give a larger max_replay_steps to keep the actions of longer episodes",
+                self._name,
+                self._max_steps,
+            )
+        size = min(max(2 * self._allocated, steps), self._max_steps)
+        if steps > self._allocated and size > self._allocated:
+            larger = _zeros(self._space, (len(self._steps_N), size))
+            map_tree(lambda new, old: _put(new[:, : old.shape[1]], old), larger, self._actions)
+            self._actions, self._allocated = larger, size
+
+
+def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor) -> None:
+    if not action.dtype.is_floating_point or action.dtype is torch.float32:
+        new_NA = action.numpy()
+    else:
+        new_NA = action.float().numpy()  # numpy has no bfloat16
+    kept[row_R, step_R] = new_NA if len(row_R) == len(new_NA) else new_NA[row_R]
+
+
+def _put(place: np.ndarray[Any, Any], values: Any) -> None:
+    place[...] = values
+
+
+def _zeros(space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
+    """Arrays with the structure of the space's tensors."""
+    inner = children(space)
+    if inner is not None:
+        return {key: _zeros(child, lead) for key, child in inner.items()}
+    shape, dtype = layout(space)
+    return np.zeros((*lead, *shape), dtype)

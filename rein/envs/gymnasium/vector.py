@@ -1,0 +1,513 @@
+"""Adapter for Gymnasium vector environments.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import TransformObservation
+from torch import Tensor
+
+from rein.envs.base.contract import check_action, check_observation, checked_num_envs
+from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
+from rein.envs.base.spaces import Codec, cast, layout, rounded_bounds, widened
+from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_parts, make, missing_values, name_of
+from rein.envs.gymnasium.workers import Workers, closed_on_error, in_processes, starting
+from rein.errors import EnvironmentContractError
+from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
+from rein.networks.flatten import children
+from rein.ops.trees import map_tree
+from rein.types import TimeStep, Tree
+
+
+class BatchCodec:
+    """Turns the arrays of N values of a space into tensors and back; `field` is what its errors call them.
+
+    `batched` is the space of all N at once, which says the dtype of the arrays that go back.
+    """
+
+    def __init__(self, field: str, space: spaces.Space[Any], batched: Any, num_envs: int) -> None:
+        self._field = field
+        inner = children(space)
+        self._inner = None
+        if inner is None:
+            shape, self._dtype = layout(space)
+            self._shape = (num_envs, *shape)
+            self._batched_dtype = batched.dtype
+            self._rounded = rounded_bounds(space)
+        else:
+            places = list(range(len(inner))) if isinstance(space, spaces.Tuple) else list(inner)
+            self._inner = {
+                key: (place, BatchCodec(f"{field}.{key}", child, batched[place], num_envs))
+                for place, (key, child) in zip(places, inner.items(), strict=True)
+            }
+            self._is_tuple = isinstance(space, spaces.Tuple)
+
+    def tensors(self, value: Any) -> Tree:
+        """Fresh tensors (N, ...), for the source may write to its arrays again; EnvironmentContractError by shape."""
+        if self._inner is None:
+            return torch.from_numpy(array(self._field, value, self._dtype, self._shape))
+        try:
+            return {key: inner.tensors(value[place]) for key, (place, inner) in self._inner.items()}
+        except (KeyError, IndexError, TypeError) as error:
+            expected = f"one array for each of {', '.join(self._inner)}"
+            raise EnvironmentContractError(f"{self._field}: expected {expected}: {error!r}") from error
+
+    def arrays(self, tree: Tree) -> Any:
+        """Arrays of their own; EnvironmentContractError by shape."""
+        if self._inner is not None:
+            values = {place: inner.arrays(tree[key]) for key, (place, inner) in self._inner.items()}
+            return tuple(values.values()) if self._is_tuple else values
+        if tree.shape != self._shape:
+            expected, got = self._shape, tuple(tree.shape)
+            raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
+        return widened(tree, self._batched_dtype, self._rounded)
+
+
+def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    """A fresh array of that dtype and shape, cast where that loses no more than precision.
+
+    Raises EnvironmentContractError.
+    """
+    got = np.asarray(value)
+    if got.shape == shape:
+        if got.dtype is dtype:
+            return np.array(got)
+        if np.can_cast(got.dtype, dtype, "same_kind"):
+            return cast(field, got, dtype)
+    what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
+    raise EnvironmentContractError(f"{field}: expected {dtype} of shape {shape}, got {what}")
+
+
+def opened(
+    source: Any, num_envs: int | None, autoreset_mode: AutoresetMode | str | None, make_kwargs: Mapping[str, Any]
+) -> tuple[Any, AutoresetMode]:
+    """The vector environment that `source` is, or that `make_vec(source)` gives, and its autoreset mode.
+
+    A mode is asked for by a member of AutoresetMode, its name in any case, or its value. Raises ValueError for what is
+    none, and where the mode is not known or not the one that was asked for, TypeError for a number that is no integer.
+    Raises ValueError for environments with different observation spaces.
+    """
+    mode = None if autoreset_mode is None else _asked_for(autoreset_mode)
+    if num_envs is not None:
+        num_envs = checked_num_envs(num_envs)
+    if isinstance(source, str | EnvSpec):
+        by_id = functools.partial(_make_vec, mode)
+        environment = make(source, {"num_envs": 1 if num_envs is None else num_envs, **make_kwargs}, by_id)
+    elif not hasattr(source, "single_observation_space"):
+        raise TypeError(f"{source!r} is no gymnasium.vector.VectorEnv; GymnasiumEnvironment takes single environments")
+    elif make_kwargs:
+        raise TypeError(f"{source} is made already: it takes no {', '.join(make_kwargs)}")
+    elif num_envs not in (None, source.num_envs):
+        raise ValueError(f"num_envs={num_envs}: {source} has {source.num_envs}")
+    else:
+        environment = source
+    made_here = isinstance(source, str | EnvSpec)
+    with closed_on_error(environment) if made_here else contextlib.nullcontext():
+        return environment, _usable_mode(environment, mode)
+
+
+def _usable_mode(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
+    """Return the autoreset mode, and prepare the environment for it. Raises ValueError if it does not work."""
+    mode = _mode_of(environment, asked)
+    bare = environment.unwrapped
+    if isinstance(bare, SyncVectorEnv | AsyncVectorEnv):
+        equal = batch_space(bare.single_observation_space, bare.num_envs)
+        if bare.observation_space != equal:
+            raise ValueError(
+                f"{environment}: its environments have different observation spaces, together"
+                f" {bare.observation_space}; all environments must have equal spaces, together {equal}"
+            )
+    if mode is AutoresetMode.SAME_STEP and isinstance(bare, SyncVectorEnv):
+        _keep_final_observations(bare)
+    if mode is AutoresetMode.NEXT_STEP and isinstance(bare, AsyncVectorEnv) and not bare.shared_memory:
+        # its workers do not forget in `reset` that they have to reset, and do it again (Gymnasium 1.4)
+        raise ValueError(f"{environment}: shared_memory=False does not go with {mode}; share it, or reset otherwise")
+    return mode
+
+
+def _asked_for(value: AutoresetMode | str) -> AutoresetMode:
+    text = value.lower() if isinstance(value, str) else value
+    for mode in AutoresetMode:
+        if value is mode or text in (mode.name.lower(), mode.value.lower()):
+            return mode
+    raise ValueError(f"autoreset_mode={value!r}: give one of {_modes()}")
+
+
+def _modes() -> str:
+    return ", ".join(mode.name for mode in AutoresetMode)
+
+
+def _make_vec(mode: AutoresetMode | None, source: str | EnvSpec, **kwargs: Any) -> Any:
+    """`gymnasium.make_vec`, an autoreset mode being asked for where it takes it.
+
+    Raises ValueError where it takes none and says that it has another one.
+    """
+    taken = True
+    if mode is not None:
+        spec = gymnasium.spec(source) if isinstance(source, str) else source
+        usual = VectorizeMode.SYNC if spec.vector_entry_point is None else VectorizeMode.VECTOR_ENTRY_POINT
+        if VectorizeMode(kwargs.get("vectorization_mode") or usual) is not VectorizeMode.VECTOR_ENTRY_POINT:
+            kwargs["vector_kwargs"] = {**kwargs.get("vector_kwargs", {}), "autoreset_mode": mode}
+        elif taken := _takes_a_mode(spec):
+            kwargs["autoreset_mode"] = mode
+    asynchronous = kwargs.get("vectorization_mode") in (VectorizeMode.ASYNC, VectorizeMode.ASYNC.value)
+    with starting() if asynchronous else contextlib.nullcontext():
+        environment = gymnasium.make_vec(source, **kwargs)
+    said = None if taken else _said_by(environment)
+    if mode is not None and said not in (None, mode):
+        environment.close()
+        raise ValueError(
+            f"autoreset_mode={mode.name}: {name_of(source)}'s own vector environment takes no autoreset_mode, and is"
+            f' {said.name}; give vectorization_mode="sync" as well'
+        )
+    return environment
+
+
+def _takes_a_mode(spec: EnvSpec) -> bool:
+    """Whether the vector entry point has the argument; CartPole's has not. One that does not tell is asked."""
+    entry: Any = spec.vector_entry_point
+    if entry is None:  # what Gymnasium refuses by itself
+        return True
+    try:
+        parameters = inspect.signature(load_env_creator(entry) if isinstance(entry, str) else entry).parameters
+    except (TypeError, ValueError):  # of a compiled one
+        return True
+    return "autoreset_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _mode_of(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
+    said = _said_by(environment)
+    mode = asked if said is None else said
+    if mode is None:
+        raise ValueError(
+            f"{environment} does not say how it resets, as metadata['autoreset_mode']; give autoreset_mode=, one of"
+            f" {_modes()}"
+        )
+    if asked not in (None, mode):
+        raise ValueError(f"autoreset_mode={asked}: {environment} says that it is {mode}")
+    return mode
+
+
+def _said_by(environment: Any) -> AutoresetMode | None:
+    said = None
+    if environment.metadata is not VectorEnv.metadata:  # which everybody shares who has none, and ale-py writes to
+        said = environment.metadata.get("autoreset_mode")
+    if said is None:
+        said = getattr(environment.unwrapped, "autoreset_mode", None)
+    return None if said is None else AutoresetMode(said)
+
+
+def _keep_final_observations(environment: SyncVectorEnv) -> None:
+    """Have an environment that writes into one array at every step leave the final observation as it was.
+
+    In SAME_STEP mode Gymnasium resets it before anybody could make a copy (Gymnasium#1132).
+    """
+    environment.envs = [TransformObservation(single, copy.deepcopy, None) for single in environment.envs]
+
+
+logger = logging.getLogger(__name__)
+
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+
+
+@explain(ENVIRONMENT_ATTRIBUTES)
+class GymnasiumVectorEnvironment:
+    """The N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
+
+    For sources that step many at once, compiled, in processes or elsewhere. None of them is replayable: a run that is
+    resumed begins new episodes. `autoreset_mode` says how the source resets where it does not say so itself; with an id
+    it is asked of `make_vec`. `info` names what is wanted of the steps' infos, each with the value for steps without
+    it, which also says shape and dtype: `info={"success": False}`. `close` closes the source.
+
+    With an `AsyncVectorEnv`, whose environments live in processes of their own, a step or reset whose process died
+    raises WorkerDied, and one that takes longer than `timeout` seconds WorkerTimeout; all processes are ended then.
+    What is raised in a process passes through, with a note of environment and episode seed; what cannot pass between
+    processes comes as a RuntimeError with its traceback, or a WorkerDied where the processes are not of `in_processes`.
+
+    Raises ValueError for an id that Gymnasium does not know, where the autoreset mode is not known or another one and
+    for a timeout where there are no processes, TypeError for a space that is no tensor and an `info` that is no
+    dictionary of numbers.
+    """
+
+    replayable = False
+
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    def __init__(
+        self,
+        source: VectorEnv[Any, Any, Any] | EnvSpec | str,
+        num_envs: int | None = None,
+        seed: int | None = None,
+        *,
+        autoreset_mode: AutoresetMode | str | None = None,
+        info: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        **make_kwargs: Any,
+    ) -> None:
+        self._info = missing_values(info)
+        self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
+        self._make_kwargs = make_kwargs
+        self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
+        made_here = isinstance(source, str | EnvSpec)
+        with closed_on_error(self._environment) if made_here else contextlib.nullcontext():
+            self._prepare(seed, timeout)
+        self._observation: Tree = None  # the current one; None where there are no episodes
+        self._nobody_N = np.zeros(self.num_envs, np.bool_)
+        self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
+        self._checked, self._closed = False, False
+
+    def _prepare(self, seed: int | None, timeout: float | None) -> None:
+        """Set up everything that depends on the source. Raises if the source does not fit."""
+        self._workers = Workers(self._environment, self._name, timeout)
+        self.num_envs = checked_num_envs(self._environment.num_envs)
+        self.device = torch.device("cpu")
+        self._seeds = HostEpisodeSeeds(self.num_envs, seed)
+        self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one for each
+        self.single_observation_space = self._environment.single_observation_space
+        self.single_action_space = self._environment.single_action_space
+        observations, actions = self._environment.observation_space, self._environment.action_space
+        self._observations = BatchCodec("observation", self.single_observation_space, observations, self.num_envs)
+        self._actions = BatchCodec("action", self.single_action_space, actions, self.num_envs)
+        self._finals = Codec("info.final_obs", self.single_observation_space)
+
+    @classmethod
+    def in_processes(
+        cls,
+        id_or_factory: Source,
+        num_envs: int,
+        seed: int | None = None,
+        *,
+        timeout: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        replayable: bool = False,
+        **make_kwargs: Any,
+    ) -> GymnasiumVectorEnvironment:
+        """What `GymnasiumEnvironment` has of the same arguments, to the bit, each environment in a process of its own.
+
+        For environments that are slow: a step waits for the slowest. It is not replayable. Ctrl-C reaches the main
+        process alone, as without processes; where no handler takes it, it breaks the call off and all processes are
+        ended.
+
+        Raises ValueError and TypeError as `GymnasiumEnvironment` does, ValueError for `replayable=True`, and WorkerDied
+        where a process ends at once.
+        """
+        if replayable:
+            why = "all of them step together, so none can repeat its episode at a resume; GymnasiumEnvironment can"
+            raise ValueError(f"in_processes(replayable={replayable}): {why}")
+        missing = missing_values(info)  # refused before there are processes
+        source = in_processes(id_or_factory, num_envs, make_kwargs, missing)
+        with closed_on_error(source):
+            environment = cls(source, seed=seed, timeout=timeout, info=missing)
+        environment._name = environment._workers.name = name_of(id_or_factory)
+        environment._make_kwargs = make_kwargs
+        return environment
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        return self._seeds.seed
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: what the current episodes were reset with, if rein resets them; -1 where the source does."""
+        if self._takes_seeds and self._mode is AutoresetMode.DISABLED:
+            return self._seeds.current
+        return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
+
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether there are no episodes to step: before the first reset, and after a resume."""
+        return self._observation is None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {
+            "id": self._name,
+            "num_envs": self.num_envs,
+            "seed": self.seed,
+            "autoreset_mode": self._mode.value,
+            "info": {key: missing.tolist() for key, missing in self._info.items()},
+            "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
+        }
+
+    def reset(self, seed: int | None = None) -> Tree:
+        """Begin new episodes everywhere; `seed` starts all streams anew. Returns the observation."""
+        if seed is not None:
+            self._seeds.restart(seed)
+        observation, _ = self._parts("reset", RESET, seed=self._next_seeds())
+        self._resets_N = self._nobody_N
+        self._observation = self._observations.tensors(observation)
+        return self._observation
+
+    def apply_action(self, action: Tree) -> TimeStep:
+        """Step every environment by `action` (N, *A).
+
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
+        fit its space.
+        """
+        self._check(action)
+        observation, reward, terminated, truncated, info = self._parts("step", STEP, self._actions.arrays(action))
+        valid_N = ~self._resets_N
+        terminated_N = self._column("terminated", terminated, _BOOL) & valid_N
+        truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
+        reward_N = np.where(valid_N, self._column("reward", reward, _FLOAT), np.float32(0.0))
+        wanted = self._wanted(info, terminated_N | truncated_N)
+        final_observation = self._conclude(self._observations.tensors(observation), info, terminated_N | truncated_N)
+        return TimeStep(
+            observation=self._observation,
+            reward=torch.from_numpy(reward_N),
+            terminated=torch.from_numpy(terminated_N),
+            truncated=torch.from_numpy(truncated_N),
+            final_observation=final_observation,
+            valid=torch.from_numpy(valid_N),
+            info=wanted,
+        )
+
+    @property
+    def render_fps(self) -> float | None:
+        """Frames per second that the source declares for its videos; None if it declares none."""
+        return self._environment.metadata.get("render_fps")
+
+    def render(self, index: int = 0) -> Any:
+        """Render an RGB frame of one environment; the other processes are not asked.
+
+        Raises ValueError unless built with `render_mode="rgb_array"`.
+        """
+        mode, frame = self._environment.render_mode, None
+        if mode == "rgb_array":
+            bare = self._environment.unwrapped
+            if self._environment is bare and isinstance(bare, AsyncVectorEnv):
+                frame = self._call(self._workers.render, index)
+            elif self._environment is bare and isinstance(bare, SyncVectorEnv):
+                frame = bare.envs[index].render()
+            elif (frames := self._call(self._environment.render)) is not None:
+                frame = frames[index]
+        if frame is None:
+            raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
+        return frame
+
+    def reseed(self, seed: int) -> None:
+        """Take `seed` for all streams; RuntimeError after the first reset."""
+        self._seeds.reseed(seed)
+
+    def close(self) -> None:
+        """Close the source; a second time does nothing."""
+        self._observation = None
+        if not self._closed:
+            self._closed = True
+            self._workers.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which episodes have begun; what is within them belongs to the source."""
+        return {"seeds": self._seeds.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Wait for `reset` to begin new episodes, others than have been; ValueError for another number of them."""
+        self._seeds.load_state_dict(state["seeds"])
+        self._observation = None
+        if self._seeds.started:
+            logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the source, whose processes may die of it."""
+        self._workers.check()
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:  # is explained, or raised again; KeyboardInterrupt leaves a call without answer
+            self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
+            raise
+
+    def _parts(self, method: str, parts: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+        result = self._call(getattr(self._environment, method), *args, **kwargs)
+        check_parts(self._name, method, result, parts)
+        return result
+
+    def _check(self, action: Tree) -> None:
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        if not self._checked:
+            check_action(action, self.num_envs, self.single_action_space)
+            check_observation(self._observation, self.num_envs, self.single_observation_space)
+            self._checked = True
+
+    def _next_seeds(self) -> Any:
+        """What a reset of all is seeded with, as the source takes it: a seed for each environment, or one for all."""
+        by_ale = type(self._environment.unwrapped).__module__.startswith("ale_py.")
+        if not (by_ale or self._takes_seeds):
+            return self._seeds.advance(0)
+        seeds = [self._seeds.advance(index) for index in range(self.num_envs)]
+        return np.array(seeds) if by_ale else seeds
+
+    def _column(self, field: str, values: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        return array(field, values, dtype, (self.num_envs,))
+
+    def _conclude(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
+        """Begin new episodes where the source does not, and keep what is seen next; returns the final observation."""
+        self._observation = observation
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._resets_N = ended_N
+        elif ended_N.any():
+            if self._mode is AutoresetMode.SAME_STEP:
+                return self._final_observation(observation, info, ended_N)
+            self._observation = _where(ended_N, self._reset_where(ended_N), observation)
+        return observation
+
+    def _reset_where(self, ended_N: np.ndarray[Any, Any]) -> Tree:
+        """DISABLED: the reset that rein does."""
+        seeds = None
+        if self._takes_seeds:
+            seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
+        options = {"reset_mask": ended_N.copy()}  # new ones each time: the call takes the mask out, and may keep it
+        observation, _ = self._parts("reset", RESET, seed=seeds, options=options)
+        return self._observations.tensors(observation)
+
+    def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
+        """SAME_STEP: what the source hands over."""
+        final = info.get("final_obs")
+        if final is None:
+            raise EnvironmentContractError(
+                f"info.final_obs: expected from {self._name} where an episode ended, got nothing"
+            )
+        if not (isinstance(final, np.ndarray) and final.dtype == object):
+            return _where(ended_N, self._observations.tensors(final), observation)
+        row_R = ended_N.nonzero()[0]
+        rows = row_R.tolist()
+        final_R = self._finals.stack([final[row] for row in rows], rows)
+        return map_tree(lambda x, new: x.index_copy(0, torch.from_numpy(row_R), new), observation, final_R)
+
+    def _wanted(self, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+        """What was asked for of the infos of this step: in SAME_STEP, where one ended, `info` is that of the reset."""
+        if not isinstance(info, Mapping):
+            raise EnvironmentContractError(f"{self._name}: info: expected a dictionary from step, got {info!r}")
+        of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._nobody_N
+        sources = ((info, ~of_reset_N), (info.get("final_info", {}), of_reset_N))
+        wanted = {}
+        for key, missing in self._info.items():
+            values_N = np.broadcast_to(missing, (self.num_envs, *missing.shape)).copy()
+            for source, mask_N in sources:
+                if key in source:
+                    there_N = mask_N & source.get(f"_{key}", True)
+                    values_N[there_N] = array(f"info.{key}", source[key], missing.dtype, values_N.shape)[there_N]
+            wanted[key] = torch.from_numpy(values_N)
+        return wanted
+
+
+def _where(mask_N: np.ndarray[Any, Any], new: Tree, old: Tree) -> Tree:
+    mask = torch.from_numpy(mask_N)
+    return map_tree(lambda a, b: torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)

@@ -1,0 +1,403 @@
+"""Processes of a vector environment: starting them, noticing that one died or does not answer, and ending them.
+
+`gymnasium.vector.AsyncVectorEnv` has one process for each environment, in `processes`, and talks to it through
+`parent_pipes`. If a process dies, Gymnasium raises EOFError or ConnectionError without a message, or waits forever if a
+child of the process holds the pipe open. If an environment raises, its pipe becomes None. Vector environments of other
+classes are used as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+
+from rein.envs.base.contract import checked_num_envs
+from rein.envs.base.spaces import Codec, column
+from rein.envs.gymnasium.adapter import RESET, STEP, Source, check_parts, ended_flags, make, name_of, wanted_infos
+from rein.errors import WorkerDied, WorkerTimeout
+
+logger = logging.getLogger(__name__)
+
+GRACE = 10.0  # seconds that `close` waits if no timeout was given
+_MOMENT = 1.0  # seconds: for what is due at once, and between two looks whether a silent worker is alive
+_LONGEST = 2e6  # seconds: poll(2) takes 2**31 milliseconds
+_BROKEN_PIPE = (EOFError, ConnectionError)
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+
+
+class _LostError(Exception):
+    """Raised if a worker reported an error that cannot be unpickled."""
+
+
+class Workers:
+    """The processes behind `environment`, if it has any; `name` is used in error messages.
+
+    `timeout` is the number of seconds that each call may take; None means no limit. Raises ValueError if the timeout is
+    not above 0, is longer than 2e6, or if there are no processes to wait for.
+    """
+
+    def __init__(self, environment: Any, name: str, timeout: float | None) -> None:
+        self._environment, self.name, self._timeout = environment, name, timeout
+        self._asynchronous = isinstance(environment.unwrapped, AsyncVectorEnv)
+        self._failure: str | None = None
+        if timeout is not None and not 0 < timeout <= _LONGEST:
+            raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
+        if self._asynchronous:
+            bare = environment.unwrapped
+            bare.error_queue = _Errors(bare.error_queue, GRACE if timeout is None else max(timeout, _MOMENT))
+            for method in ("step_wait", "reset_wait", "call_wait"):  # called by `step`, `reset` and `call`
+                setattr(bare, method, _watched(bare, method, timeout))
+        elif timeout is not None:
+            raise ValueError(f"timeout={timeout}: {name} has no processes to wait for; it takes an AsyncVectorEnv")
+
+    def check(self) -> None:
+        """Raise RuntimeError if the processes were ended after a failure."""
+        if self._failure is not None:
+            raise RuntimeError(f"{self.name}: its workers were ended after a failure; build it anew ({self._failure})")
+
+    def explain(self, error: BaseException, seed_of: Callable[[int], int]) -> None:
+        """Explain `error`, which a call of the environment raised; `seed_of(i)` is the seed of an episode, or -1.
+
+        An error that an environment raised gets a note. Raises WorkerDied if a process is dead or if its error cannot
+        be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. The same
+        holds for KeyboardInterrupt, SystemExit and any other error that breaks a call off: the remaining answers would
+        be taken for the answers to the next call.
+        """
+        if not self._asynchronous:
+            return
+        bare = self._environment.unwrapped
+        raised = [index for index, pipe in enumerate(bare.parent_pipes) if pipe is None]
+        failure: Exception | None = None
+        if isinstance(error, _LostError):
+            failure = WorkerDied(
+                f"{self._told(self._dead(), seed_of)} raised what cannot be unpickled here: {error.__cause__!r}; its"
+                " stderr may say more"
+            )
+        elif raised:
+            error.add_note(f"in {self._told(raised, seed_of)}")
+        elif isinstance(error, multiprocessing.TimeoutError) and self._timeout is not None:
+            silent = [index for index, pipe in enumerate(bare.parent_pipes) if not pipe.poll()]
+            failure = WorkerTimeout(f"{self._told(silent, seed_of)}: no answer within {self._timeout:g} s")
+        elif isinstance(error, _BROKEN_PIPE):
+            failure = WorkerDied(f"{self._told(self._dead(), seed_of)} ended by itself")
+        elif isinstance(error, Exception) and bare._state is AsyncState.DEFAULT:  # no answers are pending
+            return
+        self._failure = repr(error) if failure is None else str(failure)
+        _end(bare)
+        if failure is not None:
+            raise failure from error
+
+    def render(self, index: int) -> Any:
+        """Render one environment: the other processes are not asked."""
+        bare = self._environment.unwrapped
+        bare.parent_pipes[index].send(("_call", ("render", (), {})))
+        _await_answers(bare, self._timeout, [index])
+        frame, success = bare.parent_pipes[index].recv()
+        bare._raise_if_errors([success or other != index for other in range(bare.num_envs)])
+        return frame
+
+    def close(self) -> None:
+        """Close the environment. Processes that do not end within `timeout` (or 10) seconds are killed and logged."""
+        if self._asynchronous:
+            self._close_processes()
+        self._environment.close()
+
+    def _close_processes(self) -> None:
+        bare = self._environment.unwrapped
+        for pipe in bare.parent_pipes:
+            with contextlib.suppress(*_BROKEN_PIPE):  # its exit code tells
+                pipe.send(("close", None))
+        _await_exits(bare.processes, GRACE if self._timeout is None else self._timeout)
+        codes = [process.exitcode for process in bare.processes]
+        if None in codes:
+            logger.warning("%s: its workers did not close in time, and were killed", self.name)
+        if any(codes):
+            logger.warning("%s: a worker died before or while it was closed: exit codes %s", self.name, codes)
+        _end(bare)
+
+    def _dead(self) -> list[int]:
+        """Indices of the processes that have ended. A process closes its pipes just before it has an exit code."""
+        processes = self._environment.unwrapped.processes
+        if all(process.exitcode is None for process in processes):
+            for sentinel in connection.wait([process.sentinel for process in processes], _MOMENT):
+                next(process for process in processes if process.sentinel == sentinel).join(_MOMENT)
+        return [index for index, process in enumerate(processes) if process.exitcode is not None]
+
+    def _told(self, indices: list[int], seed_of: Callable[[int], int]) -> str:
+        """Describe workers, for instance as `Taxi-v4, worker 1 of 4 (pid 71, exit code 3, episode seed 8)`."""
+        processes = self._environment.unwrapped.processes
+        told = []
+        for index in indices:
+            facts = [f"pid {processes[index].pid}", _ending(processes[index].exitcode)]
+            facts.append(f"episode seed {seed_of(index)}" if seed_of(index) >= 0 else "")
+            told.append(f"worker {index} of {len(processes)} ({', '.join(filter(None, facts))})")
+        return f"{self.name}, {' and '.join(told) or 'a worker'}"
+
+
+def in_processes(
+    source: Source, num_envs: int, make_kwargs: Mapping[str, Any], info: Mapping[str, np.ndarray[Any, Any]]
+) -> AsyncVectorEnv[Any, Any]:
+    """Start N processes with one environment each, which rein resets. `info` has the missing values of wanted infos.
+
+    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
+    number that is not an integer, OSError if there are too few file descriptors, and WorkerDied if a process ends while
+    it makes its environment.
+    """
+    num_envs = checked_num_envs(num_envs)
+    _check_descriptors(num_envs)
+    # The kernel's "parent" is the thread that starts a process: if another thread ends, its processes must not.
+    ends_with_parent = threading.current_thread() is threading.main_thread()
+    singles = [
+        functools.partial(_make_in_worker, os.getpid(), ends_with_parent, index, source, make_kwargs, info)
+        for index in range(num_envs)
+    ]
+    with starting():
+        return _Processes(singles, autoreset_mode=AutoresetMode.DISABLED)
+
+
+class _Processes(AsyncVectorEnv[Any, Any]):
+    """Notices a process that dies while it makes its environment, and names the environment with another space."""
+
+    def _check_spaces(self) -> None:
+        for kind in ("observation_space", "action_space"):
+            expected = getattr(self, f"single_{kind}")
+            self.call_async(kind)
+            _await_answers(self, None)
+            for index, space in enumerate(self.call_wait()):
+                if space != expected:
+                    raise ValueError(
+                        f"environment {index} has the {kind} {space}, others have {expected}; all environments must"
+                        " have equal spaces"
+                    )
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Context in which an AsyncVectorEnv is made: if that fails, its processes are ended and its pipes are closed.
+
+    Raises WorkerDied if a process ends before it has answered.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):  # nothing else refers to the half-made object
+            if isinstance(bare := frame.f_locals.get("self"), AsyncVectorEnv):
+                _end(bare)
+                if (pipe := frame.f_locals.get("child_pipe")) is not None:
+                    pipe.close()
+        if not isinstance(error, _BROKEN_PIPE):
+            raise
+        raise WorkerDied(
+            "a worker ended while it made its environment: if it raised an error, the error is on stderr; a killed"
+            " worker leaves no message"
+        ) from error
+
+
+@contextlib.contextmanager
+def closed_on_error(environment: Any) -> Iterator[None]:
+    """Context that closes a vector environment, with its processes, if anything is raised."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(environment.unwrapped, AsyncVectorEnv):
+            _end(environment.unwrapped)
+        environment.close()
+        raise
+
+
+def _check_descriptors(num_envs: int) -> None:
+    """Raise OSError if the file descriptors of so many processes cannot be opened: before any process is started."""
+    needed = 3 * num_envs + 8  # for each a pipe, and two descriptors that the module multiprocessing keeps
+    held: list[int] = []
+    try:
+        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        message = f"in_processes(num_envs={num_envs}) needs {needed} file descriptors; raise the limit with `ulimit -n`"
+        raise OSError(errno.EMFILE, message) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _make_in_worker(
+    main: int,
+    ends_with_parent: bool,
+    index: int,
+    source: Source,
+    make_kwargs: Mapping[str, Any],
+    info: Mapping[str, np.ndarray[Any, Any]],
+) -> Any:
+    """Make environment `index`. In a worker, leave Ctrl-C to the process `main` and end together with it."""
+    if os.getpid() != main:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
+        if ends_with_parent and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    made = make(source, make_kwargs)
+    return _Checked(made, index, name_of(source), info) if isinstance(made, gymnasium.Env) else made
+
+
+class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Checks results as `GymnasiumEnvironment` does, before Gymnasium casts them or writes them to shared memory.
+
+    Passes on the wanted infos only. Raises only errors that reach the main process: Gymnasium pickles them in a thread,
+    which loses an error that does not pickle.
+    """
+
+    def __init__(self, env: Any, index: int, name: str, info: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        super().__init__(env)
+        self._rows, self._info = (index,), info
+        self._who = f"environment {index} of {name}"
+        self._observations = Codec("observation", env.observation_space)
+
+    def reset(self, **kwargs: Any) -> Any:
+        with _portable():
+            result = self.env.reset(**kwargs)
+            check_parts(self._who, "reset", result, RESET)
+            self._observations.stack([result[0]], self._rows)
+            return result[0], {}
+
+    def step(self, action: Any) -> Any:
+        with _portable():
+            result = self.env.step(action)
+            check_parts(self._who, "step", result, STEP)
+            observation, reward, terminated, truncated, info = result
+            self._observations.stack([observation], self._rows)
+            flags_2N = ended_flags((terminated,), (truncated,), (False,), self._rows)
+            reward_N = column("reward", [reward], _FLOAT, rows=self._rows)
+            wanted = {
+                key: wanted_infos([info], key, missing, self._rows)[0].numpy() for key, missing in self._info.items()
+            }
+            ended = (False, False) if flags_2N is None else flags_2N[:, 0].tolist()
+            return observation, reward_N[0], *ended, wanted
+
+    def render(self) -> Any:
+        with _portable():
+            return self.env.render()
+
+
+@contextlib.contextmanager
+def _portable() -> Iterator[None]:
+    """Raise RuntimeError with the text of the traceback for an error that does not survive pickling."""
+    try:
+        yield
+    except Exception as error:  # of an environment, raised again
+        try:
+            got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
+            type(error)(got)  # as the queue, then Gymnasium do
+        except Exception:  # whatever its class makes of that
+            raise RuntimeError("".join(traceback.format_exception(error))) from None
+        raise
+
+
+class _Errors:
+    """The queue of the workers' errors, with a time limit: an error that does not pickle never arrives."""
+
+    def __init__(self, queue: Any, limit: float) -> None:
+        self._queue, self._limit = queue, limit
+
+    def get(self) -> Any:
+        """Return the next error; raise _LostError if there is none in time or if it cannot be unpickled."""
+        try:
+            return self._queue.get(timeout=self._limit)
+        except Exception as error:  # unpickling runs code of the error's class
+            raise _LostError from error
+
+    def close(self) -> None:
+        """Close the pipe. `Queue.close` alone leaves it to the garbage collector."""
+        self._queue.close()
+        self._queue._reader.close()
+        self._queue._writer.close()
+
+
+def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
+    """End all processes and close all pipes, also of an object that is half made or ended already."""
+    if hasattr(bare, "error_queue"):  # made last, before the processes
+        processes = [process for process in bare.processes if process.pid is not None]  # the last may not have started
+        for process in processes:
+            process.terminate()
+        _await_exits(processes, _MOMENT)
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+        for pipe in bare.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        _Errors.close(bare.error_queue if isinstance(bare.error_queue, _Errors) else _Errors(bare.error_queue, 0.0))
+    bare.processes, bare.parent_pipes = [], []
+    bare.closed = True  # otherwise Gymnasium would talk to them again, at the latest when the object is deleted
+
+
+def _await_exits(processes: Sequence[Any], seconds: float) -> None:
+    """Wait until the processes have ended, for `seconds` at most."""
+    deadline = time.monotonic() + seconds
+    while running := [process for process in processes if process.exitcode is None]:
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            return
+        connection.wait([process.sentinel for process in running], min(left, _MOMENT))  # a child may hold a sentinel
+
+
+def _await_answers(bare: Any, seconds: float | None, indices: Sequence[int] | None = None) -> None:
+    """Wait until all workers, or those of `indices`, have answered.
+
+    Raises multiprocessing.TimeoutError after `seconds` and EOFError if any worker is dead and has not answered. The
+    pipe of a dead worker stays open if a child of the worker holds it, so the exit codes are checked every second.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    for index in range(len(bare.parent_pipes)) if indices is None else indices:
+        left = min(_MOMENT, deadline - time.monotonic())
+        while not bare.parent_pipes[index].poll(max(left, 0.0)):
+            for pipe, process in zip(bare.parent_pipes, bare.processes, strict=True):
+                if process.exitcode is not None and not pipe.poll():
+                    raise EOFError(f"process {process.pid} has ended")
+            left = min(_MOMENT, deadline - time.monotonic())
+            if left <= 0.0:
+                raise multiprocessing.TimeoutError(f"no answer within {seconds} s")
+
+
+def _watched(environment: Any, method: str, timeout: float | None) -> Callable[..., Any]:
+    """Wrap a method that receives answers, with a default timeout. Holds no reference that keeps its object alive."""
+    receive, itself = getattr(type(environment), method), weakref.proxy(environment)
+
+    def wait(limit: float | None = None) -> Any:
+        _await_answers(itself, timeout if limit is None else limit)
+        return receive(itself)
+
+    return wait
+
+
+def _ending(exitcode: int | None) -> str:
+    if exitcode is None:
+        return ""
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        return f"killed by {signal.Signals(-exitcode).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"killed by signal {-exitcode}"

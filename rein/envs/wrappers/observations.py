@@ -1,0 +1,165 @@
+"""Wrappers that change observations.
+
+Shapes: N environments, k stacked observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rein.envs.base.contract import restored
+from rein.envs.base.spaces import layout, tensor_dtype
+from rein.envs.wrappers.base import Forwarding, may_hold, where_inside, where_rows
+from rein.networks.flatten import Flatten, children
+from rein.ops.trees import map_tree
+from rein.protocols import Environment
+from rein.types import TimeStep, Tree
+
+
+class FlattenObservation(Forwarding):
+    """Makes every observation a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
+
+    Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
+    the parts of a Dict or Tuple in its order.
+    """
+
+    def __init__(self, inner: Environment) -> None:
+        self.inner = inner
+        flat: Any = spaces.flatten_space(inner.single_observation_space)
+        self._space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+        self._flat = Flatten(inner.single_observation_space, inner.device)
+
+    @property
+    def single_observation_space(self) -> spaces.Box:
+        """A Box of F float32 numbers."""
+        return self._space
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return self._config()
+
+    def _begin(self, observation: Tree, mask: Tensor | None) -> Tensor:
+        return self._flat(observation)
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        time_step = self._step_inner(action, mask)
+        final_NF = self._flat(time_step.final_observation)
+        same = time_step.observation is time_step.final_observation
+        observation_NF = final_NF if same else self._flat(time_step.observation)
+        return time_step._replace(observation=observation_NF, final_observation=final_NF)
+
+
+class FrameStack(Forwarding):
+    """Stacks the last `length` observations, oldest first, along a new first axis: (L, *O).
+
+    A stack never reaches over an episode: at its start it is the first observation `length` times, and
+    `final_observation` is the stack that its last step led to. Each observation is kept once. Raises ValueError for a
+    length below 1.
+    """
+
+    def __init__(self, inner: Environment, length: int = 4) -> None:
+        if length < 1:
+            raise ValueError(f"FrameStack(length={length}): give 1 or more")
+        self.inner = inner
+        self.length = length
+        self._space = stacked_space(inner.single_observation_space, length)
+        self._frames = [_zeros(inner.single_observation_space, inner.num_envs, inner.device)] * length
+
+    @property
+    def single_observation_space(self) -> spaces.Space[Any]:
+        """The inner one with `length` in front of each shape."""
+        return self._space
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return self._config(length=self.length)
+
+    @where_inside
+    def state_dict(self) -> dict[str, Any]:
+        """The inner environment's, and the stack."""
+        return {"inner": self.inner.state_dict(), "stack": self._stack()}
+
+    @where_inside
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; ValueError for another length, shape or number of environments."""
+        stack = _restored(state["stack"], self._stack(), "stack")
+        self.inner.load_state_dict(state["inner"])
+        self._frames = [map_tree(lambda x, k=k: x[:, k], stack) for k in range(self.length)]
+
+    def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
+        if mask is None:
+            self._frames = [observation] * self.length
+        else:
+            self._restart(mask, observation)
+        return self._stack()
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        time_step = self._step_inner(action, mask)
+        frames = [*self._frames[1:], time_step.final_observation]
+        ended_N = time_step.terminated | time_step.truncated
+        began_N = ended_N | ~time_step.valid  # a row that is not valid is a reset, if it was stepped at all
+        if mask is not None:
+            began_N = began_N & mask
+            frames = [where_rows(mask, new, old) for new, old in zip(frames, self._frames, strict=True)]
+        self._frames = frames
+        stack = self._stack()
+        if not may_hold(began_N):
+            return time_step._replace(observation=stack, final_observation=stack)
+        self._restart(began_N, time_step.observation)
+        observation = self._stack()
+        final_observation = where_rows(ended_N, stack, observation)
+        return time_step._replace(observation=observation, final_observation=final_observation)
+
+    def _restart(self, began_N: Tensor, observation: Tree) -> None:
+        self._frames = [where_rows(began_N, observation, frame) for frame in self._frames]
+
+    def _stack(self) -> Tree:
+        return map_tree(lambda *frames: torch.stack(frames, 1), *self._frames)
+
+
+def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
+    """The space of `length` values of `space`, along a new first axis."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: stacked_space(child, length) for key, child in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([stacked_space(child, length) for child in space.spaces])
+    if isinstance(space, spaces.Box):
+        low, high = (np.stack([bound] * length) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return spaces.MultiDiscrete([space.n] * length, start=[space.start] * length)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(np.stack([space.nvec] * length), start=np.stack([space.start] * length))
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary((length, *space.shape))
+    raise TypeError(f"FrameStack: {space} is not a tensor, nor made of tensors")
+
+
+def _zeros(space: spaces.Space[Any], rows: int, device: torch.device) -> Tree:
+    inner = children(space)
+    if inner is not None:
+        return {key: _zeros(child, rows, device) for key, child in inner.items()}
+    return torch.zeros((rows, *layout(space)[0]), dtype=tensor_dtype(space), device=device)
+
+
+def _restored(saved: Tree, like: Tree, name: str) -> Tree:
+    if isinstance(like, Mapping):
+        return {key: _restored(saved[key], part, key) for key, part in like.items()}
+    return restored({name: saved}, name, like)
+
+
+def observation_history(environment: Environment, length: int) -> FrameStack:
+    """Observations as windows (L, F) float32: the last `length` of them, flattened, oldest first.
+
+    At an episode's start the window is its first observation `length` times. The transition that an agent records is
+    (window ending in s_t, a_t, r_t, window ending in s_t+1). It is `FrameStack` around `FlattenObservation`.
+    """
+    return FrameStack(FlattenObservation(environment), length)

@@ -1,0 +1,19 @@
+"""Acting in environments: one step of all of them, their episodes, evaluation, and the contract they keep."""
+
+from rein.episodes.evaluation import Evaluation, evaluate
+from rein.episodes.random_policy import RandomPolicy
+from rein.episodes.recorder import Recorder
+from rein.episodes.statistics import EpisodeStatistics
+from rein.episodes.step import PHASES, batch_step, persist_trajectory, silent
+
+__all__ = [
+    "PHASES",
+    "EpisodeStatistics",
+    "Evaluation",
+    "RandomPolicy",
+    "Recorder",
+    "batch_step",
+    "evaluate",
+    "persist_trajectory",
+    "silent",
+]

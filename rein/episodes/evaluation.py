@@ -1,0 +1,185 @@
+"""How good a policy is: every episode counted once.
+
+Shapes: N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rein.envs.base.contract import check_integers
+from rein.episodes.finite import check_finite_observation
+from rein.episodes.partly import step_active
+from rein.episodes.random_policy import RandomPolicy
+from rein.episodes.recorder import Recorder
+from rein.episodes.step import check_part
+from rein.errors import NonFiniteError
+from rein.foreign_names import check_keywords
+from rein.ops.trees import to_device
+from rein.protocols import Environment, Policy, Replayable
+from rein.types import Tree
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` found, one entry an episode, in the order in which the episodes began."""
+
+    episode_return: Tensor  # (E,) float64, sum of raw rewards
+    episode_length: Tensor  # (E,) int64
+    terminated: Tensor  # (E,) bool
+    truncated: Tensor  # (E,) bool: by the environment or by the step limit
+    seed: Tensor  # (E,) int64, what the episode was reset with; -1 where unknown
+
+    @property
+    def mean_return(self) -> float:
+        """The mean over the episodes."""
+        return float(self.episode_return.mean())
+
+    @property
+    def mean_length(self) -> float:
+        """The mean over the episodes."""
+        return float(self.episode_length.double().mean())
+
+    @property
+    def std_return(self) -> float:
+        """The standard deviation over the episodes (divided by E: 0 of one episode)."""
+        return float(self.episode_return.std(correction=0))
+
+    @property
+    def min_return(self) -> float:
+        """That of the worst episode."""
+        return float(self.episode_return.min())
+
+    @property
+    def max_return(self) -> float:
+        """That of the best episode."""
+        return float(self.episode_return.max())
+
+
+@check_keywords
+def evaluate(
+    policy: Policy,
+    environment: Environment,
+    episodes: int,
+    *,
+    max_episode_steps: int | None = 10_000,
+    recorder: Recorder | None = None,
+    episode_seeds: Tensor | None = None,
+) -> Evaluation:
+    """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
+
+    All environments begin together, each plays exactly one episode, and then all begin again: counting the first
+    episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
+    cut and counts as truncated. A `recorder` takes all of them down. Each call plays new episodes, or those of
+    `episode_seeds` (E,) in environments that are `Replayable`.
+
+    Raises ValueError for fewer than one episode and another number of seeds, TypeError for an object that is not a
+    policy and for environments that cannot begin the episodes of seeds. Raises NonFiniteError if a reward is NaN or
+    infinite, or an observation that the policy acts on; a `RandomPolicy` uses no observation.
+    """
+    check_parts(policy, environment)
+    if not isinstance(episodes, numbers.Integral) or episodes < 1:
+        raise ValueError(f"evaluate(episodes={episodes!r}): give a whole number, 1 or more")
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
+    if episode_seeds is not None and episode_seeds.shape != (episodes,):
+        raise ValueError(f"evaluate(episode_seeds=...): give one for each episode, ({episodes},)")
+    rounds = []
+    with torch.inference_mode(False), torch.no_grad():  # the environments may be trained in afterwards
+        for done in range(0, episodes, environment.num_envs):
+            index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
+            begin = environment.reset
+            if episode_seeds is not None:
+                begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
+            how = _Round(begin, index_N < episodes)
+            result = _play(policy, environment, max_episode_steps, recorder, how)
+            rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
+    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def check_parts(policy: Any, environment: Any) -> None:
+    """Raise TypeError unless these are a policy and an environment of rein, and say how to get them."""
+    if not isinstance(policy, Policy):
+        hint = ""
+        if isinstance(environment, Policy):
+            hint = "; give the policy first and the environment second"
+        elif hasattr(policy, "policy"):
+            hint = "; give agent.policy()"
+        elif callable(policy):
+            hint = (
+                "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "
+                "rein.episodes.RandomPolicy is one"
+            )
+        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
+    check_part("evaluate", environment, Environment)
+
+
+class _Round(NamedTuple):
+    """One episode of every environment, as it is to be played."""
+
+    begin: Callable[[], Tree]  # gives (N, *O)
+    counted_N: Tensor  # whose episode was asked for
+
+
+def _replayable(environment: Environment) -> Replayable:
+    if not isinstance(environment, Replayable):
+        raise TypeError(f"evaluate(episode_seeds=...): {type(environment).__name__} has no reset_to(episode_seeds)")
+    return environment
+
+
+def _play(
+    policy: Policy,
+    environment: Environment,
+    max_episode_steps: int | None,
+    recorder: Recorder | None,
+    round: _Round,
+) -> Evaluation:
+    """Play one episode of every environment. What an environment does after its own end is not counted."""
+    device, num_envs = environment.device, environment.num_envs
+    policy_device = getattr(policy, "device", device)
+    observation, space = round.begin(), environment.single_observation_space
+    check_integers(observation, space)
+    policy.reset()
+    return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
+    length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    truncated_N, active_N = terminated_N.clone(), ~terminated_N
+    seed_N = environment.episode_seeds.clone()
+    steps, observed = 0, not isinstance(policy, RandomPolicy)
+    if recorder is not None:
+        recorder.begin()
+    while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
+        if observed:
+            check_finite_observation(observation, active_N, f"evaluation, step {steps}")
+        action, extras = policy.select_action(to_device(observation, policy_device))
+        action = to_device(action, device)
+        time_step = step_active(environment, action, active_N)
+        check_integers(time_step.observation, space)
+        valid_N = time_step.valid & active_N
+        return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
+        length_N += valid_N
+        steps += 1
+        terminated_N |= time_step.terminated & valid_N
+        truncated_N |= time_step.truncated & valid_N
+        if steps == max_episode_steps:
+            truncated_N |= active_N & ~terminated_N
+        if recorder is not None:
+            kept = valid_N & round.counted_N, truncated_N & valid_N & round.counted_N
+            recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N)
+        active_N = active_N & ~(terminated_N | truncated_N)
+        observation = time_step.observation
+        policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
+    if recorder is not None:
+        recorder.end(observation)
+    if wrong := (~return_N.isfinite() & round.counted_N).nonzero().flatten().tolist():
+        n = wrong[0]
+        raise NonFiniteError(
+            f"evaluate: a reward of environment {n} was not finite: its return is {float(return_N[n])} in the episode "
+            f"of seed {int(seed_N[n])}"
+        )
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

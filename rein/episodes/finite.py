@@ -1,0 +1,196 @@
+"""Checks that rewards and observations are finite.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.errors import NonFiniteError
+from rein.loop.state import State
+from rein.ops.trees import leaves, map_tree
+from rein.replay.rollout import Rollout
+from rein.types import StepState, TimeStep, Transition, Tree
+
+HINT = (
+    "rein.handlers.guards.guard_data(loop) checks actions and rows that are not valid as well; "
+    "check_finite=False turns the check off"
+)
+
+
+class FiniteData:
+    """Raises NonFiniteError if a reward or an observation is NaN or infinite.
+
+    The steps of an agent with a `rollout` are checked together when the rollout is full, before they are learned from:
+    a few operations for a whole rollout instead of a few for each step. For other agents, every step is checked at
+    once. On a device other than the host a flag per environment is accumulated without waiting for the device, and
+    `read` looks at the flags. Rows that are not valid are not checked, and neither is the final observation of a
+    terminated episode, because no agent learns from it.
+    """
+
+    def __init__(self, agent: Any = None) -> None:
+        rollout = getattr(agent, "rollout", None)
+        self._rollout = rollout if isinstance(rollout, Rollout) else None
+        self._vector_step = 0  # of the last row of the rollout
+        self._flag_N: Tensor | None = None  # on a device: NaN for an environment with a non-finite value
+        self._unchecked_N: Tensor | None = None  # rows that were not valid when their observation was not finite
+
+    def check_reset(self, state: State, observation: Tree) -> None:
+        """Check the observation (N, ...) of a reset."""
+        self._unchecked_N = None
+        for path, leaf in floats(observation, "observation"):
+            if found := first_nonfinite(path, leaf):
+                raise NonFiniteError(f"{found} after a reset ({where(state)}). {HINT}")
+
+    def check_full(self, state: State) -> None:
+        """Check the rollout if it is full, after the current step was recorded in it."""
+        if self._rollout is not None:
+            self._vector_step = state.clocks.vector_steps
+            if self._rollout.full and self._rollout["reward"].is_cpu:
+                self.check_rollout(state)
+            elif self._rollout.full:
+                self._accumulate(*(self._rollout[name] for name in ("reward", "observation", "valid")))
+
+    def check_rollout(self, state: State) -> None:
+        """Check what the agent has recorded and not learned from yet. Waits for the device."""
+        rollout = self._rollout
+        if rollout is None or not len(rollout):
+            return
+        names = ("reward", "observation", "next_observation")
+        sums = [leaf.sum() for name in names for _, leaf in floats(rollout[name], "")]
+        if math.isfinite(float(torch.stack(sums).sum())):
+            return
+        fields = {name: rollout[name] for name in (*names, "valid", "terminated")}
+        for t in range(len(rollout)):
+            row = map_tree(lambda rows, t=t: rows[t], fields)
+            valid_N = row["valid"]
+            checked = {"reward": valid_N, "observation": valid_N, "next_observation": valid_N & ~row["terminated"]}
+            for name, checked_N in checked.items():
+                for path, leaf in floats(row[name], name):
+                    if found := first_nonfinite(path, leaf, checked_N):
+                        raise NonFiniteError(
+                            f"{found} ({where(state, self._vector_step + 1 + t - len(rollout))}). {HINT}"
+                        )
+
+    def check_step(self, state: State, received: TimeStep, known: StepState) -> None:
+        """Check what an environment returned (`received`) and what handlers made of it (`known.transition`)."""
+        if self._rollout is not None:
+            return
+        transition: Any = known.transition
+        time_step: Any = known.time_step
+        on_host = received if received.reward.is_cpu else time_step  # nearest to the environment
+        if not on_host.reward.is_cpu:
+            self._accumulate(transition.reward, time_step.observation, transition.valid)
+            return
+        total = _total(on_host)
+        if transition.reward is not time_step.reward:
+            total += float(transition.reward.sum())
+        if not math.isfinite(total) or self._unchecked_N is not None:
+            self._search(state, transition, time_step)
+
+    def _search(self, state: State, transition: Transition, time_step: TimeStep) -> None:
+        """Raise for the first value that is not finite; a sum may overflow although all values are finite."""
+        valid_N, before_N = transition.valid, self._unchecked_N
+        shaped = "" if transition.reward is time_step.reward else ", as a handler of action_applied left it,"
+        fields = [
+            (f"reward{shaped}", transition.reward, valid_N),
+            ("observation", time_step.observation, valid_N),
+            ("final_observation", transition.next_observation, valid_N & ~transition.terminated),
+        ]
+        if before_N is not None:
+            fields.insert(0, ("observation", transition.observation, valid_N & before_N))
+        for name, tree, checked_N in fields:
+            for path, leaf in floats(tree, name):
+                if found := first_nonfinite(path, leaf, checked_N):
+                    raise NonFiniteError(f"{found} ({where(state)}). {HINT}")
+        wrong = [~rows_finite(leaf) for _, leaf in floats(time_step.observation, "")]
+        unchecked_N = torch.stack(wrong).any(0) & ~valid_N if wrong else None
+        self._unchecked_N = unchecked_N if unchecked_N is not None and bool(unchecked_N.any()) else None
+
+    def _accumulate(self, reward: Tensor, observation: Tree, valid: Tensor) -> None:
+        """Flag environments by the values of one step, (N, ...), or of several, (T, N, ...)."""
+        value = reward
+        for _, leaf in floats(observation, ""):
+            value = value + leaf.reshape(*reward.shape, -1).mul(0.0).sum(-1)  # 0 * infinity is NaN
+        value_N = torch.where(valid, value, 0.0).mul_(0.0).view(-1, reward.shape[-1]).sum(0)
+        self._flag_N = value_N if self._flag_N is None else self._flag_N + value_N
+
+    def read(self, state: State) -> None:
+        """Check what was not checked yet. Waits for the device."""
+        self.check_rollout(state)
+        flag_N, self._flag_N = self._flag_N, None
+        if flag_N is not None and (rows := flag_N.isnan().nonzero().flatten().tolist()):
+            raise NonFiniteError(
+                f"reward or observation of environment {_listed(rows)} is not finite in epoch {state.epoch} (on "
+                f"{flag_N.device} this is known at the end of the epoch only). "
+                "rein.handlers.guards.guard_data(loop) checks every step and names the first; check_finite=False "
+                "turns the check off"
+            )
+
+
+def check_finite_observation(observation: Tree, checked_N: Tensor, when: str) -> None:
+    """Raise NonFiniteError if an observation is not finite in the checked rows. Waits for the device."""
+    for path, leaf in floats(observation, "observation"):
+        if not math.isfinite(float(leaf.sum())) and (found := first_nonfinite(path, leaf, checked_N)):
+            raise NonFiniteError(f"{found} ({when})")
+
+
+def _total(time_step: TimeStep) -> float:
+    """A number that is not finite if a reward or an observation is not. It may overflow for finite values, too."""
+    observation, final = time_step.observation, time_step.final_observation
+    total = float(time_step.reward.sum())
+    if isinstance(observation, Tensor):  # the usual case, on the hot path
+        return total + _product(observation, final) if observation.is_floating_point() else total
+    pairs = zip(floats(observation, ""), floats(final, ""), strict=False)
+    return total + sum(_product(one, other) for (_, one), (_, other) in pairs)
+
+
+def _product(one: Tensor, other: Any) -> float:
+    """The inner product: one operation for two tensors. NaN for tensors that do not match, to be reported by others."""
+    try:
+        return float(torch.dot(one.reshape(-1), other.reshape(-1)))
+    except RuntimeError:
+        return math.nan
+
+
+def floats(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point leaves of a tree with their paths."""
+    return ((name, leaf) for name, leaf in leaves(tree, path) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def rows_finite(leaf: Tensor) -> Tensor:
+    """(N,) bool: which rows have finite values only."""
+    return torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
+
+
+def first_nonfinite(path: str, leaf: Tensor, checked_N: Tensor | None = None) -> str | None:
+    """Describe the first value of the checked rows that is not finite; None if all of them are finite."""
+    wrong_N = ~rows_finite(leaf)
+    rows = (wrong_N if checked_N is None else wrong_N & checked_N).nonzero().flatten().tolist()
+    if not rows:
+        return None
+    first = leaf[rows[0]]
+    place = (~torch.isfinite(first)).nonzero().tolist()[0]
+    value = float(first[tuple(place)])
+    at = f" at {place}" if place else ""
+    others = f", also in environment {_listed(rows[1:])}" if len(rows) > 1 else ""
+    return f"{path} of environment {rows[0]} is {value}{at}{others}"
+
+
+def _listed(rows: list[int]) -> str:
+    return f"{', '.join(map(str, rows[:8]))}{', ...' if len(rows) > 8 else ''}"
+
+
+def where(state: State, vector_step: int | None = None) -> str:
+    """Epoch, iteration and vector step for messages: of the current step, or of an earlier one."""
+    vector_step = int(state.clocks.vector_steps if vector_step is None else vector_step)
+    iteration = vector_step - (state.total_iterations - state.iteration)
+    if iteration < 0:  # the rollout began in an earlier epoch
+        return f"vector step {vector_step}, before epoch {state.epoch}"
+    return f"epoch {state.epoch}, iteration {iteration}, vector step {vector_step}"

@@ -1,0 +1,164 @@
+"""Episode statistics, computed by rein from raw rewards, for terminated and truncated ends alike.
+
+They are caught up with from the epoch's rows when somebody reads them, one row after the other in float64: so they cost
+nothing per step, and do not depend on when, or how often, they are read.
+
+Shapes: T vector steps, N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rein.ops.trees import map_tree
+from rein.replay.rollout import Rows
+from rein.types import Episodes, Tree
+
+WINDOW = 100  # episodes in the `..._100` metrics
+
+
+class EpisodeStatistics:
+    """Running sums of N open episodes, the episodes that ended in this epoch, and the last 100 that ended at all."""
+
+    def __init__(self, num_envs: int, rows: Rows) -> None:
+        """`rows` is the record that the statistics are read from; whoever clears it calls `begin_epoch`."""
+        self._rows = rows
+        self._return_N = np.zeros(num_envs)  # float64
+        self._length_N = np.zeros(num_envs, np.int64)
+        self._ended: list[tuple[int, int, float, int]] = []  # (row, environment, return, length)
+        self._window: list[tuple[float, int]] = []  # (return, length), newest last
+        self._first_row_step = 0  # vector step of row 0
+        self._caught_up = 0  # rows that have been looked at
+        self._ended_before = 0  # episodes that ended before this epoch
+
+    def begin_epoch(self, vector_steps: int) -> None:
+        """The rows are about to be filled anew; row 0 is vector step `vector_steps` of the run. Call it before that."""
+        self.catch_up()
+        self._ended_before += len(self._ended)
+        self._ended, self._caught_up, self._first_row_step = [], 0, vector_steps
+
+    def observe_reset(self) -> None:
+        """All environments were reset outside a step: what was open is no episode, and its last row no transition.
+
+        What came next in that row is stored nowhere, and whoever reads it must not take the row behind it for that.
+        """
+        self.catch_up()
+        self._return_N[:] = 0.0
+        self._length_N[:] = 0
+        if self._rows.length:
+            valid_N, terminated_N, truncated_N = (self._rows[name][-1] for name in ("valid", "terminated", "truncated"))
+            valid_N &= terminated_N | truncated_N
+
+    @property
+    def first_row_step(self) -> int:
+        """The vector step of row 0, counted over the whole run."""
+        return self._first_row_step
+
+    def catch_up(self) -> None:
+        """Look at the rows that came since the last time."""
+        rows, start, stop = self._rows, self._caught_up, self._rows.length
+        if start == stop:
+            return
+        raw = rows["raw_reward" if "raw_reward" in rows else "reward"][start:stop]
+        valid_TN = _host(rows["valid"][start:stop])
+        reward_TN: np.ndarray = np.where(valid_TN, _host(raw), 0.0).astype(np.float64)
+        row_E, environment_E = np.nonzero(
+            _host(rows["terminated"][start:stop] | rows["truncated"][start:stop]) & valid_TN
+        )
+        first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # of the ends in each row
+        found: list[tuple[int, int, float, int]] = []
+        for t, (a, b) in enumerate(itertools.pairwise(first_T)):
+            self._return_N += reward_TN[t]
+            self._length_N += valid_TN[t]
+            if a < b:
+                ended = environment_E[a:b]
+                columns = ended.tolist(), self._return_N[ended].tolist(), self._length_N[ended].tolist()
+                found += zip(itertools.repeat(start + t), *columns)
+                self._return_N[ended] = 0.0
+                self._length_N[ended] = 0
+        self._ended += found
+        self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
+        self._caught_up = stop
+
+    def read(self, metric: str) -> float:
+        """One of `METRICS` now; NaN while there is nothing to take the mean of."""
+        self.catch_up()
+        column, windowed = METRICS[metric]
+        if windowed:
+            return _mean([e[column] for e in self._window]) if len(self._window) == WINDOW else math.nan
+        return _mean([e[2 + column] for e in self._ended])
+
+    def episodes(self) -> Episodes:
+        """The episodes that ended in this epoch so far, with final observations where the rows hold them."""
+        self.catch_up()
+        ended = self._ended
+        row_E, environment_E = _column(ended, 0, np.int64), _column(ended, 1, np.int64)
+        length_E, rows = _column(ended, 3, np.int64), self._rows
+
+        def at_end(field: str) -> Tree:
+            return map_tree(lambda kept: _host(kept)[row_E, environment_E], rows[field])
+
+        stored = bool(rows.length) and "next_observation" in rows
+        flags = {name: at_end(name) if rows.length else np.zeros(0, bool) for name in ("terminated", "truncated")}
+        return Episodes(
+            id=self._ended_before + np.arange(len(ended)),
+            environment=environment_E,
+            first_step=self._first_row_step + row_E - length_E + 1,  # an episode's transitions follow each other
+            last_step=self._first_row_step + row_E,
+            seed=at_end("seed") if stored else np.full(len(ended), -1),
+            episode_return=_column(ended, 2, np.float64),
+            length=length_E,
+            final_observation=at_end("next_observation") if stored else None,
+            **flags,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is open, what ended in this epoch and the window; the rows save themselves."""
+        return {
+            "return": torch.from_numpy(self._return_N.copy()),
+            "length": torch.from_numpy(self._length_N.copy()),
+            "ended": [list(e) for e in self._ended],
+            "window": [list(e) for e in self._window],
+            "first_row_step": self._first_row_step,
+            "caught_up": self._caught_up,
+            "ended_before": self._ended_before,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises ValueError for another number of environments."""
+        if len(state["return"]) != len(self._return_N):
+            raise ValueError(f"the state has {len(state['return'])} environments, the loop {len(self._return_N)}")
+        self._return_N = state["return"].numpy(force=True).copy()
+        self._length_N = state["length"].numpy(force=True).copy()
+        self._ended = [(int(r), int(n), float(g), int(k)) for r, n, g, k in state["ended"]]
+        self._window = [(float(g), int(k)) for g, k in state["window"]]
+        self._first_row_step, self._caught_up = int(state["first_row_step"]), int(state["caught_up"])
+        self._ended_before = int(state["ended_before"])
+
+
+# name -> (0 for the return, 1 for the length; whether over the last 100 episodes instead of this epoch's)
+METRICS = {
+    "episode_return": (0, False),
+    "episode_length": (1, False),
+    "episode_return_100": (0, True),
+    "episode_length_100": (1, True),
+}
+
+
+def _mean(values: list[Any]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _column(rows: list[Any], index: int, dtype: Any) -> np.ndarray:
+    return np.array([row[index] for row in rows], dtype)
+
+
+def _host(rows: Tensor) -> np.ndarray:
+    return rows.numpy(force=True)  # a copy to the host only where the rows live elsewhere

@@ -1,0 +1,248 @@
+"""One step of every environment, in the five phases that give the loop's events their names.
+
+Shapes: N environments.
+
+Whether an agent, an environment and a store go together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.envs.base.contract import check_observed, check_rows, check_time_step, check_transition
+from rein.episodes.finite import FiniteData
+from rein.episodes.partly import step_active
+from rein.loop.state import State
+from rein.ops.trees import leaves, to_device
+from rein.protocols import Agent, Environment, Store
+from rein.replay.rollout import Rows
+from rein.types import StepState, TimeStep, Transition, Tree
+
+PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
+
+
+def silent(name: str) -> None:
+    """Fire nothing: for whoever calls `batch_step` in a `for` of their own."""
+
+
+def batch_step(
+    state: State,
+    agent: Agent,
+    environment: Environment,
+    rows: Rows | None = None,
+    emit: Callable[[str], None] = silent,
+    finite: FiniteData | None = None,
+) -> StepState:
+    """Take one step: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
+
+    `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase. Before the event,
+    `state.step_state` holds what is known so far; it is read again afterwards, so a handler can replace it by
+    `state.step_state._replace(...)`. `rows` stores the epoch's record. `finite` checks rewards and observations.
+    Returns the next step_state and advances the clocks. Raises EnvironmentContractError if the environment, or a
+    handler that replaced the transition, breaks the contract, and NonFiniteError if `finite` finds NaN or infinity.
+    """
+    known: StepState = state.step_state
+    with torch.no_grad():
+        action, extras = agent.select_action(known.observation)
+        known = StepState(known.observation, known.active, action, extras)
+        known = _tell(state, known, "action_selected", emit)
+        seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
+        received, time_step = _apply(agent, environment, known)
+    if state.clocks.vector_steps == 0:
+        check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
+    else:
+        check_rows(time_step, environment.num_envs)
+        check_observed(time_step, environment.single_observation_space)
+    concluded = _conclude(state, known, time_step)
+    known = _tell(state, concluded, "action_applied", emit)
+    transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
+    if known is not concluded:
+        check_transition(transition, environment.num_envs)
+    if finite is not None:
+        finite.check_step(state, received, known)
+    agent.record_observation(transition)
+    if finite is not None:
+        finite.check_full(state)
+    clocks = state.clocks
+    clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
+    clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
+    known = _tell(state, known, "observation_recorded", emit)
+    metrics = agent.optimize_model()
+    if type(metrics) is not dict and metrics is not None and not isinstance(metrics, Mapping):
+        name = f"{type(agent).__name__}.optimize_model()"
+        raise TypeError(f"{name} returned {_described(metrics)}; return a dictionary of metrics")
+    clocks.updates = agent.updates
+    known = _tell(state, known._replace(metrics=metrics), "model_optimized", emit)
+    if rows is not None:
+        persist_trajectory(state, rows, seed_N)
+    known = _tell(state, known, "trajectory_persisted", emit)
+    return known._replace(observation=time_step.observation)
+
+
+def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None]) -> StepState:
+    state.step_state = known
+    emit(event)
+    return state.step_state
+
+
+def _apply(agent: Agent, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
+    """Step the environments. Returns their result on their own device and on the agent's."""
+    if agent.device == environment.device:
+        time_step = step_active(environment, known.action, known.active)
+        return time_step, time_step
+    action, active_N = to_device((known.action, known.active), environment.device)
+    time_step = step_active(environment, action, active_N)
+    # only toward a GPU does what comes after wait for a copy that does not block
+    return time_step, to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
+
+
+def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
+    """The transition that this step was, and, in an episodic epoch, whose episode goes on."""
+    terminated_N, truncated_N, valid_N = time_step.terminated, time_step.truncated, time_step.valid
+    active_N = known.active
+    if active_N is not None:
+        # what an environment does after its own end belongs to no episode of this epoch
+        valid_N = valid_N & active_N
+        terminated_N, truncated_N = terminated_N & valid_N, truncated_N & valid_N
+        if state.iteration + 1 == state.max_iterations:  # the epoch's last step cuts the episodes that are still open
+            truncated_N = truncated_N | (valid_N & ~terminated_N)
+        active_N = active_N & ~(terminated_N | truncated_N)
+    transition = Transition(
+        known.observation,
+        known.action,
+        time_step.reward,
+        terminated_N,
+        truncated_N,
+        time_step.final_observation,
+        valid_N,
+        known.extras or {},
+    )
+    return known._replace(time_step=time_step, transition=transition, active=active_N)
+
+
+def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
+    """Append this step to the epoch's rows; the raw reward too, from the first step on in which a handler shaped it.
+
+    `seed_N` (N,) are the seeds of the episodes that the step belongs to.
+    """
+    known: StepState = state.step_state
+    transition: Any = known.transition
+    derived = {}
+    if rows.everything and rows.derive is not None:
+        derived = rows.derive(state)
+        _check_derived(derived, len(transition.reward))
+    if rows.length == 0:
+        _check_names(transition.extras, derived)
+    row: dict[str, Tree] = {}
+    if rows.everything:
+        row = {
+            **transition.extras,
+            "observation": transition.observation,
+            "action": transition.action,
+            "next_observation": transition.next_observation,
+            "seed": seed_N,
+        }
+    row["reward"], row["valid"] = transition.reward, transition.valid
+    row["terminated"], row["truncated"] = transition.terminated, transition.truncated
+    raw_reward_N = known.time_step.reward if known.time_step is not None else transition.reward
+    if raw_reward_N is not transition.reward and rows.length:
+        rows.add_copy("raw_reward", of="reward")
+    if raw_reward_N is not transition.reward or "raw_reward" in rows:
+        row["raw_reward"] = raw_reward_N
+    if derived:
+        row.update(derived)
+    rows.append(row)
+
+
+def _check_derived(derived: Any, num_envs: int) -> None:
+    """Raise TypeError or ValueError if `state_to_trajectory` did not return fields (N, ...)."""
+    if not isinstance(derived, Mapping):
+        raise TypeError(f"state_to_trajectory returned {_described(derived)}; return a dictionary of tensors (N, ...)")
+    for path, leaf in leaves(derived):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"state_to_trajectory: {path} is {_described(leaf)}; give a tensor ({num_envs}, ...)")
+        if leaf.shape[:1] != (num_envs,):
+            raise ValueError(
+                f"state_to_trajectory: {path} has shape {tuple(leaf.shape)}; give one row for each of the {num_envs} "
+                f"environments, ({num_envs}, ...)"
+            )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.60}"
+
+
+def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> None:
+    own = {*Transition._fields, "raw_reward", "seed"}
+    for who, fields in (("the agent's extras", extras), ("state_to_trajectory", derived)):
+        if taken := own & set(fields):
+            raise ValueError(
+                f"{who} may not be called {', '.join(sorted(taken))}: rein stores fields of that name itself"
+            )
+
+
+def check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
+    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces do not go together."""
+    if lacking(agent, Agent) and isinstance(environment, Agent):
+        raise TypeError("training_loop: agent and environment are the other way round; give the agent first")
+    check_part("training_loop", agent, Agent)
+    check_part("training_loop", environment, Environment)
+    if store is not None:
+        check_part("training_loop", store, Store)
+    pairs = (
+        ("observations", agent.observation_space, environment.single_observation_space),
+        ("actions", agent.action_space, environment.single_action_space),
+    )
+    for what, mine, theirs in pairs:
+        if agent.observation_space == environment.single_action_space != agent.action_space:
+            raise ValueError(
+                "training_loop: the agent's spaces are the other way round; give the observation space first"
+            )
+        if mine != theirs:
+            raise ValueError(
+                f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
+                "build it from environment.single_observation_space and environment.single_action_space"
+            )
+    check_held(environment, store)
+
+
+def lacking(part: Any, protocol: type) -> list[str]:
+    """Return the names of the protocol that `part` does not have."""
+    return [name for name in vars(protocol) if not name.startswith("_") and not hasattr(part, name)]
+
+
+def check_part(caller: str, part: Any, protocol: type) -> None:
+    """Raise TypeError if `part` lacks a method or an attribute of the protocol, and say how to get one that has all."""
+    if isinstance(part, type):
+        raise TypeError(f"{caller}: {part.__name__} is a class; give an object of it, {part.__name__}(...)")
+    absent = lacking(part, protocol)
+    if not absent:
+        return
+    kind = type(part).__name__
+    hint = f"it lacks {', '.join(absent)}"
+    if protocol is Environment and hasattr(part, "step"):
+        vector = hasattr(part, "single_observation_space")
+        wrapper = (
+            "GymnasiumVectorEnvironment(environment)" if vector else "GymnasiumEnvironment(id_or_factory, num_envs)"
+        )
+        hint = f"wrap Gymnasium's with rein.envs.gymnasium.{wrapper}"
+    elif protocol is Environment and isinstance(part, str):
+        hint = f"give rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
+    elif protocol is Store and isinstance(part, str | os.PathLike):
+        hint = f'give rein.HDF5Store({os.fspath(part)!r}, exist="new")'
+    raise TypeError(f"{caller}: {kind} is no {protocol.__name__}; {hint}")
+
+
+def check_held(environment: Environment, store: Store | None) -> None:
+    """Raises ValueError where the store cannot hold what the environment gives.
+
+    One that has `check_spaces` is asked: it would say so after a whole epoch.
+    """
+    if check := getattr(store, "check_spaces", None):
+        check({"observation": environment.single_observation_space, "action": environment.single_action_space})

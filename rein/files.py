@@ -1,0 +1,112 @@
+"""Paths given by users, and opening the files of a run without following links."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from rein.errors import StoreError
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute form of `path`, with `~` expanded.
+
+    Objects that keep a path call this when they are built, so that a later `os.chdir` does not move their files.
+    Symbolic links and `..` stay as they are.
+    """
+    return Path(path).expanduser().absolute()
+
+
+def short(path: Path) -> Path:
+    """Return `path` relative to the current directory if it lies there, for messages."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+LARGEST = 64 << 30  # bytes of a file that is opened at all
+TEXT = 1 << 30  # bytes of a file of text, which is read as a whole
+_JSON = 16 << 20  # bytes of a JSON file
+_DEEPEST = 100  # levels of JSON: functions that walk through it recursively stay far below Python's limit
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+
+_LINK = "is a symbolic link, and links inside a run's folder are not followed; replace it by what it leads to"
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file: no folder, symbolic link, pipe or device."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def open_file(path: Path, mode: str = "rb", *, limit: int = LARGEST, buffering: int = -1) -> Any:
+    """Open a file of a run, as `open` does. Every file of a run is opened here, because a run may come from anybody.
+
+    Raises OSError if the path is a symbolic link, not a regular file, or larger than `limit` bytes. A pipe or device is
+    refused without being opened.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            _check_regular(name, limit)
+        return os.open(name, flags | _CAREFUL, 0o666)
+
+    return open(path, mode, buffering, opener=opener)
+
+
+def read_file(path: Path, limit: int = TEXT) -> bytes:
+    """Return all bytes of a file of a run. Raises OSError as `open_file` does."""
+    with open_file(path, limit=limit) as file:
+        return file.read()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a run. Raises OSError as `open_file` does, ValueError for anything else."""
+    found = decode_json(read_file(path, _JSON))
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object was expected, not {type(found).__name__}")
+    return found
+
+
+def decode_json(text: bytes | str, **options: Any) -> Any:
+    """Parse JSON from anybody; `options` are those of `json.loads`. Raises ValueError, also for deeply nested JSON."""
+    too_deep = f"its JSON is nested more than {_DEEPEST} levels deep"
+    try:
+        found = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        inner = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        if not inner:
+            return found
+        level = [node for nodes in inner for node in nodes]
+    raise ValueError(too_deep)
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """Return the path of what a run keeps in `folder`: `inside(run, "checkpoints", "best")`.
+
+    Raises StoreError if one of these is a symbolic link: reading, writing and deleting would act outside the run.
+    `folder` itself may be a link.
+    """
+    for name in names:
+        folder = folder / name
+        if folder.is_symlink():
+            raise StoreError(f"{folder}: {_LINK}")
+    return folder
+
+
+def _check_regular(name: str, limit: int) -> None:
+    status = os.lstat(name)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, _LINK, name)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", name)
+    if status.st_size > limit:
+        raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, and at most {limit:,} are read", name)

@@ -1,0 +1,81 @@
+"""Whether a metric still improves: its best value so far, and how long that is ago."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import attrs
+
+from rein.loop.state import State
+
+Mode = Literal["min", "max"]
+
+logger = logging.getLogger("rein")
+
+
+@attrs.define(eq=False)
+class Improvement:
+    """The best value of a metric, None before the first number, and the number of looks `since` it was found.
+
+    A value is better if it is lower (`mode="min"`) or higher ("max") than the best by more than `min_delta`. The first
+    number is always better. NaN is never better; NaN before the first number is not counted, and a warning is logged
+    after `patience` of them. Part of a loop: a subclass is the handler that looks.
+
+    Raises ValueError for numbers out of range.
+    """
+
+    asked_by: ClassVar[str] = "Improvement"  # whose options a message names
+
+    metric: str
+    patience: int  # looks without an improvement that are borne
+    mode: Mode
+    min_delta: float
+    best: float | None = attrs.field(default=None, init=False)
+    since: int = attrs.field(default=0, init=False)
+    missing: int = attrs.field(default=0, init=False)  # NaNs before the first number, in this process
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ValueError(f'{self.asked_by}(mode={self.mode!r}): give "min" or "max", the direction that is better')
+        if not isinstance(self.patience, int) or self.patience < 0:
+            raise ValueError(f"{self.asked_by}(patience={self.patience}): give a whole number, 0 or more")
+        if not self.min_delta >= 0:
+            raise ValueError(f"{self.asked_by}(min_delta={self.min_delta}): give 0 or more; mode= says the direction")
+
+    def look(self, state: State) -> None:
+        """Compare the current value of the metric with the best one. Raises KeyError if the metric does not exist."""
+        value = state.metrics[self.metric]
+        if math.isnan(value) and state._left:  # `stop` has ended the evaluation that would have set it
+            return
+        if math.isnan(value) and self.best is None:
+            self.missing += 1
+            if self.missing == max(self.patience, 1):
+                logger.warning("%s: %s has been NaN %d times", self.asked_by, self.metric, self.missing)
+        elif self.best is None or self._is_better(value, self.best):
+            self.best, self.since = value, 0
+        else:
+            self.since += 1
+
+    def _is_better(self, value: float, best: float) -> bool:
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether patience has run out."""
+        return self.best is not None and self.since > self.patience
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it was built with, as JSON."""
+        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and the looks since then."""
+        return {"best": self.best, "since": self.since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.best, self.since = state["best"], state["since"]

@@ -1,0 +1,266 @@
+"""Evaluate a policy while it is being trained."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rein.episodes import Evaluation, Recorder
+from rein.episodes import evaluate as play
+from rein.episodes.evaluation import check_parts
+from rein.episodes.step import check_held
+from rein.loop import Loop
+from rein.loop.events import Event
+from rein.loop.info import run_info
+from rein.loop.interruptible import Interruptible, Unfinished
+from rein.loop.state import INTERRUPT, State
+from rein.ops.trees import map_tree, to_device
+from rein.protocols import Environment, Policy, Stateful, Store
+from rein.types import Tree
+
+logger = logging.getLogger("rein")
+
+_FOUND = {  # metric -> attribute of the evaluation
+    "return": "mean_return",
+    "length": "mean_length",
+    "return_std": "std_return",
+    "return_min": "min_return",
+    "return_max": "max_return",
+}
+
+
+def evaluate_every(
+    loop: Loop,
+    policy: Policy,
+    environment: Environment,
+    *,
+    episodes: int,
+    max_episode_steps: int | None = 10_000,
+    name: str = "evaluation",
+    event: str = "epoch_ended",
+    at_end: bool = False,
+    same_episodes: bool = False,
+    on_failure: Literal["raise", "drop"] = "raise",
+    store: Store | None = None,
+    **filters: Any,
+) -> None:
+    """Run whole episodes when `event` fires; what they are worth are metrics that begin with `name`.
+
+        evaluate_every(loop, agent.policy(), Gridworld(num_envs=16, seed=1), episodes=100, every=10)
+
+    The metrics are the means `<name>_return` and `<name>_length`, and of the returns the spread: `<name>_return_std`,
+    `<name>_return_min`, `<name>_return_max`. Each evaluation plays new episodes, or with `same_episodes` those of the
+    first one. With `at_end` a run that ends, in any way but by an error or an interrupt, is evaluated where it stands,
+    in `completed` or `halted`, unless it just was.
+
+    Training goes on as if nothing had been evaluated: the policy has its own generator, and `environment` must be one
+    that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
+    `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
+    raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
+    See `rein.episodes.evaluation`.
+
+    `loop.stop` during an evaluation ends it at its next step. Its metrics are NaN, and no other evaluation begins in
+    that run. `loop.interrupt` ends it as well: environment and policy go back to the beginning of the round, and the
+    next run first finishes the evaluation and the handlers after it, so a resumed run equals one without a break. An
+    event that fires within a step or before it has to finish then: there the evaluation is played to its end.
+
+    A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
+    environment plays one. To keep only these, build the training's store with `every=0`.
+
+    Then the event `evaluated` fires, and `state.memory["evaluations"]` says what the latest one found: its `number`,
+    counted over the whole run and all evaluations, `name`, mean `return` and `length`, `episodes`, and `return_std`,
+    `return_min` and `return_max`.
+
+    Raises ValueError where the environment is part of the loop already, for a name that is taken, for fewer than
+    one episode, for `same_episodes` in environments that cannot begin an episode again, and for a store that cannot
+    hold their spaces.
+    """
+    check_parts(policy, environment)
+    if on_failure not in ("raise", "drop"):
+        raise ValueError(f'evaluate_every(on_failure={on_failure!r}): give "raise" or "drop"')
+    if episodes < 1:
+        raise ValueError(f"evaluate_every(episodes={episodes}): give 1 or more")
+    _check_free(loop, environment, store)
+    check_held(environment, store)
+    if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
+        kind = type(environment).__name__
+        raise ValueError(
+            f"evaluate_every(same_episodes=True): {kind} cannot begin an episode again: it is not replayable"
+        )
+    loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
+    loop.own(f"{name}_environment", environment)
+    if isinstance(policy, Stateful):
+        loop.own(f"{name}_policy", policy)
+    recorder = None if store is None else _record(loop, environment, store, name)
+    evaluated = loop.events.get("evaluated") or loop.define("evaluated")
+    options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
+    evaluator = _Evaluator(policy, environment, options, name, evaluated, on_failure == "drop", same_episodes)
+    if at_end:
+        loop.on("completed", "halted")(evaluator.evaluate_end)
+
+    def evaluate_policy(state: State) -> None:
+        evaluator.evaluate(state)
+
+    evaluator.work.attach(loop, event, evaluate_policy, **filters)
+
+
+class _Evaluator:
+    """Plays the episodes, and reports the result."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        environment: Environment,
+        options: dict[str, Any],
+        name: str,
+        evaluated: Event,
+        drops: bool,
+        same_episodes: bool,
+    ) -> None:
+        self._policy, self._environment, self._options, self._name = policy, environment, options, name
+        self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
+        # in state.memory: where the latest one took place, its episodes, and the rounds of one that was interrupted
+        self._at, self._seeds, self._rounds = (f"{name}/{what}" for what in ("iterations", "seeds", "rounds"))
+        self.work = Interruptible()
+
+    def evaluate(self, state: State) -> None:
+        """Play, set the metrics and fire `evaluated`."""
+        if state._left:
+            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            return
+        self.work.begin(state)
+        try:
+            result = self._play(state)
+        except Unfinished:
+            self.work.leave(state)
+            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            return
+        except Exception as error:  # raised or logged, as the user chose
+            recorder = self._options["recorder"]
+            if not self._drops or (recorder is not None and recorder.failure is error):
+                raise
+            logger.exception("%s failed in epoch %d and is dropped", self._name, state.epoch)
+            return
+        found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
+        self._report(state, found)
+        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
+        episodes = self._options["episodes"]
+        state.memory["evaluations"] = {"number": number, "name": self._name, **found, "episodes": episodes}
+        state.memory[self._at] = state.total_iterations
+        self._evaluated.fire(state)
+
+    def _report(self, state: State, found: dict[str, float]) -> None:
+        for key, value in found.items():
+            state.metrics[f"{self._name}_{key}"] = value
+
+    def evaluate_end(self, state: State) -> None:
+        """Evaluate a run that is over, unless that was done where it stands; a handler of its final events."""
+        goes_on = state.epoch_open or state._left or INTERRUPT in state.halts
+        if not goes_on and state.memory.get(self._at) != state.total_iterations:
+            self.evaluate(state)
+
+    def _play(self, state: State) -> Evaluation:
+        """Play the rounds that are left, one episode of every environment each. Raises `Unfinished`."""
+        episodes, seed_E = self._options["episodes"], self._chosen_seeds(state)
+        columns = state.memory.pop(self._rounds, None)
+        rounds = [] if columns is None else [to_device(Evaluation(**columns), self._environment.device)]
+        done = sum(len(played.seed) for played in rounds)
+        policy = _Leaving(self._policy, self._environment, lambda: self.work.check(state))
+        while done < episodes:
+            options = {**self._options, "episodes": min(self._environment.num_envs, episodes - done)}
+            if seed_E is not None:
+                options["episode_seeds"] = seed_E[done : done + options["episodes"]]
+            parts: list[Any] = [self._policy, self._environment, self._options["recorder"]]
+            parts = [part for part in parts if _has_state(part)]
+            before = [_copied(part.state_dict()) for part in parts]
+            try:
+                rounds.append(play(policy, self._environment, **options))
+            except Unfinished:
+                for part, saved in zip(parts, before, strict=True):
+                    part.load_state_dict(saved)
+                if rounds and INTERRUPT in state.halts:
+                    state.memory[self._rounds] = to_device(_joined(rounds), torch.device("cpu"))._asdict()
+                raise
+            done += options["episodes"]
+        result = _joined(rounds)
+        if self._same_episodes:
+            state.memory[self._seeds] = result.seed.tolist()
+        return result
+
+    def _chosen_seeds(self, state: State) -> Tensor | None:
+        """The seeds (E,) of the episodes to play, if they are those of the first evaluation."""
+        seeds, episodes = state.memory.get(self._seeds, ()) if self._same_episodes else (), self._options["episodes"]
+        if len(seeds) == episodes:
+            return torch.tensor(seeds, dtype=torch.int64, device=self._environment.device)
+        if seeds:
+            there = len(seeds)
+            logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, there, episodes)
+        return None
+
+
+class _Leaving:
+    """A policy that first calls `check` whenever it selects an action."""
+
+    def __init__(self, policy: Policy, environment: Environment, check: Callable[[], None]) -> None:
+        self.device = getattr(policy, "device", environment.device)
+        self.reset, self._select, self._check = policy.reset, policy.select_action, check
+
+    def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
+        """Select an action, unless `check` raises."""
+        self._check()
+        return self._select(observation)
+
+
+def _joined(rounds: list[Evaluation]) -> Evaluation:
+    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def _has_state(part: Any) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _copied(tree: Any) -> Any:
+    return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:
+    """Refuse what the loop uses already."""
+    for taken, part in loop.parts.items():
+        if part is environment:
+            raise ValueError(
+                f"evaluate_every(environment=...): this is the loop's own {taken!r}; build another to evaluate in"
+            )
+        if store is not None and _writes_to(part, store):
+            raise ValueError(
+                f"evaluate_every(store=...): the loop's own {taken!r} writes there; give one of another folder"
+            )
+
+
+def _writes_to(part: Any, store: Any) -> bool:
+    folder = getattr(store, "path", None)
+    return part is store or (folder is not None and getattr(part, "path", None) == folder)
+
+
+def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Recorder:
+    """What takes the episodes down in `store`, which the loop owns from now on."""
+    loop.own(f"{name}_store", store)
+    recorder = loop.own(f"{name}_recorder", Recorder(store, environment.num_envs))
+    if hasattr(store, "write_run"):  # it has the folder of a run, of these environments
+
+        @loop.started.wire
+        def write_run(state: State) -> None:
+            info = run_info(loop)
+            mine = {kind: info["parts"][f"{name}_{kind}"] for kind in ("environment", "store")}
+            store.write_run({**info, "parts": {**info["parts"], **mine}})
+
+    def flush_store(state: State) -> None:
+        store.flush()
+
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.wire(flush_store)
+    return recorder

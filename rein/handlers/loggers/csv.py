@@ -1,0 +1,221 @@
+"""Rows in a CSV file, for pandas, numpy and spreadsheets."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rein.files import absolute, open_file
+
+Cell = float | int | str | None
+
+report = logging.getLogger("rein")
+
+
+class CSVLogger:
+    """Appends a line to `path` for each row; the file and its folder are made by the first one.
+
+    Each row is one write of a whole line, so a kill tears the last line at most, and that is cut off when the file is
+    opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
+    A file that an editor or rsync has replaced is opened again before the next row. A file with several hard links is
+    copied first, so that other copies of a run do not change.
+    What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
+    what `flush` or `close` returned from. A resumed run goes on behind the rows up to its checkpoint, see `go_on`; a
+    new one appends to what is there. Raises OSError if the file cannot be written, and if it is a symbolic link or a
+    pipe.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = absolute(path)
+        self._file: io.FileIO | None = None
+        self._stamp: tuple[int, ...] | None = None  # of the file as it was left
+        self._columns: dict[str, None] = {}
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """A row of all clocks and metrics; a metric that has the name of a clock is called `<name>_metric`."""
+        self.append(merge(clocks, metrics))
+
+    def go_on(self, clocks: Mapping[str, float]) -> None:
+        """Cut the rows at the file's end that are newer than `clocks`, for a resumed run writes them again.
+
+        Newer are more `iterations`, and as many with more `epochs`. Only the last rows go, back to the first that is
+        not newer or belongs to an earlier run, whose clocks are ahead of the row behind it. A file without the column
+        `iterations` is left alone. One call truncates it, so a kill leaves all of these rows or none.
+        """
+        try:
+            if not os.path.lexists(self.path):
+                return
+            file = self._current()
+            position, count = _newer_rows(file, list(self._columns), clocks)
+            if count:
+                file.truncate(position)
+                self._stamp = _stamp(os.fstat(file.fileno()))
+                where = f"newer than iteration {clocks['iterations']:,}, where the run goes on"
+                report.warning("%s: %d row(s) %s, were cut", self.path, count, where)
+        except BaseException:  # let go of the file; raised again
+            self._release()
+            raise
+
+    def append(self, row: Mapping[str, Cell]) -> None:
+        """One line; after a failure the file is opened, and mended, anew."""
+        try:
+            file = self._current()
+            if not row.keys() <= self._columns.keys():
+                row = {_on_one_line(name): cell for name, cell in row.items()}
+                if new := [name for name in row if name not in self._columns]:
+                    file = self._add_columns(file, new)
+            _write(file, _line(map(row.get, self._columns)))
+            self._stamp = _stamp(os.fstat(file.fileno()))
+        except BaseException:  # let go of the file; raised again
+            self._release()
+            raise
+
+    def flush(self) -> None:
+        """Return when all rows are safe on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and let go of the file; another row opens it again."""
+        try:
+            self.flush()
+        finally:
+            self._release()
+
+    def _current(self) -> io.FileIO:
+        """Return the open file. It is opened again unless the file at the path is as this logger left it."""
+        if self._file is None:
+            return self._open()
+        with contextlib.suppress(FileNotFoundError):
+            if _stamp(os.lstat(self.path)) == self._stamp:
+                return self._file
+        self._release()
+        return self._open(replaced=True)
+
+    def _open(self, replaced: bool = False) -> io.FileIO:
+        """Open the file and read its columns. A last line may be torn, but not if it was `replaced`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file = open_file(self.path, "a+b", buffering=0)
+        if os.fstat(file.fileno()).st_nlink > 1:  # as in a copy by `cp -al`
+            file.seek(0)
+            content = file.readall()
+            self._release()
+            _replace(self.path, content)
+            return self._open(replaced)
+        if replaced:
+            _end_last_line(file)
+        else:
+            _cut_torn_line(file)
+        with open_file(self.path) as start:
+            header = start.readline().decode()
+        self._columns = dict.fromkeys(next(csv.reader([header]))) if header else {}
+        self._stamp = _stamp(os.fstat(file.fileno()))
+        return file
+
+    def _add_columns(self, file: io.FileIO, new: list[str]) -> io.FileIO:
+        """Rewrite the file with a wider header; the older rows have nothing there."""
+        file.seek(0)
+        rows = file.readall().splitlines()[1:]
+        columns = [*self._columns, *new]
+        blank = b"," * len(new) + b"\n"
+        content = _line(columns) + b"".join(row + blank for row in rows)
+        self._release()  # Windows does not replace a file that is open
+        _replace(self.path, content)
+        return self._open()
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def merge(clocks: Mapping[str, Cell], metrics: Mapping[str, float]) -> dict[str, Cell]:
+    """Both in one row."""
+    return {**clocks, **{f"{name}_metric" if name in clocks else name: value for name, value in metrics.items()}}
+
+
+def _line(cells: Iterable[Cell]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_on_one_line(cell) if isinstance(cell, str) else cell for cell in cells])
+    return text.getvalue().encode()
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _newer_rows(file: io.FileIO, columns: list[str], clocks: Mapping[str, float]) -> tuple[int, int]:
+    """Where the rows at the end begin that are newer than `clocks` and of one run, and how many they are."""
+    names = [name for name in ("iterations", "epochs") if name in columns]
+    cells, now, behind = [columns.index(name) for name in names], [clocks[name] for name in names], [math.inf]
+    file.seek(0)
+    content, count = file.readall(), 0
+    start, header = len(content), content.find(b"\n") + 1
+    while start > header and "iterations" in names:
+        before = content.rfind(b"\n", 0, start - 1) + 1
+        try:
+            row = next(csv.reader([content[before:start].decode()]))
+            numbers = [float(row[cell]) for cell in cells]
+        except (ValueError, IndexError, csv.Error):  # no row of a run
+            break
+        if not now < numbers <= behind:  # clocks that go back, read forwards, are those of another run
+            break
+        start, behind, count = before, numbers, count + 1
+    return start, count
+
+
+def _cut_torn_line(file: io.FileIO) -> None:
+    end = position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        step = min(position, 1 << 16)
+        position -= step
+        file.seek(position)
+        if (newline := file.read(step).rfind(b"\n")) >= 0:
+            position += newline + 1
+            break
+    if position < end:
+        file.truncate(position)
+
+
+def _end_last_line(file: io.FileIO) -> None:
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            _write(file, b"\n")
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """Return which file it is, how many links lead to it, and its size."""
+    return status.st_dev, status.st_ino, status.st_nlink, status.st_size
+
+
+def _write(file: io.FileIO, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        written = file.write(rest)
+        if not written:
+            raise OSError(errno.EIO, "the system accepts no more bytes", str(file.name))
+        rest = rest[written:]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Whole or not at all; under a name that the next start of the run removes where this process is killed."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        with open_file(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # nothing half written stays; raised again
+        temporary.unlink(missing_ok=True)
+        raise

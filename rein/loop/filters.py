@@ -1,0 +1,204 @@
+"""When a handler runs: `every`, `once`, `before`, `after` and `when`, counted on a named clock.
+
+A filter on an event's own count is arithmetic. One on a clock that advances by more than one looks for *crossings*
+(every=100 fires at 128 when the clock goes 64, 128): what it must remember, the value at which it is due next, lies in
+`state.counts`, so that a resumed run keeps its schedule.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from rein.loop.clocks import CLOCKS
+from rein.loop.functions import check_function
+from rein.loop.state import State
+
+UNITS = ("iteration", *CLOCKS)
+
+Gate = Callable[[State, int], bool]
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "not given"
+
+
+NOT_GIVEN: Any = _NotGiven()
+
+
+@attrs.frozen
+class Filter:
+    """The conditions of one attachment; all that are given must hold."""
+
+    event: str
+    every: float | None = NOT_GIVEN
+    once: float = NOT_GIVEN
+    before: float = NOT_GIVEN
+    after: float = NOT_GIVEN
+    when: Callable[[State], Any] | None = None
+    unit: str | None = None
+
+    @property
+    def never(self) -> bool:
+        """`every=0` and `every=None` mean never."""
+        return self.every is not NOT_GIVEN and not self.every
+
+    @property
+    def modulus(self) -> int:
+        """n where `every=n` on the event's own count is all there is to check, else 0."""
+        rest = (self.once, self.before, self.after)
+        simple = self.every is not NOT_GIVEN and self.unit is None and self.when is None
+        return int(self.every or 0) if simple and all(value is NOT_GIVEN for value in rest) else 0
+
+    def __str__(self) -> str:
+        given = [(name, getattr(self, name)) for name in ("every", "once", "before", "after", "when", "unit")]
+        absent = {"when": None, "unit": None}
+        parts = [f"{name}={value!r}" for name, value in given if value is not absent.get(name, NOT_GIVEN)]
+        return f"{self.event}({', '.join(parts)})"
+
+
+def make_filter(event: str, **given: Any) -> Filter | None:
+    """Check the arguments of `loop.<event>(...)`; None where nothing filters. Raises TypeError or ValueError."""
+    known = ("every", "once", "before", "after", "when", "unit")
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(known)}")
+    made = Filter(event, **given)
+    if made.unit is not None and made.unit not in UNITS:
+        raise ValueError(f"{made}: unknown unit {made.unit!r}; the units are {', '.join(UNITS)}")
+    if made.when is not None:
+        check_function(str(made), "predicate", made.when)
+    counts = {name: _checked(made, name) for name in ("every", "once", "before", "after") if name in given}
+    if made.unit is not None and not counts:
+        raise ValueError(f"{made}: `unit` names what is counted; give every, once, before or after with it")
+    return attrs.evolve(made, **counts) if counts or made.when is not None else None
+
+
+def _checked(made: Filter, name: str) -> float | None:
+    """The number that was given, as an int where whole things are counted."""
+    value = getattr(made, name)
+    if name == "every" and value is None:
+        return None
+    if not _is_number(value):
+        raise TypeError(f"{made}: `{name}` is a number, not {value!r}")
+    if made.unit != "seconds" and value != int(value):
+        raise ValueError(f"{made}: `{name}` counts whole {made.unit or 'firings'}; give an integer")
+    if value < 0 or (name == "once" and value == 0):
+        least = {"every": "1 or more, or 0 for never", "once": "more than 0"}.get(name, "0 or more")
+        raise ValueError(f"{made}: `{name}` cannot be {value}; give {least}")
+    return float(value) if made.unit == "seconds" else int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def reader(filter: Filter) -> Callable[[State], float] | None:
+    """What the filter counts by, as a function of the state; None for the event's own count."""
+    if filter.unit is None:
+        return None
+    if filter.unit != "iteration":
+        return operator.attrgetter(f"clocks.{filter.unit}")
+    # the count within the epoch includes the firing itself, as an event's own count does
+    if filter.event == "iteration_started":
+        return lambda state: state.iteration + 1
+    return operator.attrgetter("iteration")
+
+
+def make_gate(filter: Filter, key: str, state: State) -> Gate:
+    """A function of (state, own count) that tells whether the handler runs now.
+
+    `key` is where in `state.counts` a filter on a clock remembers; what stands there already (a resume) is kept.
+    """
+    read = reader(filter)
+    remember(filter, key, state)
+    crossing, bound, when = _crossing(filter, read, key, state), _bound(filter, read), filter.when
+    if crossing is not None and bound is None and when is None:
+        return crossing
+
+    def opens(state: State, count: int) -> bool:
+        # crossings are looked at first: one that another condition refuses is used up, not made up for later
+        return (
+            (crossing is None or crossing(state, count))
+            and (bound is None or bound(state, count))
+            and (when is None or bool(when(state)))
+        )
+
+    return opens
+
+
+def _bound(filter: Filter, read: Callable[[State], float] | None) -> Gate | None:
+    before = float("inf") if filter.before is NOT_GIVEN else filter.before
+    after = -float("inf") if filter.after is NOT_GIVEN else filter.after
+    if before == float("inf") and after == -float("inf"):
+        return None
+
+    def within(state: State, count: int) -> bool:
+        return after < (count if read is None else read(state)) < before
+
+    return within
+
+
+def _crossing(filter: Filter, read: Callable[[State], float] | None, key: str, state: State) -> Gate | None:
+    every = None if filter.every is NOT_GIVEN else filter.every
+    once = None if filter.once is NOT_GIVEN else filter.once
+    if every is None and once is None:
+        return None
+    if read is None:
+        return lambda state, count: (every is None or count % every == 0) and (once is None or count == once)
+
+    # kept here too: a handler that is detached or muted while the event fires is called in this firing still
+    last: Any = state.counts[key]
+
+    def crosses(state: State, count: int) -> bool:
+        nonlocal last
+        seen, last = last, read(state)
+        if key in state.counts:
+            state.counts[key] = last
+        return (every is None or last // every > seen // every) and (once is None or seen < once <= last)
+
+    def crosses_in_epoch(state: State, count: int) -> bool:
+        nonlocal last
+        (epoch, seen), last = last, [state.epoch, read(state)]
+        if key in state.counts:
+            state.counts[key] = last
+        value, seen = last[1], seen if epoch == state.epoch else 0
+        return (every is None or value // every > seen // every) and (once is None or seen < once <= value)
+
+    if filter.unit == "iteration":
+        return crosses_in_epoch
+    return crosses if once is not None else _multiples(filter, read, key, state)
+
+
+def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: State) -> Gate:
+    """A plain every=n on a clock, made quick, for it stands on the hot path."""
+    every: Any = filter.every
+    held = operator.attrgetter(f"clocks._{filter.unit}") if filter.unit in CLOCKS[:4] else read
+    due = (state.counts[key] // every + 1) * every
+
+    def crosses(state: State, count: int) -> bool:
+        nonlocal due
+        value = held(state)
+        if held is not read and type(value) is not int:
+            value = read(state)  # a tensor is fetched
+        if value < due:
+            return False
+        if key in state.counts:  # it is not there once it was detached while the event fires
+            state.counts[key] = value
+        due = (value // every + 1) * every
+        return True
+
+    return crosses
+
+
+def remember(filter: Filter, key: str, state: State) -> None:
+    """Begin to count, at the clock's value now, what `state.counts` does not remember already."""
+    read = reader(filter)
+    if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
+        state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))

@@ -1,0 +1,1 @@
+"""Experience in memory: rollouts, replay, priorities, sequences and frames."""

@@ -1,0 +1,1 @@
+"""Trajectories, checkpoints and metrics of runs on disk."""

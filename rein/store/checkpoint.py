@@ -1,0 +1,130 @@
+"""One checkpoint: a file that holds the state of a run or of one part, written whole and read without running code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rein.errors import CheckpointError, StoreError
+from rein.files import open_file
+from rein.loop.info import version_of
+from rein.ops.trees import leaves
+from rein.protocols import Store
+from rein.store.format.files import read_sealed, write_whole
+from rein.store.format.image import Memory
+from rein.store.format.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
+from rein.store.shards import rows_of
+
+FORMAT = 1  # of what is said about a state; counted up when an older rein could not load it
+
+_PACKAGES = ("rein", "torch", "numpy", "gymnasium")
+
+
+class Checkpoint(NamedTuple):
+    """What a file held: the state, and what is said about it."""
+
+    path: Path
+    state: dict[str, Any]
+    about: dict[str, Any]
+
+
+def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> None:
+    """Write a state whole or not at all; on return it is safe. Raises CheckpointError with the path and the reason."""
+    try:
+        content = encode_state(state, {"format": FORMAT, **about}, memory)
+        write_whole(path, content)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{path}: the state cannot be stored: {error}") from error
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a file back, and the rows that it lists, once their hashes were checked.
+
+    Raises CheckpointError with the path and the reason.
+    """
+    path = Path(path).expanduser()
+    try:
+        state, about = decode_state(read_sealed(path), rows_of(path))
+        if about.get("format") != FORMAT:
+            raise ValueError(f"it is of format {about.get('format')!r}, and this version of rein reads format {FORMAT}")
+        if not isinstance(state, dict):
+            raise ValueError("its state is no dictionary")
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    except (ValueError, MemoryError) as error:
+        raise CheckpointError(f"{path}: cannot be loaded: {error}") from error
+    return Checkpoint(path, state, about)
+
+
+def look(path: Path) -> dict[str, Any] | None:
+    """What is said about a state, read without checking the hash: to put files in order. None where it is damaged."""
+    try:
+        with open_file(path) as file:
+            start = max(0, os.fstat(file.fileno()).st_size - TRAILER_LENGTH)
+            file.seek(start)
+            (offset, length), _ = find_texts(file.read())
+            file.seek(offset)
+            about = parse_json(file.read(min(length, start)), (offset, length), first=offset)
+        return about if isinstance(about, dict) else None
+    except (OSError, ValueError, MemoryError, OverflowError):
+        return None
+
+
+_SPEED_ALONE = ("threads", "micro_batch", "compile", "device", "guard")
+
+
+def describe_part(part: Any) -> dict[str, Any]:
+    """Type and configuration."""
+    return {"type": type(part).__qualname__, "config": getattr(part, "config", {})}
+
+
+def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose configuration decides how a run goes on: the ones with a state, but for where things are stored."""
+    stateful = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+    return {name: describe_part(part) for name, part in stateful.items() if not isinstance(part, Store)}
+
+
+def differences(
+    theirs: Any, mine: Any, path: tuple[str, ...] = (), by_chance: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`.
+
+    What changes no result is no difference, nor is a seed that was drawn then and is not given now, nor what nobody
+    chose: `by_chance` are first and last names of such paths.
+    """
+    name = path[-1] if path else ""
+    if name in _SPEED_ALONE or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):
+        return []
+    pairs: Iterable[tuple[str, Any, Any]] | None = None
+    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+        pairs = ((name, theirs.get(name), mine.get(name)) for name in dict.fromkeys((*theirs, *mine)))
+    elif isinstance(theirs, list | tuple) and isinstance(mine, list | tuple) and len(theirs) == len(mine):
+        pairs = ((str(place), a, b) for place, (a, b) in enumerate(zip(theirs, mine, strict=True)))
+    if pairs is not None:
+        return [line for name, a, b in pairs for line in differences(a, b, (*path, name), by_chance)]
+    same = theirs == mine or (theirs != theirs and mine != mine)
+    return [] if same else [f"{'.'.join(path)} was {_short(theirs)} and is {_short(mine)}"]
+
+
+def is_finite(state: Any) -> bool:
+    """Whether no number of any tensor in a tree, on the host, is NaN or infinite."""
+    tensors = [leaf for _, leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
+    return all(bool(torch.isfinite(x).all()) for x in tensors if x.is_floating_point() and x.element_size() > 1)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which the bits of a result depend."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in _PACKAGES}
+
+
+def _short(value: Any) -> str:
+    return "absent" if value is None else f"{value!r:.80}"

@@ -1,0 +1,209 @@
+"""Files that appear whole or not at all, and that carry their own proof.
+
+HDF5 is composed in memory (`rein.store.format.image`) and written with plain system calls, because libhdf5 ends the
+process when the disk is full and leaves an unreadable file when it is killed. In front of the HDF5 image stands a
+512-byte user block, which HDF5 readers skip: a line of magic with the format version, the length of the image and its
+SHA-256. It is plain text, so `head -c 512 FILE` shows it and `tail -c +513 FILE | sha256sum` checks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import torch
+
+from rein.errors import StoreError
+from rein.files import LARGEST, open_file
+from rein.replay.storage import free_bytes
+from rein.store.format.parse import open_hdf5
+
+FORMAT = 1  # of the user block and of the layout behind it; counted up when an older rein could not read the file
+USER_BLOCK = 512
+
+_HINT = b"The HDF5 image begins at byte 512; check it with: tail -c +513 FILE | sha256sum\n"
+_HEADER = re.compile(rb"#rein-hdf5 format (\d{1,9})\nlength (\d{1,18})\nsha256 ([0-9a-f]{64})\n")
+_TEMPORARY = re.compile(r"\..+\.tmp-(\d{1,9})")
+
+_being_written: set[str] = set()  # temporary files that a thread of this process writes at the moment
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, whole or not at all. On return it is safe on the disk.
+
+    Raises StoreError with the path and the system's reason, at once where the disk has no room; nothing is left behind
+    then.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    _being_written.add(str(temporary))
+    try:
+        check_room(path.parent, len(data))
+        _write(temporary, memoryview(data))
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:  # nothing half written stays, whatever happened
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
+        advice = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(f"{path}: {len(data):,} bytes could not be written: {reason_of(error)}{advice}") from error
+    finally:
+        _being_written.discard(str(temporary))
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise OSError where the disk of `folder` says that it has no room for `size` bytes more.
+
+    One that does not say how large it is (some over a network, Windows) is tried instead.
+    """
+    try:
+        room = os.statvfs(folder)
+    except (OSError, AttributeError):  # the write itself tells why
+        return
+    blocks = room.f_bfree if os.geteuid() == 0 else room.f_bavail  # some are kept for the superuser
+    free = blocks * room.f_frsize
+    if room.f_blocks and free < size:
+        mebibytes = f"{size / 2**20:,.1f} MiB are needed, {free / 2**20:,.1f} MiB are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {mebibytes}")
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, in words and by number."""
+    return f"{error.strerror} (errno {error.errno})"
+
+
+def user_block(length: int, sha256: str) -> bytes:
+    """The 512 bytes in front of an image of that length and hash."""
+    lines = f"#rein-hdf5 format {FORMAT}\nlength {length}\nsha256 {sha256}\n".encode()
+    return (lines + _HINT).ljust(USER_BLOCK, b"\0")
+
+
+def verify(path: Path) -> None:
+    """Check a sealed file against its user block, without HDF5. Raises StoreError naming the file and the reason."""
+    with _open_checked(path) as (file, sha256):
+        _compare(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+
+
+def promised_hash(path: Path) -> str:
+    """The SHA-256 that a file's user block promises, unchecked but for the file's length. Raises StoreError."""
+    with _open_checked(path) as (_, sha256):
+        return sha256
+
+
+def read_sealed(path: Path) -> bytearray:
+    """All of a sealed file, read once and checked as `verify` does. Raises StoreError."""
+    free = free_bytes(torch.device("cpu"))
+    with _open_checked(path, LARGEST if free is None else min(free, LARGEST)) as (file, sha256):
+        size = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        content = bytearray(size)
+        if file.readinto(content) != size:
+            raise StoreError(f"{path}: was cut while it was read")
+        _compare(path, hashlib.sha256(memoryview(content)[USER_BLOCK:]).hexdigest(), sha256)
+    return content
+
+
+@contextlib.contextmanager
+def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.BufferedReader, str]]:
+    """The file, of the right length and standing behind its user block, and the hash that the rest must have."""
+    try:
+        with open_file(path, limit=limit) as file:
+            length, sha256 = parse_user_block(path, file.read(USER_BLOCK))
+            size = os.fstat(file.fileno()).st_size - USER_BLOCK
+            if size != length:
+                raise StoreError(f"{path}: was cut or added to: {size} bytes where its user block says {length}")
+            yield file, sha256
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _compare(path: Path, found: str, promised: str) -> None:
+    if found != promised:
+        raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
+
+
+def open_sealed(path: Path, verified: bool = False) -> h5py.File:
+    """Open a file for reading, after `verify` unless that was done. HDF5 parses no byte of a file that fails it."""
+    if not verified:
+        verify(path)
+    try:
+        return open_hdf5(str(path))
+    except OSError as error:
+        raise StoreError(f"{path}: has a valid user block but is no HDF5 file: {error}") from error
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove the temporary files that processes which are no more left in `folder`; returns what was removed."""
+    removed = []
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match and _is_stale(entry, int(match[1])):
+            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+                entry.unlink()
+            removed.append(entry)
+    return removed
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable. Windows has no such call, and does without."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, rest: memoryview) -> None:
+    with contextlib.suppress(FileNotFoundError):  # from a dead process of the same number, or a link put there
+        os.unlink(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        while rest:
+            try:
+                written = os.write(descriptor, rest)
+            except InterruptedError:
+                continue
+            if written == 0:
+                raise OSError(errno.EIO, "the system accepts no more bytes")
+            rest = rest[written:]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
+    """The length and hash that a user block promises."""
+    match = _HEADER.match(block)
+    if match is None:
+        raise StoreError(f"{path}: does not begin with rein's user block; it is damaged, or not a file of rein's")
+    if int(match[1]) != FORMAT:
+        raise StoreError(f"{path}: is of format {int(match[1])}, and this version of rein reads format {FORMAT}")
+    length, sha256 = int(match[2]), match[3].decode()
+    if block != user_block(length, sha256):
+        raise StoreError(f"{path}: is damaged: its user block is not as rein writes it")
+    return length, sha256
+
+
+def _is_stale(temporary: Path, pid: int) -> bool:
+    """Whether nobody writes that file any more."""
+    if pid == os.getpid():  # in a container every run may have the same pid
+        return str(temporary) not in _being_written
+    if os.name == "nt":  # signal 0 would end the process there
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # it is another user's, or no number of a process
+        pass
+    return False

@@ -1,0 +1,224 @@
+"""Datasets of one file as arrays: what is raw is mapped into memory, what is compressed is decoded on demand.
+
+HDF5 is not asked: `rein.store.format.scan` knows where the bytes lie. So nothing here can crash, everything is as safe
+in a forked or spawned process as in the first one, and what a process has not touched takes no memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import errno
+import functools
+import math
+import mmap
+import os
+import sys
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rein.errors import StoreError
+from rein.files import open_file
+from rein.store.format.files import reason_of
+from rein.store.format.scan import Layout, Stored
+
+Stamp = tuple[int, ...]
+
+_MAPS = 1024  # files that stay mapped until others are read; Linux allows a process 65,530 maps
+_PAGE = 4096  # bytes; an array of fewer is copied, or each of a run's small arrays would hold a map of its own
+_CHUNKS, _CHUNK = (
+    32,
+    1 << 20,
+)  # chunks that stay decoded, and the bytes of the largest: as `rein.store.format.layout` has it
+_ADVICE = {
+    errno.EMFILE: "; close files that this process has open, or allow it more (`ulimit -n`)",
+    errno.ENFILE: "; the whole machine has as many files open as it may (`sysctl fs.file-max`)",
+    errno.ENOMEM: "; hold fewer arrays of other files, or allow more maps (`sysctl vm.max_map_count`)",
+}
+
+_mapped: collections.deque[weakref.ref[MappedFile]] = collections.deque()  # in the order in which they were mapped
+_decoded: collections.OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = collections.OrderedDict()
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What changes when a file does. Raises StoreError where it is gone."""
+    try:
+        status = path.lstat()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class MappedFile:
+    """A finished file whose hash was right when its `stamp` was taken. Pickles as its path and layout."""
+
+    def __init__(self, path: Path, stamp: Stamp, layout: Layout) -> None:
+        self.path = path
+        self.stamp = stamp
+        self.layout = layout
+        self._bytes: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bytes": None}
+
+    def unmap(self) -> None:
+        """Hold no map any more, until the next read; arrays that were given keep theirs."""
+        self._bytes = None
+
+    def check(self) -> None:
+        """Raise StoreError if the file is not the one that was checked: to read what was cut off ends the process."""
+        if stamp_of(self.path) != self.stamp:
+            raise StoreError(f"{self.path}: has changed since it was opened; open the run again")
+
+    def node(self, *path: str) -> Any:
+        """The dataset or group of that path, a `Stored` or a dictionary; None where there is none."""
+        found: Any = self.layout
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def read(self, stored: Stored, rows: slice = slice(None)) -> np.ndarray:
+        """Those rows of a dataset: a read-only map where it is raw (of few bytes a copy), else an array of its own.
+
+        Raises StoreError where the file has changed, or cannot be mapped or decoded.
+        """
+        self.check()
+        if stored.is_raw:
+            part = self._map(stored)[rows] if stored.shape else self._map(stored)
+            if part.nbytes < _PAGE:
+                part = part.copy()
+                part.flags.writeable = False
+            return part
+        try:
+            return self._decode(stored, rows) if stored.chunk is not None else self._map(stored)[rows] != 0
+        except (ValueError, zlib.error) as error:
+            raise StoreError(f"{self.path}: cannot be decoded: {error}") from error
+
+    def field(self, path: str) -> np.ndarray:
+        """All of a field as (R * N, ...): a read-only map where it is raw, else an array of its own."""
+        array = np.asarray(self.read(self.node("trajectory", *path.split("/"))))
+        return array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
+
+    def _map(self, stored: Stored) -> np.ndarray:
+        size = math.prod(stored.shape)
+        if size == 0:
+            return np.empty(stored.shape, stored.dtype)
+        kind = np.dtype(np.uint8) if stored.dtype.kind == "b" else stored.dtype
+        raw = self._whole()[stored.offset : stored.offset + size * kind.itemsize].view(kind).reshape(stored.shape)
+        return raw if kind.isnative else raw.astype(kind.newbyteorder("="))
+
+    def _whole(self) -> np.ndarray:
+        """All bytes of the file. Raises StoreError where they cannot be mapped."""
+        whole = self._bytes
+        if whole is None:
+            try:
+                with open_file(self.path, buffering=0) as file:
+                    if os.fstat(file.fileno()).st_size != self.stamp[2]:
+                        raise StoreError(f"{self.path}: was cut while it was read")
+                    whole = _map_file(file.fileno(), self.stamp[2])
+            except OSError as error:
+                advice = _ADVICE.get(error.errno or 0, "")
+                raise StoreError(f"{self.path}: cannot be mapped into memory: {reason_of(error)}{advice}") from error
+            self._bytes = whole
+            _mapped.append(weakref.ref(self))
+            while len(_mapped) > _MAPS:
+                if (first := _mapped.popleft()()) is not None:
+                    first.unmap()
+        return whole
+
+    def _decode(self, stored: Stored, rows: slice) -> np.ndarray:
+        assert stored.chunk is not None and stored.pieces is not None
+        first, stop, step = rows.indices(stored.shape[0])
+        if step != 1:
+            raise ValueError("rows can be read one after the other only")
+        decoded = np.empty((max(0, stop - first), *stored.shape[1:]), stored.dtype.newbyteorder("="))
+        begin_C = stored.pieces[:, 2]
+        wanted_C = (begin_C < stop) & (begin_C + stored.chunk[0] > first)
+        for offset, length, *index in stored.pieces[wanted_C].tolist():
+            part = index[0] < first or stop < min(index[0] + stored.chunk[0], stored.shape[0])
+            piece = self._kept_chunk(stored, offset, length) if part else self._decode_chunk(stored, offset, length)
+            skipped = max(0, first - index[0])
+            target = [slice(max(0, index[0] - first), index[0] + stored.chunk[0] - first)]
+            target += [slice(begin, begin + size) for begin, size in zip(index[1:], stored.chunk[1:], strict=True)]
+            place = decoded[tuple(target)]
+            source = (slice(skipped, skipped + len(place)), *(slice(size) for size in place.shape[1:]))
+            place[...] = piece[source]
+        return decoded
+
+    def _kept_chunk(self, stored: Stored, offset: int, length: int) -> np.ndarray:
+        """A chunk of which a part is read: it stays for the next read, which as a rule wants the rows that follow.
+
+        Who has the same `pieces` has a layout found under the same hash, so the same bytes. Nothing is locked, for a
+        process may be forked at any time; what another thread takes away meanwhile is decoded once more.
+        """
+        assert stored.pieces is not None
+        key = id(stored.pieces), offset  # of one that is alive as long as it is held here
+        held = _decoded.pop(key, None)
+        if held is None:
+            held = stored.pieces, self._decode_chunk(stored, offset, length)
+        if held[1].nbytes <= _CHUNK:
+            _decoded[key] = held
+            while len(_decoded) > _CHUNKS:
+                _decoded.popitem(last=False)
+        return held[1]
+
+    def _decode_chunk(self, stored: Stored, offset: int, length: int) -> np.ndarray:
+        assert stored.chunk is not None
+        whole = Stored((length,), np.dtype(np.uint8), offset)
+        data: Any = self._map(whole)
+        size = math.prod(stored.chunk) * stored.dtype.itemsize
+        if stored.deflated:
+            data = zlib.decompressobj().decompress(data.data, size + 1)  # and no byte more, whatever it holds
+        if len(data) != size:
+            raise ValueError(f"a chunk has {len(data)} bytes where {size} are due")
+        raw = np.frombuffer(data, np.uint8)
+        if stored.shuffled and stored.dtype.itemsize > 1:
+            raw = np.ascontiguousarray(raw.reshape(stored.dtype.itemsize, -1).T)
+        if stored.dtype.kind == "b":
+            return (raw != 0).reshape(stored.chunk)
+        return raw.view(stored.dtype).reshape(stored.chunk)
+
+
+def _map_file(descriptor: int, size: int) -> np.ndarray:
+    """The bytes of a file, read-only, mapped as long as they are in use. Raises OSError where the system refuses."""
+    if sys.platform == "win32":
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+    if sys.version_info >= (3, 13):
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
+    return np.asarray(_Map(descriptor, size))
+
+
+class _Map:
+    """A map that needs no descriptor: before Python 3.13 `mmap` keeps one for each, and 1,024 are often all there are.
+
+    Arrays that are made of it keep it alive, and it ends with the last of them.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._address = None
+        call, self._unmap = _map_calls()
+        address = call(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:  # MAP_FAILED
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._address, self._size = address, size
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            self._unmap(self._address, self._size)
+
+
+@functools.cache
+def _map_calls() -> tuple[Any, Any]:
+    """The system's `mmap` and `munmap`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    call, end = library.mmap, library.munmap
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]  # off_t is a long
+    call.restype = ctypes.c_void_p
+    end.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return call, end

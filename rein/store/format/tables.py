@@ -1,0 +1,143 @@
+"""The tables of a file of trajectories, epochs and episodes, checked against its rows; and tables of many files as one.
+
+Shapes: R rows of the file, K epochs, E episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rein.ops.trees import leaves, map_tree
+from rein.store.format.mapping import MappedFile
+from rein.store.format.objects import decode_name
+from rein.store.format.scan import Stored
+
+Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table
+
+EPOCHS = ("number", "first_row", "length", "first_step", "part", "parts")
+EPISODES = {name: "i" for name in ("id", "environment", "first_step", "last_step", "seed", "length", "epoch")}
+EPISODES |= {"return": "f", "terminated": "b", "truncated": "b"}
+
+_FLAGS = {"valid", "terminated", "truncated"}
+_STATUS = 64  # bytes
+_STEPS = 2**60  # so that sums of them are no surprise
+
+
+class Content(NamedTuple):
+    """A file with its tables, and its fields by path: (R, N, ...) each."""
+
+    file: MappedFile
+    epochs: Table
+    episodes: Table
+    fields: dict[str, Stored]
+
+    @property
+    def num_envs(self) -> int:
+        """N; 0 where there is no field."""
+        return next((stored.shape[1] for stored in self.fields.values()), 0)
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return int(self.epochs["length"].sum())
+
+
+def read_content(file: MappedFile) -> Content:
+    """The tables of a file. Raises ValueError, KeyError, ... for what is laid out as rein does not write it."""
+    table = file.layout["epochs"]
+    epochs: Table = {name: _column(file, table, name, "i") for name in EPOCHS}
+    if isinstance(status := table["status"], Stored) and status.dtype.itemsize > _STATUS:
+        raise ValueError("the column 'status' is no column")  # as text it would take four times its bytes
+    epochs["status"] = _column(file, table, "status", "S").astype(str)
+    for kind in ("metrics", "clocks"):
+        epochs[kind] = {decode_name(name): _column(file, table[kind], name, "f") for name in table[kind]}
+    table = file.layout["episodes"]
+    episodes = {name: _column(file, table, name, kind) for name, kind in EPISODES.items()}
+    content = Content(file, epochs, episodes, dict(_fields(file.layout["trajectory"])))
+    _check(content)
+    return content
+
+
+def _column(file: MappedFile, table: Any, name: str, kind: str) -> np.ndarray:
+    stored = table[name]
+    if not isinstance(stored, Stored) or len(stored.shape) != 1 or stored.dtype.kind != kind:
+        raise ValueError(f"the column {name!r} is no column")
+    return np.array(file.read(stored))  # of its own: a file that is small is soon replaced, and tables are small
+
+
+def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Stored]]:
+    for name, child in node.items():
+        where = f"{path}/{name}" if path else name
+        yield from [(where, child)] if isinstance(child, Stored) else _fields(child, where)
+
+
+def _check(content: Content) -> None:
+    epochs, episodes = content.epochs, content.episodes
+    number, length, part, parts = (epochs[name] for name in ("number", "length", "part", "parts"))
+    if not len(number) or len({len(column) for _, column in leaves(epochs)}) != 1:
+        raise ValueError("its table of epochs is empty or uneven")
+    cut = parts[0] != 1
+    if number[0] < 1 or (np.diff(number) <= 0).any() or (cut and len(number) > 1):
+        raise ValueError("its epochs are out of order")
+    if not ((part >= 1) & (part <= parts) & (parts == parts[0])).all():
+        raise ValueError("its parts of an epoch cannot be")
+    if (length < 0).any() or (length > 2**40).any() or (epochs["first_row"] != np.cumsum(length) - length).any():
+        raise ValueError("its epochs do not lie one after the other")
+    for path, stored in content.fields.items():
+        if len(stored.shape) < 2 or stored.shape[:2] != (content.rows, content.num_envs) or stored.dtype.kind == "S":
+            raise ValueError(f"the field {path} does not fit the table of epochs")
+    if (abs(epochs["first_step"].astype(np.float64)) > _STEPS).any():
+        raise ValueError("its epochs begin at steps that cannot be")
+    for name in _FLAGS & content.file.layout["trajectory"].keys():
+        stored = content.fields.get(name)
+        if stored is None or len(stored.shape) != 2 or (name == "valid" and stored.dtype.kind != "b"):
+            raise ValueError(f"the field {name} is no flag of every row")
+    if content.rows and not content.num_envs:
+        raise ValueError("it has rows and no fields, or none of any environment")
+    if len({len(column) for column in episodes.values()}) != 1:
+        raise ValueError("its table of episodes is uneven")
+    if (episodes["environment"] < 0).any():  # numpy would take another one
+        raise ValueError("an episode is of no environment")
+    _check_observations(content, content.file.node("episodes", "final_observation"), (len(episodes["id"]),))
+    _check_observations(content, content.file.node("epochs", "next_observation"), (len(number), content.num_envs))
+
+
+def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> None:
+    """Final and next observations have one entry for each episode or epoch, and are of the same kind as the rows'."""
+    observed = content.file.node("trajectory", "observation")
+    mine, rows = ({p: s for p, s in _fields({} if n is None else {"": n})} for n in (node, observed))
+    if any(stored.shape[:1] != lead[:1] for stored in mine.values()):
+        raise ValueError("its final or next observations do not fit its tables")
+    if node is None or observed is None:
+        return
+    if mine.keys() != rows.keys() or any(
+        s.shape != (*lead, *rows[p].shape[2:]) or s.dtype != rows[p].dtype for p, s in mine.items()
+    ):
+        raise ValueError("its final or next observations do not fit its observations")
+
+
+def read_tree(node: Any, read: Callable[[Stored], np.ndarray]) -> Any:
+    """What `read` gives for a dataset, and a dictionary of that for a group."""
+    return {name: read_tree(child, read) for name, child in node.items()} if isinstance(node, dict) else read(node)
+
+
+def join(tables: Sequence[Table], sizes: Sequence[int] | None = None) -> Table:
+    """One table below the other; NaN where one of them has no such column."""
+    sizes = sizes or [len(next(iter(table.values()))) for table in tables]
+    joined: Table = {}
+    for name in dict.fromkeys(name for table in tables for name in table):
+        columns = [table.get(name) for table in tables]
+        if any(isinstance(column, dict) for column in columns):
+            joined[name] = join([column or {} for column in columns], sizes)
+        else:
+            filled = [np.full(n, np.nan) if c is None else c for c, n in zip(columns, sizes, strict=True)]
+            joined[name] = np.concatenate(filled)
+    return joined
+
+
+def take_rows(table: Table, rows: Any) -> Table:
+    """Those rows of a table."""
+    return map_tree(lambda column: column[rows], table)

@@ -1,0 +1,185 @@
+"""The metrics of a run in its folder: a row an epoch, a row an evaluation, and both as HDF5 that plots itself.
+
+runs/<name>/
+  metrics.csv         appended, one row per ended epoch
+  evaluations.csv     appended, one row per evaluation
+  metrics.h5          both, opening with the learning curve; written anew from time to time
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rein.errors import StoreError
+from rein.loop import Loop
+from rein.loop.state import State
+from rein.store.checkpoints import FOLDER as CHECKPOINTS
+from rein.store.columns import EPOCHS, EVALUATIONS, PLOT, Table, evaluations_of, newer_rows
+from rein.store.curves import write_learning_curves
+from rein.store.folder import TRAJECTORIES, first_epoch, missing_epochs, move_aside, spans_of
+from rein.store.format.files import write_whole
+from rein.store.format.image import compose
+
+_SECONDS = 10.0  # between two writings of metrics.h5
+_SHARE = 0.01  # of a run's time that writing it may take
+
+logger = logging.getLogger("rein")
+
+
+class Rows(Protocol):
+    """What takes down rows: `rein.handlers.loggers.csv.CSVLogger`."""
+
+    def append(self, row: Mapping[str, float | int | str | None]) -> None:
+        """Take down one row."""
+        ...
+
+    def flush(self) -> None:
+        """Return when all rows are safe."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of the file; another row opens it again."""
+        ...
+
+
+class RunMetrics:
+    """Takes down every epoch and evaluation of a loop in the folder `run`.
+
+    A part of the loop without a state: how far a run is says which rows are its own, and a checkpoint flushes it. It
+    never changes the run: a file that cannot be written is reported once and left alone from then on.
+    """
+
+    def __init__(self, run: Path, epochs: Rows, evaluations: Rows) -> None:
+        """The rows go to `metrics.csv` and `evaluations.csv` in `run` by `epochs` and `evaluations`."""
+        self._run = run
+        self._rows = {EPOCHS: epochs, EVALUATIONS: evaluations}
+        self._tables = Table(run / EPOCHS), Table(run / EVALUATIONS)
+        self._changed = False  # since metrics.h5 was written
+        self._written_at, self._cost = time.monotonic(), 0.0
+        self._observes = False
+        self._warned: set[Path] = set()  # what is missing was reported for these
+        self._failed: set[str] = set()  # files that could not be written, and are left alone since
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Nothing that a run depends on."""
+        return {}
+
+    def attach(self, loop: Loop) -> None:
+        """Have the loop's epochs and evaluations taken down."""
+
+        @loop.started.wire
+        def begin(state: State) -> None:
+            self._guarded(EPOCHS, self._begin, state)
+            if "evaluated" in loop.events and not self._observes:
+                loop.events["evaluated"].wire(add_evaluation)
+                self._observes = True
+            loop.cleanups.append(self.close)
+
+        @loop.epoch_ended.wire
+        def ask(state: State) -> None:
+            state.request(add_epoch)  # at the edge: handlers of this event may still add metrics, or fail
+
+        def add_epoch(state: State) -> None:
+            if state.epoch_open:  # its end was interrupted, and the next run asks again
+                return
+            record = state.history[-1]
+            self._add_epoch(record.epoch, record.status, state.clocks.as_dict(), record.metrics)
+
+        def add_evaluation(state: State) -> None:
+            self._guarded(EVALUATIONS, self._add_evaluation, state)
+
+    def flush(self) -> None:
+        """Return when all rows are safe; `metrics.h5` is written anew unless that has just been done."""
+        for name, rows in self._rows.items():
+            self._guarded(name, rows.flush)
+        self._plot_if(self._is_due(0.0))
+
+    def close(self) -> None:
+        """Write everything down and let go of the files; more rows open them again."""
+        self._plot_if(True)
+        for name, rows in self._rows.items():
+            self._guarded(name, rows.close)
+
+    def _begin(self, state: State) -> None:
+        """Rows of another run that was further are moved aside, and `metrics.h5` says what is left."""
+        files, cuts = newer_rows(self._run, state.clocks.epochs, evaluations_of(state.memory))
+        move_aside(self._run, files, f"epoch-{state.clocks.epochs:06d}", cuts)
+        self._tables = Table(self._run / EPOCHS), Table(self._run / EVALUATIONS)
+        rows = self._tables[0].refresh()
+        self._warn_of_gaps(rows.get("epoch", np.empty(0)), state.clocks.epochs)
+        self._changed = bool(rows) and not (self._run / PLOT).exists()
+        self._written_at = time.monotonic()
+
+    def _warn_of_gaps(self, epoch_K: np.ndarray, epochs: int) -> None:
+        """Warn once about rows and trajectories that are missing before the place where the run goes on."""
+        folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
+        is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
+        first = first_epoch(self._run) or min(epoch_K, default=epochs + 1)
+        absent = np.setdiff1d(np.arange(first, epochs + 1), epoch_K)
+        if not is_fresh:
+            self._warn_once(self._run / EPOCHS, "row", absent.tolist(), epochs)
+        lost = missing_epochs(self._run, epoch_K.tolist(), epochs)
+        self._warn_once(self._run / TRAJECTORIES, "trajectory", lost, epochs)
+
+    def _warn_once(self, path: Path, what: str, absent: list[int], epochs: int) -> None:
+        if absent and path not in self._warned:
+            self._warned.add(path)
+            told = f"has no {what} of epoch{'s' * (len(absent) > 1)} {spans_of(absent)}"
+            logger.warning("%s: %s; the run goes on without, after epoch %d", path, told, epochs)
+
+    def _add_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        self._guarded(EPOCHS, self._append_epoch, epoch, status, clocks, metrics)
+        self._changed = True
+        self._plot_if(self._is_due(_SECONDS))
+
+    def _append_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {"epoch": epoch, "status": status, **_told(clocks)}
+        row |= {f"{name}_metric" if name in row else name: value for name, value in metrics.items()}
+        self._rows[EPOCHS].append(row)
+
+    def _add_evaluation(self, state: State) -> None:
+        found: Mapping[str, Any] = state.memory["evaluations"]
+        row = {"evaluation": found["number"], "name": found["name"], "epoch": state.epoch}
+        row |= _told(state.clocks.as_dict())  # whose `episodes` are those of training
+        row |= {"return": found["return"], "length": found["length"], "played": found["episodes"]}
+        row |= {name: found[name] for name in ("return_std", "return_min", "return_max") if name in found}
+        self._rows[EVALUATIONS].append(row)
+
+    def _is_due(self, seconds: float) -> bool:
+        return time.monotonic() - self._written_at >= max(seconds, self._cost / _SHARE)
+
+    def _plot_if(self, due: bool) -> None:
+        if due and self._changed:
+            self._guarded(PLOT, self._plot)
+
+    def _plot(self) -> None:
+        began = time.monotonic()
+        epochs, evaluations = (table.refresh() for table in self._tables)
+        write_whole(self._run / PLOT, compose(lambda file: write_learning_curves(file, epochs, evaluations)))
+        self._changed, self._written_at = False, time.monotonic()
+        self._cost = self._written_at - began
+
+    def _guarded(self, name: str, call: Callable[..., None], *arguments: Any) -> None:
+        if name in self._failed:
+            return
+        try:
+            call(*arguments)
+        except (StoreError, OSError) as error:
+            self._failed.add(name)
+            path, reason = self._run / name, str(error).removeprefix(f"{self._run / name}: ")
+            logger.error("%s: is no longer written; the run goes on: %s", path, reason)
+        except Exception:  # no error of these files may end the run
+            self._failed.add(name)
+            logger.exception("%s: is no longer written; the run goes on", self._run / name)
+
+
+def _told(clocks: Mapping[str, float]) -> dict[str, float]:
+    """The clocks but for `epochs`, which the column `epoch` says."""
+    return {name: round(value, 6) for name, value in clocks.items() if name != "epochs"}

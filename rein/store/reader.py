@@ -1,0 +1,301 @@
+"""Reading a run's trajectories back, as numpy arrays or torch tensors.
+
+No file is read before its hash was checked, and nothing before it is asked for. The files of a run appear as one:
+tables and fields are joined over files, and the parts of an epoch that was cut are put together again.
+
+Shapes: R rows of all epochs, N environments, K epochs, E episodes.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rein.errors import StoreError
+from rein.files import absolute, inside, read_json, short
+from rein.store.contents import content_of
+from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.format import files
+from rein.store.format.mapping import Stamp, stamp_of
+from rein.store.format.scan import layouts
+from rein.store.format.tables import EPISODES, EPOCHS, Content, Table, join, read_tree, take_rows
+from rein.store.pieces import Episode, join_fields, read_episode, read_epoch
+from rein.store.rows import whole_episodes
+from rein.types import Trajectory, Tree
+
+if TYPE_CHECKING:
+    from rein.store.datasets import Sequences, Transitions
+    from rein.store.linked import Arrange
+
+
+def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
+    """Open the trajectories of a run folder, or one file. Raises StoreError if there are none or a header is wrong.
+
+    With `follow` the run may still be writing, its first file even: iterating over it goes on with what was finished
+    meanwhile, as `refresh` does. A file is scanned in a child process before it is read here, for a hash does not say
+    who made it; `trusted=True` spares that.
+    """
+    return Run(absolute(path), follow=follow, trusted=trusted)
+
+
+def _why_none(path: Path) -> str:
+    if not path.exists():
+        return f"{path}: no trajectories there, since it does not exist; give the folder of a run, or one of its files"
+    if (path / "run.json").exists() or (path / TRAJECTORIES).is_dir():
+        return (
+            f"{path}: no trajectories there yet: no file is finished; open it after the first epochs, or with "
+            "open_run(path, follow=True)"
+        )
+    return f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/"
+
+
+class Run:
+    """The files of a run that were finished when it was opened or last refreshed; `path` is its folder, or one file."""
+
+    def __init__(self, path: Path, *, follow: bool = False, trusted: bool = False) -> None:
+        self.path = path
+        self._follow = follow
+        self._trusted = trusted
+        self._checked: dict[Path, Content] = {}
+        self._found = self._find()
+        if not self._found and not follow:
+            raise StoreError(_why_none(path))
+        for file in [] if follow else self._found:  # of a followed run, a file may be removed at any time
+            files.promised_hash(file)
+
+    def __repr__(self) -> str:
+        epochs, episodes = len(self.epochs["number"]), len(self.episodes["id"])
+        return f"Run({str(short(self.path))!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Every epoch in order; of a run that is followed, those too that are finished until the last one was given."""
+        last = 0
+        while True:
+            if self._follow:
+                self.refresh()
+            numbers = self.epochs["number"]
+            numbers = numbers[numbers > last].tolist()
+            if not numbers:
+                return
+            for number in numbers:
+                try:
+                    found = self.trajectory(number)
+                except StoreError:
+                    if not self._follow or not self.refresh():
+                        raise
+                    break  # its writer has taken a file away, as with `keep_best`: what is left goes on
+                yield found
+                last = number
+
+    def refresh(self) -> bool:
+        """Look for files that were finished, or taken away, since; whether there were any.
+
+        Datasets that were made before keep the files that they have.
+        """
+        found = self._find()
+        changed = found != self._found
+        self._found = found
+        for name in ("epochs", "episodes", "fields", "_contents", "_rows") if changed else ():
+            self.__dict__.pop(name, None)
+        return changed
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What `run.json` says about the run; empty without one."""
+        file = self.path / "run.json"
+        try:
+            return read_json(file)
+        except (FileNotFoundError, NotADirectoryError):  # none, or the run is a single file
+            return {}
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{file}: cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from error
+
+    @property
+    def files(self) -> list[Path]:
+        """The files in order, without those of an epoch of which a part is missing (one part alone may be opened)."""
+        return [content.file.path for content in self._contents]
+
+    @functools.cached_property
+    def epochs(self) -> Table:
+        """One row for each epoch: number, first_row, length, first_step, status, metrics and clocks; (K,) each."""
+        rows = self._rows
+        first = np.flatnonzero(np.diff(rows["number"], prepend=0))  # of the parts of an epoch
+        table = take_rows(rows, first)
+        if len(first):
+            table["length"] = np.add.reduceat(rows["length"], first)
+        table["first_row"] = np.cumsum(table["length"]) - table["length"]
+        return {name: table[name] for name in table if name not in ("part", "parts", "file", "index")}
+
+    @functools.cached_property
+    def episodes(self) -> Table:
+        """One row for each episode, in the order in which they ended: the columns of the files and `whole`, (E,) each.
+
+        `whole` is True if every transition of the episode is stored, so that `episode(id)` can read it. A store that
+        keeps some epochs only also lists episodes that began in an epoch that it did not keep.
+        """
+        empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
+        table = join([content.episodes for content in self._contents] or [empty])
+        return table | {"whole": whole_episodes(self._contents, table)}
+
+    @functools.cached_property
+    def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Type and shape (R, N, ...) of every field by its path, `observation/camera`, as the first rows have them."""
+        rows = int(self.epochs["length"].sum())
+        first = self._filled[0].fields if self._filled else {}
+        return {path: (stored.dtype, (rows, *stored.shape[1:])) for path, stored in first.items()}
+
+    def field(self, name: str, rows: slice = slice(None)) -> Tree:
+        """A field of all epochs, (R, N, ...), or of those rows; a dictionary of arrays where it is nested.
+
+        Floats that lie in one file are a read-only map of it, which takes no memory (or a read-only copy, of less than
+        4 KiB); other arrays are their own.
+        Raises ValueError where there is no such field, or not of the same kind in all files.
+        """
+        if not any(path == name or path.startswith(f"{name}/") for path in self.fields):
+            raise ValueError(f"{self.path}: no field {name!r}; there are {', '.join(self.fields)}")
+        total = int(self.epochs["length"].sum())
+        first, stop, step = rows.indices(total)
+        if step != 1:
+            raise ValueError(f"field({name!r}, {rows}): read rows one after the other, and take every {step}th of them")
+        wanted, begin = [], 0
+        for content in self._filled:
+            if begin < stop and begin + content.rows > first:
+                wanted.append((content.file, slice(max(0, first - begin), min(stop - begin, content.rows))))
+            begin += content.rows
+        parts = []
+        for file, part in wanted or [(self._filled[0].file, slice(0))]:
+            node = file.node("trajectory", *name.split("/"))
+            if node is None:
+                raise ValueError(f"{file.path}: has no field {name!r}; read its epochs one by one")
+            parts.append(read_tree(node, lambda stored, f=file, rows=part: f.read(stored, rows)))
+        return join_fields(parts, self.path)
+
+    def tensor(self, name: str, rows: slice = slice(None)) -> Tree:
+        """What `field` gives, as torch tensors of their own."""
+        from rein.store.datasets import to_torch
+
+        return to_torch(self.field(name, rows))
+
+    def trajectory(self, epoch: int) -> Trajectory:
+        """One epoch as the store was given it, in numpy arrays."""
+        rows = np.flatnonzero(self._rows["number"] == epoch)
+        if not len(rows):
+            numbers = self.epochs["number"]
+            there = f"it has {len(numbers)} from {numbers[0]} to {numbers[-1]}" if len(numbers) else "it has none yet"
+            raise ValueError(f"{self.path}: no epoch {epoch}; {there}")
+        return read_epoch(self._contents, [take_rows(self._rows, row) for row in rows], self.path)
+
+    def episode(self, id: int) -> Episode:
+        """One whole episode, whatever epochs and files it lies in.
+
+        Raises ValueError for an unknown id, and StoreError if some transitions were not stored: see `episodes`, column
+        `whole`.
+        """
+        found = np.flatnonzero(self.episodes["id"] == id)
+        if not len(found):
+            raise ValueError(self._no_episode(id))
+        row = {name: column[found[0]].item() for name, column in self.episodes.items()}
+        ends = np.cumsum([len(content.episodes["id"]) for content in self._contents])
+        file = int(np.searchsorted(ends, found[0], "right"))
+        index = int(found[0] - ends[file] + len(self._contents[file].episodes["id"]))
+        return read_episode(self._contents, row | {"file": file, "index": index}, self.path)
+
+    def transitions(
+        self, fields: Collection[str] | None = None, episodes: Collection[int] | np.ndarray | None = None
+    ) -> Transitions:
+        """Every transition of the run as a `torch.utils.data.Dataset`; see `rein.store.datasets.Transitions`.
+
+        `fields` are the names wanted, all by default; `episodes` the ids of those whose transitions are,
+        as `run.episodes["id"][run.episodes["return"] > 100]`.
+        """
+        from rein.store.datasets import Transitions
+
+        return Transitions(self._filled, fields, self._spans(episodes))
+
+    def sequences(
+        self,
+        length: int,
+        stride: int = 1,
+        fields: Collection[str] | None = None,
+        episodes: Collection[int] | np.ndarray | None = None,
+    ) -> Sequences:
+        """Windows of `length` transitions that follow each other; see `rein.store.datasets.Sequences`."""
+        from rein.store.datasets import Sequences
+
+        return Sequences(self._filled, length, stride, fields, self._spans(episodes))
+
+    def link_episodes(self, path: Path, arrange: Arrange) -> dict[str, str]:
+        """Write an HDF5 file that leads to every whole episode and copies none; see `rein.store.linked`."""
+        from rein.store.linked import write_episodes
+
+        return write_episodes(path, self._contents, arrange)
+
+    def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
+        """Environment, first and last vector step of episodes by id. Raises TypeError, ValueError for none."""
+        if episodes is None:
+            return None
+        table, wanted = self.episodes, np.asarray(list(episodes))
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise TypeError(f'episodes are ids, not {wanted.dtype}; those of a mask are run.episodes["id"][mask]')
+        if missing := np.setdiff1d(wanted, table["id"]).tolist():
+            raise ValueError(self._no_episode(missing[0]))
+        chosen = np.isin(table["id"], wanted)
+        return table["environment"][chosen], table["first_step"][chosen], table["last_step"][chosen]
+
+    def _no_episode(self, id: int) -> str:
+        ids = self.episodes["id"]
+        there = f"{len(ids)} are, from {ids.min()} to {ids.max()}" if len(ids) else "none is yet"
+        return f"{self.path}: no episode {id} is stored; {there}"
+
+    def _find(self) -> list[Path]:
+        path = self.path
+        if path.is_file():  # a link that the user named is followed
+            return [path.resolve() if path.is_symlink() else path]
+        return list_files(inside(path, TRAJECTORIES)) or list_files(path)
+
+    @functools.cached_property
+    def _contents(self) -> list[Content]:
+        contents = self._read_contents()
+        parts = collections.Counter(content.epochs["number"][0] for content in contents)
+        whole = [c for c in contents if c.epochs["parts"][0] in (1, parts[c.epochs["number"][0]])]
+        if not whole and len(contents) != 1 and not self._follow:
+            raise StoreError(f"{self.path}: of its one epoch a part is missing; open the parts by themselves")
+        chosen = whole or ([] if self._follow else contents)
+        for before, after in itertools.pairwise(chosen):
+            last, first = (before.epochs["number"][-1], before.epochs["part"][-1]), after.epochs
+            if not (first["number"][0] > last[0] or (first["number"][0], first["part"][0]) == (last[0], last[1] + 1)):
+                raise StoreError(f"{after.file.path}: begins with epoch {first['number'][0]} after epoch {last[0]}")
+        return chosen
+
+    def _read_contents(self) -> list[Content]:
+        """Every file, whose hash is checked the first time and whenever it has changed; one scan for all new ones."""
+        stamps: dict[Path, Stamp] = {}
+        for path in self._found:
+            stamp = stamp_of(path)
+            if path not in self._checked or self._checked[path].file.stamp != stamp:
+                files.verify(path)
+                stamps[path] = stamp
+        for path, layout in zip(stamps, layouts(list(stamps), self._trusted), strict=True):
+            self._checked[path] = content_of(path, stamps[path], layout)
+        return [self._checked[path] for path in self._found]
+
+    @property
+    def _filled(self) -> list[Content]:
+        """The files that have rows; one of nothing but skipped epochs has no fields."""
+        return [content for content in self._contents if content.rows]
+
+    @functools.cached_property
+    def _rows(self) -> Table:
+        """The tables of epochs of all files, with a row for each part, and in which row of which file it lies."""
+        tables = []
+        for number, content in enumerate(self._contents):
+            index = np.arange(len(content.epochs["number"]))
+            tables.append(content.epochs | {"file": np.full_like(index, number), "index": index})
+        empty: Table = {name: np.zeros(0, np.int64) for name in (*EPOCHS, "file", "index")}
+        return join(tables or [empty | {"status": np.zeros(0, "U9"), "metrics": {}, "clocks": {}}])

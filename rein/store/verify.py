@@ -1,0 +1,293 @@
+"""Whether a run, or one of its files, is whole: hashes, layout, numbering, tables against rows, checkpoints, metrics.
+
+Files may be anybody's: HDF5 parses them in a child process alone (`rein.store.format.scan`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rein.errors import StoreError
+from rein.files import TEXT, inside, open_file, read_json
+from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoints import FOLDER as CHECKPOINTS
+from rein.store.checkpoints import saved_files
+from rein.store.checks import check_file, check_sequence
+from rein.store.columns import EPOCHS, EVALUATIONS, PLOT, Table, cells_of
+from rein.store.contents import MISREAD, content_of
+from rein.store.folder import TRAJECTORIES, epochs_of, first_epoch, list_files, missing_epochs, spans_of
+from rein.store.format import files
+from rein.store.format.mapping import Stamp, stamp_of
+from rein.store.format.scan import layouts
+from rein.store.format.state import TRAILER_LENGTH, find_texts
+from rein.store.format.tables import Content
+from rein.store.lock import Lock
+from rein.store.selection import kept_by
+
+_KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what this process or machine lacks, whatever the file is like
+
+
+class Problem(NamedTuple):
+    """What is wrong with a file."""
+
+    path: Path
+    reason: str
+
+
+class Report(NamedTuple):
+    """What was looked at, and what is wrong."""
+
+    files: int
+    bytes: int
+    epochs: int
+    episodes: int
+    problems: list[Problem]
+
+
+def verify_run(path: str | Path) -> Report:
+    """Check every file of the run in the folder `path`, or that one file.
+
+    Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
+    """
+    path = Path(path).expanduser()
+    if path.is_file() and path.is_symlink():  # a link that the user named is followed
+        path = path.resolve()
+    if path.is_dir():
+        trajectories = list_files(inside(path, TRAJECTORIES)) or list_files(path)
+        places = [inside(path, CHECKPOINTS, *names) for names in ((), ("best",))]
+        checkpoints = [file for place in places for file in saved_files(place)]
+        others = [path / name for name in ("run.json", EPOCHS, EVALUATIONS, PLOT) if os.path.lexists(path / name)]
+    elif path.name in ("run.json", *_KEYS, PLOT):
+        trajectories, checkpoints, others = [], [], [path]
+    else:
+        saved = path.is_file() and _is_checkpoint(path)
+        trajectories, checkpoints, others = ([], [path], []) if saved else ([path] * path.is_file(), [], [])
+    looked_at = [*trajectories, *checkpoints, *others]
+    if not looked_at:
+        raise StoreError(f"{path}: there is no run and no file of one")
+    problems: list[Problem] = []
+    contents = _check_trajectories(trajectories, problems)
+    for file, content in contents.items():
+        _guard(file, problems, lambda c=content: [Problem(c.file.path, wrong) for wrong in check_file(c)])
+    known = list(contents.values())
+    stride = _stride(path) if path.is_dir() else None
+    if path.is_dir() and known:
+        problems += [Problem(content.file.path, wrong) for content, wrong in check_sequence(known, stride)]
+    if path.is_dir():
+        _guard(path / EPOCHS, problems, lambda: list(_check_oldest(path, known, bool(checkpoints))))
+    epochs = {number for content in known for number in content.epochs["number"].tolist()}
+    last = max(epochs, default=0)
+    for file in checkpoints:
+        _guard(file, problems, lambda f=file: list(_check_checkpoint(f, epochs, stride)))
+    for file in others:
+        _guard(file, problems, lambda f=file: list(_check_other(f, last, first_epoch(path) if path.is_dir() else None)))
+    if path.is_dir():
+        _guard(path / CHECKPOINTS / "latest", problems, lambda: list(_check_latest(path / CHECKPOINTS)))
+        if path / PLOT in others and path / EPOCHS not in others:
+            problems.append(Problem(path / EPOCHS, f"is not there, and {PLOT} was made of it"))
+    size = sum(file.lstat().st_size for file in looked_at if os.path.lexists(file))
+    return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
+
+
+def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem]]) -> None:
+    """Whatever a check raises of what a file may cause is what is wrong with that file.
+
+    Raises StoreError where the system lets no more files be opened or mapped, which says nothing about this one.
+    """
+    try:
+        problems += check()
+    except StoreError as error:
+        if _is_scarce(error):
+            raise
+        problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
+    except OSError as error:
+        if _is_scarce(error):
+            raise StoreError(f"{path}: cannot be checked: {files.reason_of(error)}") from error
+        problems.append(Problem(path, f"cannot be read: {error.strerror}"))
+    except (*MISREAD, MemoryError, OverflowError, RecursionError) as error:
+        problems.append(Problem(path, f"makes no sense: {error!r:.300}"))
+
+
+def _is_scarce(error: BaseException | None) -> bool:
+    """Whether an error, or what has caused it, is that there are too many files or maps, or too little memory."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SCARCE:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _check_trajectories(paths: Sequence[Path], problems: list[Problem]) -> dict[Path, Content]:
+    """The files whose hash, layout and tables are right; the others are problems."""
+    stamps: dict[Path, Stamp] = {}
+    for path in paths:
+        _guard(path, problems, lambda p=path: _check_hash(p, stamps))
+    left, found = list(stamps), {}
+    while left:
+        try:
+            layouts(left, trusted=False)  # one child for all, which ends with the first bad one
+            good, bad = left, None
+        except StoreError:
+            bad = next((n for n, path in enumerate(left) if not _scans(path, problems)), None)
+            good = left if bad is None else left[:bad]
+        left = [] if bad is None else left[bad + 1 :]
+        for path in good:
+            _guard(path, problems, lambda p=path: _open(p, stamps[p], found))
+    return found
+
+
+def _check_hash(path: Path, stamps: dict[Path, Stamp]) -> list[Problem]:
+    stamp = stamp_of(path)
+    files.verify(path)
+    stamps[path] = stamp
+    return []
+
+
+def _scans(path: Path, problems: list[Problem]) -> bool:
+    before = len(problems)
+    _guard(path, problems, lambda: _check_layout(path))
+    return len(problems) == before
+
+
+def _check_layout(path: Path) -> list[Problem]:
+    layouts([path], trusted=False)
+    return []
+
+
+def _open(path: Path, stamp: Stamp, found: dict[Path, Content]) -> list[Problem]:
+    (layout,) = layouts([path], trusted=False)
+    found[path] = content_of(path, stamp, layout)
+    return []
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """By its last line; a damaged one may be taken for a file of trajectories, and is damaged in either case."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, path.stat().st_size - TRAILER_LENGTH))
+            find_texts(file.read(TRAILER_LENGTH))
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _stride(run: Path) -> int | None:
+    """How far apart the run's store keeps epochs; None where it keeps none, or the best ones."""
+    every, best = kept_by(run)
+    return every if every and best is None else None
+
+
+def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterator[Problem]:
+    """Compare the first trajectory file with `metrics.csv`, or without one with the steps and episodes of the run.
+
+    Without a trajectory file, nothing is missing while a store writes to the folder: it may not have finished one yet.
+    """
+    files = list_files(inside(run, TRAJECTORIES))
+    epoch_K = Table(run / EPOCHS).refresh().get("epoch", np.empty(0))
+    where, last = (files[0], epochs_of(files[0])[0]) if files else (run / TRAJECTORIES, sys.maxsize)
+    if lost := missing_epochs(run, epoch_K.tolist(), last):
+        if files or not _is_open(run):
+            be, those = ("is", "epoch") if len(lost) == 1 else ("are", "epochs")
+            before = f"before epoch {last}" if files else "and there is no trajectory file"
+            yield Problem(where, f"{those} {spans_of(lost)} of {EPOCHS} {be} missing {before}")
+    elif saved and contents and _stride(run) == 1 and not (run / EPOCHS).exists():
+        step, ids = int(contents[0].epochs["first_step"][0]), contents[0].episodes["id"]
+        if step > 0 or (len(ids) and ids[0] > 0):
+            said = f"begins with step {step}" + (f" and episode {ids[0]}" if len(ids) else "")
+            yield Problem(where, f"{said}: earlier files are missing, or {EPOCHS}, which tells where the run began")
+
+
+def _is_open(run: Path) -> bool:
+    """Return whether a store writes to the folder."""
+    try:
+        Lock(run, alone=True).release()
+    except StoreError:
+        return True
+    return False
+
+
+def _check_checkpoint(path: Path, there: Collection[int], stride: int | None) -> Iterator[Problem]:
+    """Read the whole state, and compare the epochs that its store counts on with those that are `there`."""
+    parts = read_checkpoint(path).state.get("parts")
+    store = parts.get("store") if isinstance(parts, dict) else None
+    epoch, best = (store.get("epoch"), store.get("best")) if isinstance(store, dict) else (None, None)
+    if type(epoch) is not int:
+        return
+    last = max(there, default=0)
+    if stride is not None and epoch - epoch % stride > last:
+        yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
+    if isinstance(best, list):
+        lost = sorted({int(number) for number, _ in best[-1]} - {*there})
+        if len(lost) > sum(number > epoch for number in there):  # each newer one may have taken the place of one
+            yield Problem(path, f"counts on epochs {spans_of(lost)}, which are missing from the trajectories")
+
+
+def _check_latest(folder: Path) -> Iterator[Problem]:
+    latest = folder / "latest"
+    if os.path.lexists(latest):
+        with open_file(latest) as file:
+            name = file.read(200).decode(errors="replace").strip()
+        if name not in [path.name for path in saved_files(folder)]:
+            yield Problem(latest, f"names {name!r}, which is not there")
+
+
+def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
+    """`last` is the epoch that the trajectories end with, 0 where they are not looked at; `first` that of the run."""
+    if path.name == PLOT:
+        files.verify(path)
+    elif path.name in _KEYS:
+        first, last = (first, last) if path.name == EPOCHS else (None, 0)
+        yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], first, last))
+    else:
+        read_json(path)
+
+
+def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int) -> Iterator[str]:
+    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end, one too early.
+
+    Its rows have to begin with `first`, or before, where that is known, and to end with `last`, or after.
+    """
+    with open_file(path, limit=TEXT) as file:
+        names = cells_of(file.readline())
+        if key not in names:
+            yield f"has no column {key!r}"
+            return
+        before: int | None = None
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                yield f"ends within line {number}, which the next start of the run cuts off"
+                return
+            if not (cells := cells_of(line)):
+                yield f"line {number}: is damaged"
+                return
+            wrong = _check_row(dict(zip(names, cells, strict=False)), key, text, before)
+            if len(cells) != len(names) or wrong:
+                yield f"line {number}: {wrong or f'{len(cells)} cells of {len(names)}'}"
+                return
+            now = int(cells[names.index(key)])
+            if before is None and first is not None and now > first:
+                yield f"begins with {key} {now}, and the run with epoch {first}"
+            before = now
+        if (before or 0) < last:
+            yield f"ends with {key} {before or 0}, and the trajectories with epoch {last}"
+
+
+def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> str | None:
+    for name, cell in row.items():
+        try:
+            _ = float(cell) if cell and name != text else None
+        except ValueError:
+            return f"{cell!r:.40} is no number"
+    if not row.get(key, "").isdecimal():
+        return f"{row.get(key)!r:.40} does not count it"
+    if before is not None and int(row[key]) != before + 1:
+        return f"{key} {row[key]} comes after {key} {before}"
+    return None

@@ -1,0 +1,233 @@
+"""Windows of rows of a run, gathered from all its files by one index, with the observation after every row.
+
+Shapes: B windows of a batch, L rows of a window, N environments, R rows of a file.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rein.store.format.tables import Content
+from rein.store.held import Elsewhere, Held
+from rein.store.rows import Rows, find_rows, rows_of_episodes
+from rein.types import Transition
+
+_SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
+_LAZY = (
+    "_rows",
+    "_maps",
+    "_held",
+    "_elsewhere",
+    "_others",
+    "_first",
+    "_begin",
+    "_envs",
+    "_one_step",
+)  # what each worker finds out
+
+
+class Windows:
+    """What transitions and sequences have in common: windows of rows, gathered from all files by index."""
+
+    _first: Any  # (len,) the row in which each element begins
+
+    def __init__(
+        self,
+        contents: Sequence[Content],
+        length: int,
+        fields: Collection[str] | None,
+        episodes: tuple[np.ndarray, ...] | None,
+    ) -> None:
+        if isinstance(fields, str):
+            raise ValueError(f"fields={fields!r}: give a list of names, or None for all fields")
+        self._contents = list(contents)
+        self._length = length
+        self._flat = False  # whether a window, of one row, is that row
+        self._episodes = episodes  # environment, first and last vector step of those wanted
+        self._paths = _chosen(contents, fields)
+        self._observations = [path for path in self._paths if path.split("/")[0] == "observation"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _LAZY}
+
+    @functools.cached_property
+    def _rows(self) -> Rows:
+        rows = find_rows(self._contents, observed=bool(self._observations))
+        if self._episodes is not None:
+            environment_E, first_E, last_E = self._episodes
+            wanted_G = rows_of_episodes(self._contents, environment_E, np.stack([first_E, last_E], axis=1))
+            rows = rows._replace(whole_G=rows.whole_G & wanted_G, follows_G=rows.follows_G & wanted_G)
+        return rows
+
+    @functools.cached_property
+    def _maps(self) -> dict[str, list[np.ndarray]]:
+        """Fields that are raw and large: for each file a map (R * N, ...)."""
+        found = {}
+        for path in self._paths:
+            stored = [content.fields[path] for content in self._contents]
+            size = sum(math.prod(s.shape) * s.dtype.itemsize for s in stored)
+            if size > _SMALL and all(s.is_raw for s in stored):
+                found[path] = [content.file.field(path) for content in self._contents]
+        return found
+
+    @functools.cached_property
+    def _held(self) -> Held:
+        """The other fields, in memory."""
+        paths = [path for path in self._paths if path not in self._maps]
+        return Held(self._contents, paths, self._length)
+
+    @functools.cached_property
+    def _elsewhere(self) -> Elsewhere:
+        """The rows whose next observation is one of the `_others`."""
+        return Elsewhere(self._held.order, self._rows.special_G, self._rows.source, self._length)
+
+    @functools.cached_property
+    def _begin(self) -> np.ndarray:
+        """Where the elements begin in memory."""
+        return self._held.order.place(self._first)
+
+    @functools.cached_property
+    def _others(self) -> dict[str, np.ndarray]:
+        """All observations that follow no row of the run, final and next ones, which `Rows.source` counts."""
+        found = {}
+        for path in self._observations:
+            inner, parts = path.split("/")[1:], []
+            for table, name in (("episodes", "final_observation"), ("epochs", "next_observation")):
+                for content in self._contents:
+                    stored = content.file.node(table, name, *inner)
+                    if stored is not None:
+                        lead = 1 if table == "episodes" else 2  # (E, ...), or (K, N, ...)
+                        count = math.prod(stored.shape[:lead])  # which -1 would not find where there are no numbers
+                        parts.append(content.file.read(stored).reshape(count, *stored.shape[lead:]))
+                        continue
+                    dtype, shape = content.fields[path].dtype, content.fields[path].shape  # nobody refers to these
+                    columns = content.episodes["id"] if table == "episodes" else content.epochs["number"]
+                    count = len(columns) * (1 if table == "episodes" else shape[1])
+                    parts.append(np.zeros((count, *shape[2:]), dtype))
+            found[path] = np.concatenate(parts)
+        return found
+
+    @functools.cached_property
+    def _envs(self) -> np.ndarray:
+        return np.array([content.num_envs for content in self._contents])
+
+    @functools.cached_property
+    def _one_step(self) -> int | None:
+        """How far it is to the next row, where that is the same for all."""
+        return int(self._envs[0]) if len(set(self._envs.tolist())) == 1 else None
+
+    def gather(self, index: slice | np.ndarray) -> Transition:
+        """The windows of these elements, (B, L, ...)."""
+        begin_B = self._begin[index]
+        found = self._held.take(begin_B)
+        following = {path: self._held.take_wide(path, begin_B + 1) for path in self._observations if path in found}
+        if self._maps:
+            here, later = (self._places(index, n) for n in (0, 1))
+            found |= {path: here.take(column) for path, column in self._maps.items()}
+            following |= {p: later.take(column) for p, column in self._maps.items() if p in self._observations}
+        if following:
+            window, row, source = self._elsewhere.find(begin_B)
+            for path, array in following.items():
+                array[window, row] = self._others[path][source]
+        return self._transition(found, following, (len(begin_B), self._length))
+
+    def _step(self, first_B: np.ndarray) -> Any:
+        """How far it is from each of these rows to the next one of its environment: N of its file."""
+        if self._one_step is not None:
+            return self._one_step
+        return self._envs[np.searchsorted(self._rows.base, first_B, "right") - 1]
+
+    def _places(self, index: slice | np.ndarray, later: int) -> _Places:
+        """Where the rows of these windows are, or those so many steps later."""
+        first_B1 = self._first[index][:, None]
+        rows_BL = first_B1 + self._step(first_B1) * np.arange(later, later + self._length)
+        return _Places(self._contents, self._rows.base, rows_BL)
+
+    def _transition(self, found: dict[str, Any], following: dict[str, Any], lead: tuple[int, ...]) -> Transition:
+        if self._flat:
+            lead = lead[:1]
+            found, following = ({p: a.reshape(lead + a.shape[2:]) for p, a in x.items()} for x in (found, following))
+        tree = _nest(found)
+        own = {name: tree.pop(name, None) for name in ("observation", "action", "reward", "terminated", "truncated")}
+        valid = torch.from_numpy(np.ones(lead, bool))
+        return Transition(**own, next_observation=_nest(following).get("observation"), valid=valid, extras=tree)
+
+
+class _Places:
+    """Rows (B, L) of a run by their number, and in which files they lie."""
+
+    def __init__(self, contents: Sequence[Content], base: np.ndarray, rows_BL: np.ndarray) -> None:
+        self._contents = contents
+        self._base = base
+        self._rows_BL = rows_BL
+
+    def take(self, column: list[np.ndarray]) -> np.ndarray:
+        """(B, L, ...) of a field; anything where there is no such row."""
+        taken = np.empty((*self._rows_BL.shape, *column[0].shape[1:]), column[0].dtype)
+        for file, rows, where in self._blocks:
+            taken[where] = np.take(column[file], rows, axis=0, mode="clip")
+        return taken
+
+    @functools.cached_property
+    def _blocks(self) -> list[Any]:
+        """File, rows of it, and where they belong: whole windows, or single rows of those that cross into another."""
+        rows_BL, base = self._rows_BL, self._base
+        first_B, last_B = (self._file_of(rows_BL[:, at]) for at in (0, -1))
+        blocks = []
+        for file in np.union1d(first_B, last_B):  # a map of what was cut off would end the process
+            self._contents[file].file.check()
+        for file, window in _groups(first_B, np.flatnonzero(first_B == last_B)):
+            blocks.append((file, rows_BL[window] - base[file], window))
+        crossing = np.flatnonzero(first_B != last_B)
+        rows, place = rows_BL[crossing].reshape(-1), np.arange(rows_BL.shape[1])
+        window, step = np.repeat(crossing, len(place)), np.tile(place, len(crossing))
+        for file, at in _groups(self._file_of(rows), np.arange(len(rows))):
+            blocks.append((file, rows[at] - base[file], (window[at], step[at])))
+        return blocks
+
+    def _file_of(self, rows: np.ndarray) -> np.ndarray:
+        return np.minimum(np.searchsorted(self._base, rows, "right") - 1, len(self._base) - 2)
+
+
+def _groups(file_B: np.ndarray, of: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Those elements `of` the batch file by file."""
+    if len(of):
+        order = of[np.argsort(file_B[of], kind="stable")]
+        for part in np.split(order, np.flatnonzero(np.diff(file_B[order])) + 1):
+            yield int(file_B[part[0]]), part
+
+
+def _chosen(contents: Sequence[Content], fields: Collection[str] | None) -> list[str]:
+    """The paths of those fields. Raises ValueError unless all files have them, and of one kind."""
+    kinds = [{p: (s.dtype, s.shape[2:]) for p, s in content.fields.items()} for content in contents]
+    every = kinds[0] if kinds else {}
+    names = dict.fromkeys(path.split("/")[0] for path in every)
+    if missing := [name for name in fields or () if kinds and name not in names]:
+        raise ValueError(f"fields={list(fields or ())}: there is no {missing}; there are {list(names)}")
+    wanted = set(names if fields is None else fields) - {"valid"}  # whatever is gathered is
+    paths = [path for path in every if path.split("/")[0] in wanted]
+    for content, kind in zip(contents, kinds, strict=True):
+        differ = [path for path in paths if kind.get(path) != every[path]]
+        if fields is None:
+            differ += [path for path in kind if path not in every]
+        if differ:
+            raise ValueError(f"{content.file.path}: {differ[0]} is not what it is in {contents[0].file.path}")
+    return paths
+
+
+def _nest(found: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays by path as trees of tensors."""
+    tree: dict[str, Any] = {}
+    for path, array in found.items():
+        if "/" not in path:
+            tree[path] = torch.from_numpy(array)
+            continue
+        *inner, name = path.split("/")
+        functools.reduce(lambda node, key: node.setdefault(key, {}), inner, tree)[name] = torch.from_numpy(array)
+    return tree

@@ -1,1 +1,0 @@
-"""Where trajectories and checkpoints are kept; import a store from its own module."""

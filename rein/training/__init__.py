@@ -1,0 +1,1 @@
+"""Training: loops that connect agents, environments and stores."""

@@ -1,0 +1,388 @@
+"""Training: the loop, the agent, the environments and the store, wired together.
+
+Each part of the wiring is a function of a loop. Compose a loop of your own from these functions, or leave some out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.agents.base.finite import check_parameters
+from rein.envs.base.contract import check_integers
+from rein.episodes import PHASES, EpisodeStatistics, batch_step
+from rein.episodes.finite import FiniteData
+from rein.episodes.statistics import METRICS
+from rein.episodes.step import check_fit
+from rein.foreign_names import check_keywords, refuse_unknown
+from rein.handlers.describe import describe
+from rein.handlers.loggers.csv import CSVLogger
+from rein.handlers.stop_at import stop_at
+from rein.loop import Loop, checks
+from rein.loop.events import Event
+from rein.loop.filters import NOT_GIVEN
+from rein.loop.state import State
+from rein.ops.parallel import rank
+from rein.ops.random import checked_seed, stream_seed
+from rein.ops.trees import map_tree, to_device
+from rein.protocols import Agent, Environment, Store
+from rein.replay.rollout import Rows
+from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
+
+logger = logging.getLogger("rein")
+
+DELAYS = ("rollout_steps", "learning_starts", "train_frequency", "train_frequency_episodes")  # options of agents
+STEPS = 128  # of an epoch of a continuing run, where nobody says
+
+
+@check_keywords
+@torch.inference_mode(False)
+def training_loop(
+    agent: Agent,
+    environment: Environment,
+    store: Store | None = None,
+    *,
+    episodic: bool = False,
+    seed: int | None = None,
+    epochs: int | None = NOT_GIVEN,
+    iterations: int | None = None,
+    state_to_trajectory: Callable[[State], Mapping[str, Tree]] | None = None,
+    check_finite: bool = True,
+    strict: bool = False,
+    debug: bool = False,
+) -> Loop:
+    """Build a loop that trains `agent` in `environment` and appends each epoch's trajectories to `store`.
+
+    Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
+    they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
+    `epochs` (1) and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps by default.
+    `seed` seeds parts that were built without one (None draws one), environments differently in each process.
+    `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `check_finite` checks that rewards,
+    observations, losses, gradient norms and parameters are finite and raises NonFiniteError if one is not. `strict`
+    and `debug` are options of the loop; `strict` does not apply to metrics, which an agent reports only when it learns.
+
+    Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
+    `torch.inference_mode()`.
+    """
+    check_fit(agent, environment, store)
+    if state_to_trajectory is not None and store is None:
+        raise ValueError("training_loop(state_to_trajectory=...): its fields are for a store, and there is none")
+    drawn = [id(part) for part in seed_parts(seed, agent, environment)]
+    iterations = STEPS if iterations is None and not episodic else iterations
+    rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
+    statistics = EpisodeStatistics(environment.num_envs, rows)
+    finite = FiniteData(agent) if check_finite else None
+
+    def step(state: State) -> StepState:
+        # assigned here already: with it the step has ended, whatever is raised after it
+        try:
+            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite)
+        except Exception:  # data that is not finite may be the cause
+            if finite is not None:
+                finite.check_rollout(state)
+            raise
+        return _announce_ends(state, episodes_completed) if episodes_completed.listened_to else result
+
+    checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
+    loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug, step_state_types=STEP_STATE_TYPES)
+    emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
+    episodes_completed = loop.define("episodes_completed")
+    for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
+        loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
+    report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
+    check_learning(loop, agent, finite, check_finite)
+    reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
+    for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
+        loop.metric(name, name)
+    if episodic:
+        halt_when_all_ended(loop)
+    warn_without_update(loop, agent)
+    if store is not None:
+        loop.own("store", store)
+        if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
+            loop.started.wire(lambda state: begin(state.clocks.epochs))
+        describe_run(loop, store)
+        write_trajectories(loop, store, rows, statistics)
+    return loop
+
+
+def train(
+    agent: Agent,
+    environment: Environment,
+    store: Store | None = None,
+    *,
+    epochs: int | None = None,
+    env_steps: int | None = None,
+    iterations: int | None = None,
+    episodic: bool = False,
+    seed: int | None = None,
+    **options: Any,
+) -> State:
+    """`training_loop(...)` and its run in one call, for a number of `epochs` or for `env_steps` env steps more.
+
+    Further `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given, and
+    TypeError for an unknown option.
+    """
+    refuse_unknown("train", options, {*inspect.signature(training_loop).parameters, "env_steps"})
+    if (epochs is None) == (env_steps is None):
+        given = "neither" if epochs is None else "both"
+        raise ValueError(
+            f"train: expected one of epochs= and env_steps=, got {given}; give env_steps=100_000, for instance"
+        )
+    options |= {"episodic": episodic, "seed": seed, "epochs": epochs, "iterations": iterations}
+    loop = training_loop(agent, environment, store, **options)
+    if env_steps is not None:
+        stop_at(loop, env_steps=agent.env_steps + env_steps)
+    return loop.run()
+
+
+def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
+    """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too, and are returned then."""
+    unseeded = [part for part in parts if part.seed is None]
+    shared: Any = secrets.randbits(31) if seed is None else checked_seed(seed)
+    for part in unseeded:
+        others = rank() and hasattr(part, "apply_action")  # environments, whose data would be a copy of process 0's
+        part.reseed(stream_seed(shared, "process", rank()) if others else shared)
+    return unseeded if seed is None else []
+
+
+def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_finite: bool) -> None:
+    """Refuse to train in inference mode; with `check_finite`, check updates and, at the end of each epoch, parameters.
+
+    `agent` is an agent or a module. Agents list the learners of their networks in `learners`.
+    """
+
+    def learners() -> list[Any]:
+        return [*getattr(agent, "learners", {}).values()]
+
+    @loop.started.wire
+    def begin(state: State) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("torch.inference_mode() is active: nothing can be learned; run the loop outside of it")
+        for learner in learners():
+            learner.check_finite(check_finite)
+
+    if not check_finite:
+        return
+
+    @loop.epoch_ended.wire  # before handlers that evaluate or save the agent
+    def check_epoch(state: State) -> None:
+        if finite is not None:
+            finite.read(state)
+        for learner in learners():
+            learner.read_finite()
+        check_parameters(agent)
+
+
+def reset_environments(
+    loop: Loop,
+    agent: Agent,
+    environment: Environment,
+    statistics: EpisodeStatistics,
+    finite: FiniteData | None = None,
+    *,
+    episodic: bool,
+) -> None:
+    """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
+
+    Begun anew, with a warning, are environments whose open episodes are lost: after a resume that could not bring them
+    back (they say that they `awaits_reset`, or have no state), where a step was cut off after its action was selected,
+    and where somebody else has used them in between.
+    """
+    seeds: list[Tensor] = []  # of the episodes that were open when we last looked
+
+    def look(state: State) -> None:
+        seeds[:] = [environment.episode_seeds.clone()]
+
+    def lost(state: State) -> str | None:
+        if getattr(environment, "awaits_reset", False):
+            return "could not be brought back"
+        if loop.step_cut and _acted_on(state.step_state):
+            return "were in a step that did not end"
+        if not seeds:
+            return None if hasattr(environment, "load_state_dict") or not state.total_iterations else "were not saved"
+        same = torch.equal(seeds[0], environment.episode_seeds)
+        return None if same else "were ended by somebody else, who used the environments that are trained in"
+
+    def begin(state: State, active_N: Tensor | None) -> None:
+        observation = environment.reset()
+        check_integers(observation, environment.single_observation_space)
+        observation = to_device(observation, agent.device)
+        if finite is not None:
+            finite.check_reset(state, observation)
+        state.step_state = StepState(observation, active_N)
+        statistics.observe_reset()
+        agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
+        look(state)
+
+    def begin_where_lost(state: State) -> None:
+        if reason := lost(state):
+            logger.warning("the open episodes of %s %s; new ones begin", type(environment).__name__, reason)
+            begin(state, state.step_state.active)
+
+    for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
+        event.wire(look)
+    if episodic:
+
+        @loop.epoch_started.wire
+        def reset_for_epoch(state: State) -> None:
+            begin(state, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
+
+    else:
+        loop.epoch_started.wire(begin_where_lost)
+
+    @loop.started.wire
+    def reset_once(state: State) -> None:
+        if loop.resumed:  # what we saw was before that
+            seeds.clear()
+        if state.step_state is not None:
+            begin_where_lost(state)
+        elif not episodic:
+            begin(state, None)
+
+
+def halt_when_all_ended(loop: Loop) -> None:
+    """Halt an episodic epoch when all environments have ended by themselves.
+
+    Where the epoch's last step had to cut an episode, `iterations` ran out first and the epoch completes.
+    """
+
+    @loop.iteration_completed.wire
+    def halt_if_all_ended(state: State) -> None:
+        known: StepState = state.step_state
+        transition, time_step = known.transition, known.time_step
+        if known.active is None or transition is None or time_step is None:
+            return
+        was_cut_N = transition.truncated & ~time_step.truncated
+        if not bool((known.active | was_cut_N).any()):
+            state.halt_epoch()
+
+
+def warn_without_update(loop: Loop, agent: Agent) -> None:
+    """Log a warning if a run ends and the agent has never updated its parameters."""
+
+    @loop.completed.wire
+    @loop.halted.wire
+    def warn(state: State) -> None:
+        if agent.updates or not state.total_iterations or state.epoch_open:  # an open epoch was interrupted
+            return
+        reasons = [f"{name}={agent.config[name]}" for name in DELAYS if agent.config.get(name)]
+        logger.warning(
+            "the run ended after %s env steps (%s steps of every environment) without an update: %s%s has learned "
+            "nothing. Give the run more steps than one update needs",
+            f"{agent.env_steps:,}",
+            f"{state.total_iterations:,}",
+            type(agent).__name__,
+            f"({', '.join(reasons)})" if reasons else "",
+        )
+
+
+def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:
+    """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`.
+
+    A step that was cut off when the agent had recorded it counts as an iteration, so that clocks, iterations and rows
+    go on together; if it has no row yet, it gets one that is not valid, or the epoch's rows begin after it.
+    """
+
+    @loop.started.wire
+    def count_cut_step(state: State) -> None:
+        vector_steps = state.clocks.vector_steps
+        if not loop.step_cut or vector_steps != state.total_iterations + 1:
+            return
+        loop.count_cut_step()
+        if statistics.first_row_step + rows.length == vector_steps:
+            return
+        if rows.length:
+            before = map_tree(lambda field: field[-1], rows.fields())
+            rows.append({**before, "valid": torch.zeros_like(before["valid"])})
+        else:
+            statistics.begin_epoch(vector_steps)
+
+    @loop.epoch_started.wire
+    def begin_rows(state: State) -> None:
+        statistics.begin_epoch(state.clocks.vector_steps)
+        rows.clear()
+
+    for name in METRICS:
+        loop.metrics.compute(name, lambda name=name: statistics.read(name))
+
+
+def describe_run(loop: Loop, store: Store) -> None:
+    """Where the store has the folder of a run: write its `run.json`, and take down its metrics there."""
+    if hasattr(store, "write_run"):
+        describe(loop, store)
+        record_metrics(loop, store)
+
+
+def record_metrics(loop: Loop, store: Any) -> None:
+    """Take down each epoch in `metrics.csv`, each evaluation in `evaluations.csv`, and both in `metrics.h5`.
+
+    The files lie in `store.path`, the run's folder. What goes wrong there is reported once; the run goes on without.
+    """
+    from rein.store.metrics import EPOCHS, EVALUATIONS, RunMetrics  # brings h5py, which `import rein` does without
+
+    epochs, evaluations = (CSVLogger(store.path / name) for name in (EPOCHS, EVALUATIONS))
+    loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
+
+
+def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: EpisodeStatistics) -> None:
+    """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
+
+    def write_trajectory(state: State) -> None:
+        if not state.epoch_open:  # otherwise its end was interrupted, and the next run asks again
+            store.append(trajectory(state, rows, statistics))
+
+    @loop.epoch_ended.wire
+    def ask_to_write(state: State) -> None:
+        state.request(write_trajectory)  # at the edge: handlers of this event may still add metrics
+
+    def flush_store(state: State) -> None:
+        store.flush()
+
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.wire(flush_store)
+
+
+def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Trajectory:
+    """The epoch that is ending, as a store takes it; the fields are views that the next epoch writes over."""
+    fields = rows.fields()
+    for known_elsewhere in ("next_observation", "seed"):  # observation of the next row; the table of episodes has both
+        fields.pop(known_elsewhere, None)
+    return Trajectory(
+        epoch=state.epoch,
+        status=str(state.epoch_status),
+        first_step=statistics.first_row_step,
+        fields=fields,
+        next_observation=state.step_state.observation,
+        episodes=statistics.episodes(),
+        metrics=dict(state.metrics),
+        clocks=state.clocks.as_dict(),
+    )
+
+
+def _announce_ends(state: State, event: Event) -> StepState:
+    """Fire `episodes_completed` if an episode ended in this step: looked up only when somebody listens."""
+    transition = state.step_state.transition
+    if transition is not None and bool(((transition.terminated | transition.truncated) & transition.valid).any()):
+        event.fire(state)
+    return state.step_state
+
+
+def _acted_on(known: StepState) -> bool:
+    """Whether an action was selected from this observation: where the step was cut off, it may have been applied."""
+    ended = known.time_step is not None and known.observation is known.time_step.observation
+    return known.action is not None and not ended
+
+
+def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:
+    def emit(name: str) -> None:
+        if (event := events[name]).listened_to:
+            event.fire(state)
+
+    return emit

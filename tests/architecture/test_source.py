@@ -1,0 +1,118 @@
+"""Rules of the source: short functions, no hidden transfers from a device, explicit dtypes, public names."""
+
+from __future__ import annotations
+
+import ast
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import rein
+
+ROOT = Path(__file__).parents[2] / "rein"
+SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+ON_THE_DEVICE = {"ops", "networks", "replay", "episodes", "agents", "envs"}
+FETCHING = {"item", "cpu"}
+RESUMING = {"state_dict", "load_state_dict"}  # not on the hot path, and generators keep their state on the host
+MAY_FETCH: dict[str, str] = {}  # module -> why it has to
+
+BODY_LINES = 50
+
+
+def unit(path: str) -> str:
+    """Return the subpackage of a module."""
+    return path.split("/")[0].removesuffix(".py")
+
+
+def called(call: ast.Call) -> str | None:
+    """The last name of what is called: `item` in `loss.item()`."""
+    return getattr(call.func, "attr", getattr(call.func, "id", None))
+
+
+def oversized(path: str, source: str) -> list[str]:
+    """List each function whose body, without its docstring, is too long."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
+            lines = (node.end_lineno or 0) - first.lineno + 1
+            found += [f"{path}:{node.lineno}: {node.name} has {lines} lines"] * (lines > BODY_LINES)
+    return found
+
+
+def fetches(path: str, source: str) -> list[str]:
+    """Each call that waits for the device, in the modules whose tensors stay there."""
+    tree = ast.parse(source)
+    resuming = [node for node in ast.walk(tree) if getattr(node, "name", None) in RESUMING]
+    free = {inner for function in resuming for inner in ast.walk(function)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in free]
+    found = [f"{path}:{call.lineno}: .{called(call)}()" for call in calls if called(call) in FETCHING]
+    return found if unit(path) in ON_THE_DEVICE else []
+
+
+def test_functions_are_short() -> None:
+    assert [line for path, source in SOURCES.items() for line in oversized(path, source)] == []
+
+
+def test_tensors_stay_on_their_device() -> None:
+    found = {path: lines for path, source in SOURCES.items() if (lines := fetches(path, source))}
+    assert [line for path, lines in found.items() if path not in MAY_FETCH for line in lines] == []
+    assert MAY_FETCH.keys() <= found.keys(), "a module that is allowed to fetch no longer does: take it off the list"
+
+
+def test_the_public_names_are_those_in_all() -> None:
+    names = {name: getattr(rein, name) for name in {*dir(rein), *rein.__all__} if not name.startswith("_")}
+    public = {name for name, value in names.items() if not isinstance(value, ModuleType)}
+    tools = {name for name in public if name == "annotations" or hasattr(typing, name)}  # to write re-exports with
+    modules = names.keys() - public
+    assert sorted(set(rein.__all__) - modules) == sorted(public - tools)
+    assert len(rein.__all__) == len(set(rein.__all__))
+
+
+def test_a_long_function_is_found() -> None:
+    body = "\n".join(["    x = 1"] * (BODY_LINES + 1))
+    docstring = '    """First.\n' + "\n" * BODY_LINES + '    """\n'
+    assert len(oversized("loop/loop.py", f"def f():\n{body}\n")) == 1
+    assert len(oversized("loop/loop.py", f"class C:\n  def f(self):\n   def g():\n{body}\n")) == 2
+    assert oversized("loop/loop.py", f"def f():\n{docstring}    x = 1\n") == []
+
+
+def test_a_tensor_that_leaves_its_device_is_found() -> None:
+    source = "def f(x):\n    return {k: v.item() for k, v in x.items()}, x[0].detach().cpu()\n"
+    assert {line.rpartition(" ")[2] for line in fetches("agents/ppo.py", source)} == {".item()", ".cpu()"}
+    assert fetches("handlers/loggers/csv.py", source) == []
+    assert fetches("agents/ppo.py", source.replace("def f", "def state_dict")) == []
+
+
+MAKES_FLOATS = {"zeros", "ones", "empty", "full", "tensor", "as_tensor", "rand", "randn", "eye", "linspace"}
+MAKES_INTEGERS = {"arange", "randint", "randperm"}  # whatever torch's default dtype is
+
+
+def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every call that makes a tensor by torch's defaults, as (line, what it leaves out)."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"):
+            continue
+        given = {keyword.arg for keyword in node.keywords}
+        wanted = {"dtype", "device"} if node.func.attr in MAKES_FLOATS else {"device"}
+        if node.func.attr in MAKES_FLOATS | MAKES_INTEGERS and None not in given and not wanted <= given:
+            yield node.lineno, f"torch.{node.func.attr} without {', '.join(sorted(wanted - given))}"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if unit(path) != "testing"])
+def test_tensors_are_made_with_an_explicit_dtype_and_device(path: str) -> None:
+    """torch.set_default_dtype and torch.set_default_device belong to the user."""
+    assert list(implicit(ast.parse(SOURCES[path]))) == []
+
+
+def test_implicit_dtypes_and_devices_are_found() -> None:
+    found = [
+        line for line, _ in implicit(ast.parse("torch.zeros(3)\ntorch.arange(3, device=d)\ntorch.rand(2, device=d)"))
+    ]
+    assert found == [1, 3]

@@ -1,0 +1,148 @@
+"""The checks of what environments return: each fault is named by field and row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from rein.envs.base.contract import check_action, check_observation, check_rows, check_time_step, restored
+from rein.errors import EnvironmentContractError
+from rein.types import TimeStep
+
+N = 3
+BOX = spaces.Box(-1.0, 1.0, (2,))
+NESTED = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4), "uint8"), "arm": spaces.Tuple([BOX, spaces.Discrete(3)])})
+
+
+def time_step(**changes: Any) -> TimeStep:
+    """A sound one of three environments, the last of which ended an episode, with changes."""
+    sound = TimeStep(
+        observation=torch.tensor([[0.0, 0.1], [0.2, 0.3], [0.4, 0.5]]),
+        reward=torch.ones(N),
+        terminated=torch.tensor([False, False, True]),
+        truncated=torch.zeros(N, dtype=torch.bool),
+        final_observation=torch.tensor([[0.0, 0.1], [0.2, 0.3], [0.9, 0.9]]),
+        valid=torch.ones(N, dtype=torch.bool),
+        info={"success": torch.tensor([False, False, True])},
+    )
+    return sound._replace(**changes)
+
+
+def nested() -> dict[str, Any]:
+    """An observation of three environments in the nested space."""
+    arm = {"0": torch.zeros(N, 2), "1": torch.tensor([0, 1, 2])}
+    return {"camera": torch.zeros(N, 4, 4, dtype=torch.uint8), "arm": arm}
+
+
+def test_a_sound_time_step_passes_both_checks() -> None:
+    check_time_step(time_step(), N, BOX)
+    check_rows(time_step(), N)
+    check_observation(nested(), N, NESTED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"reward": torch.ones(N).double()}, r"reward: expected float32 of shape \(3,\), got torch.float64"),
+        (
+            {"reward": torch.ones(N, 1)},
+            r"reward: expected float32 of shape \(3,\), got torch.float32 of shape \(3, 1\)",
+        ),
+        ({"terminated": torch.zeros(N)}, "terminated: expected bool"),
+        ({"truncated": torch.zeros(N - 1, dtype=torch.bool)}, r"truncated: .* got torch.bool of shape \(2,\)"),
+        ({"valid": torch.ones(N, dtype=torch.int64)}, "valid: expected bool"),
+        ({"observation": torch.zeros(N + 1, 2)}, "observation: expected a tensor of 3 rows"),
+        ({"final_observation": torch.zeros(2)}, "final_observation: expected a tensor of 3 rows"),
+        ({"observation": {"camera": torch.zeros(1)}}, r"observation.camera: expected a tensor of 3 rows"),
+    ],
+)
+def test_wrong_shapes_and_dtypes_are_found_in_every_step(changes: dict[str, Any], text: str) -> None:
+    for check in (lambda step: check_rows(step, N), lambda step: check_time_step(step, N, BOX)):
+        with pytest.raises(EnvironmentContractError, match=text):
+            check(time_step(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"reward": torch.tensor([0.0, float("nan"), 0.0])}, "reward, row 1: expected a finite number, got nan"),
+        ({"reward": None}, "reward: expected a tensor, got NoneType"),
+        ({"observation": torch.zeros(N, 2).double()}, "observation: expected torch.float32"),
+        ({"observation": torch.zeros(N, 3)}, r"observation: expected a tensor of shape \(3, 2\)"),
+        ({"observation": torch.full((N, 2), float("inf"))}, r"observation, row 0 at \[0\]: expected finite"),
+        ({"final_observation": torch.zeros(N, 2)}, r"final_observation, row 0 at \[1\]: expected the observation"),
+        ({"info": {"success": torch.zeros(N + 1)}}, "info.success: expected a tensor of 3 rows"),
+        ({"info": {"success": True}}, "info.success: expected a tensor of 3 rows, got bool True"),
+    ],
+)
+def test_wrong_values_are_found_in_the_first_step(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(EnvironmentContractError, match=text):
+        check_time_step(time_step(**changes), N, BOX)
+
+
+def test_something_that_is_no_time_step_is_named() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"expected a rein\.TimeStep, got tuple"):
+        check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_rows_of_workers_that_answer_first_are_counted_by_their_indices() -> None:
+    two = TimeStep(*(x[1:] if isinstance(x, torch.Tensor) else x for x in time_step()))
+    indexed = two._replace(info={"environment_index": torch.tensor([0, 2])})
+    check_time_step(indexed, N, BOX)
+    with pytest.raises(EnvironmentContractError, match=r"reward: expected float32 of shape \(3,\)"):
+        check_rows(two._replace(info={}), N)
+    with pytest.raises(EnvironmentContractError, match="at most 1 indices"):
+        check_rows(indexed, 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda x: x.pop("arm"), r"observation: expected a dictionary with the keys \['arm', 'camera'\]"),
+        (lambda x: x["arm"].update(extra=1), r"observation.arm: expected a dictionary"),
+        (lambda x: x.update(camera=x["camera"].float()), "observation.camera: expected torch.uint8"),
+        (lambda x: x["arm"]["1"].fill_(3), "observation.arm.1, environment 0: expected a value of Discrete"),
+    ],
+)
+def test_faults_in_nested_observations_are_named_by_path(spoil: Callable[[Any], Any], text: str) -> None:
+    observation = nested()
+    spoil(observation)
+    with pytest.raises(EnvironmentContractError, match=text):
+        check_observation(observation, N, NESTED)
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.Discrete(2, start=5), [5, 6, 5], [5, 7, 5]),
+        (spaces.Discrete(2, start=-1), [-1, 0, 0], [-2, 0, 0]),
+        (spaces.MultiDiscrete([2, 3]), [[1, 2]] * N, [[0, 0], [2, 2], [0, 0]]),
+        (spaces.MultiDiscrete([2, 3], start=[1, 0]), [[2, 2]] * N, [[0, 0]] * N),
+        (spaces.MultiBinary(2), [[0, 1]] * N, [[0, 2]] * N),
+    ],
+)
+def test_an_index_outside_of_its_space_is_found(space: spaces.Space[Any], good: Any, bad: Any) -> None:
+    check_action(torch.tensor(good), N, space)
+    with pytest.raises(EnvironmentContractError, match="action, environment"):
+        check_action(torch.tensor(bad), N, space)
+
+
+def test_an_action_may_be_of_any_dtype_of_its_kind() -> None:
+    check_action(torch.zeros(N, dtype=torch.int32), N, spaces.Discrete(2))
+    check_action(torch.zeros(N, 2).double(), N, BOX)
+    with pytest.raises(EnvironmentContractError, match="action: expected integers"):
+        check_action(torch.zeros(N), N, spaces.Discrete(2))
+    with pytest.raises(EnvironmentContractError, match="action: expected floating-point numbers"):
+        check_action(torch.zeros(N, 2, dtype=torch.int64), N, BOX)
+
+
+def test_a_saved_tensor_of_another_shape_is_refused_by_name() -> None:
+    like = torch.zeros(3, dtype=torch.int64)
+    copy = restored({"steps": like}, "steps", like)
+    assert copy.data_ptr() != like.data_ptr()
+    with pytest.raises(ValueError, match=r"steps: the state has shape \(4,\), this object \(3,\)"):
+        restored({"steps": torch.zeros(4)}, "steps", like)

@@ -1,0 +1,55 @@
+"""Returns, lengths and numbers of episodes are exact."""
+
+from __future__ import annotations
+
+import torch
+
+import rein
+from rein.episodes import EpisodeStatistics
+from rein.replay.rollout import Rows
+
+
+def statistics_of(rewards, read_between=False):
+    """One environment whose episode pays these rewards."""
+    rows = Rows(len(rewards), everything=False)
+    statistics = EpisodeStatistics(1, rows)
+    for step, reward in enumerate(rewards):
+        last = torch.tensor([step + 1 == len(rewards)])
+        no = torch.tensor([False])
+        rows.append({"reward": torch.tensor([reward]), "valid": ~no, "terminated": last, "truncated": no})
+        if read_between:
+            statistics.read("episode_return")
+    return statistics
+
+
+def test_a_return_has_more_digits_than_its_rewards():
+    for read_between in (False, True):
+        assert statistics_of([2.0**24, 1.0], read_between).read("episode_return") == 2**24 + 1
+
+
+def test_many_small_rewards_add_up():
+    small = torch.tensor(0.1).double().item()  # the float32 nearest to 0.1
+    assert abs(statistics_of([0.1] * 10_000).read("episode_return") - 10_000 * small) < 1e-7
+
+
+def test_an_open_return_is_saved_with_all_its_digits():
+    rows = Rows(2, everything=False)
+    no = torch.tensor([False])
+    first = {"reward": torch.tensor([2.0**24]), "valid": ~no, "terminated": no, "truncated": no}
+    statistics = EpisodeStatistics(1, rows)
+    for row in (first, first | {"reward": torch.tensor([1.0])}):
+        rows.append(row)
+    statistics.read("episode_return")
+    loaded_rows = Rows(2, everything=False)
+    loaded = EpisodeStatistics(1, loaded_rows)
+    loaded_rows.load_state_dict(rows.state_dict())
+    loaded.load_state_dict(statistics.state_dict())
+    loaded_rows.append(first | {"reward": torch.tensor([1.0]), "terminated": ~no})
+    assert loaded.read("episode_return") == 2**24 + 2
+
+
+def test_episodes_are_numbered_on_through_all_epochs(scripted, listening):
+    environment, store = scripted([1, 2]), rein.MemoryStore()
+    rein.training_loop(listening(environment), environment, store).run(epochs=4, iterations=3)
+    numbers = [n for trajectory in store.trajectories for n in trajectory.episodes.id.tolist()]
+    assert numbers == list(range(12 + 6))

@@ -1,0 +1,70 @@
+"""What a handler puts in step_state's place is what the next phase, the record and the next step go on from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rein
+from rein.loop.state import State
+from rein.replay.rollout import Rows
+from rein.types import StepState
+
+
+@pytest.mark.parametrize("event", ["observation_recorded", "model_optimized", "trajectory_persisted"])
+def test_a_change_made_in_a_late_phase_is_in_what_the_step_returns(scripted, listening, event):
+    environment = scripted([9])
+    agent, state = listening(environment), State(step_state=StepState(environment.reset()))
+
+    def emit(name):
+        if name == event:
+            state.step_state = state.step_state._replace(extras={"note": torch.tensor([7.0])})
+
+    result = rein.batch_step(state, agent, environment, None, emit)
+    assert set(result.extras) == {"note"}
+    assert result.observation.item() == 1.0
+
+
+def test_a_transition_that_is_put_in_place_after_recording_is_the_one_that_is_stored(scripted, listening):
+    environment = scripted([9])
+    agent, rows = listening(environment), Rows(4)
+    state = State(step_state=StepState(environment.reset()))
+
+    def emit(name):
+        known = state.step_state
+        if name == "observation_recorded":
+            state.step_state = known._replace(transition=known.transition._replace(valid=torch.tensor([False])))
+
+    rein.batch_step(state, agent, environment, rows, emit)
+    assert agent.transitions[0].valid.tolist() == [True]
+    assert rows["valid"].tolist() == [[False]]
+
+
+def test_a_reward_that_is_shaped_now_and_then_is_beside_the_raw_one_in_all_rows(scripted, listening):
+    environment = scripted([9])
+    agent, rows = listening(environment), Rows(2)
+    state = State(step_state=StepState(environment.reset()))
+
+    def emit(name):
+        known = state.step_state
+        if name == "action_applied" and known.observation.item() in (1, 4):
+            shaped = known.transition._replace(reward=known.transition.reward * 100)
+            state.step_state = known._replace(transition=shaped)
+
+    for _ in range(6):
+        state.step_state = rein.batch_step(state, agent, environment, rows, emit)
+    assert rows["reward"][:, 0].tolist() == [1, 200, 3, 4, 500, 6]
+    assert rows["raw_reward"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_change_made_when_an_episode_ended_is_gone_on_from(scripted, listening):
+    environment = scripted([2])
+    agent = listening(environment)
+    loop = rein.training_loop(agent, environment)
+
+    @loop.episodes_completed
+    def move(state):
+        state.step_state = state.step_state._replace(observation=state.step_state.observation + 100.0)
+
+    loop.run(iterations=4)
+    assert [t.observation.item() for t in agent.transitions] == [0.0, 1.0, 100.0, 1.0]

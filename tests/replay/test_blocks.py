@@ -1,0 +1,145 @@
+"""Blocks of rows: while a mark stays the same, so do the bytes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import random
+
+import pytest
+import torch
+
+from rein.replay import storage as module
+from rein.replay.frames import FrameReplay
+from rein.replay.prioritized import PrioritizedReplay
+from rein.replay.replay import Replay
+from rein.replay.sequences import SequenceReplay
+from rein.replay.storage import Blocks, mark_of
+from rein.testing.buffer import make_transition
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 400)
+
+
+def marks(blocks):
+    return [mark_of(block) for block in blocks]
+
+
+def changed(before, after):
+    return [one is not other for one, other in zip(before, after, strict=True)]
+
+
+def test_a_write_changes_the_marks_of_the_blocks_that_it_touches_and_no_others():
+    rows = torch.zeros(95, 40, dtype=torch.uint8)
+    blocks = Blocks(rows)
+    assert [len(block) for block in blocks.split(95)] == [10] * 9 + [5]
+    for first, last, touched in ((0, 1, [0]), (9, 11, [0, 1]), (10, 20, [1]), (94, 95, [9]), (89, 97, [8, 9, 0])):
+        before = marks(blocks.split(95))
+        with blocks.writing(first, last):
+            rows[first:last] = 1
+        assert changed(before, marks(blocks.split(95))) == [block in touched for block in range(10)], (first, last)
+    before = marks(blocks.split(95))
+    assert changed(before, marks(blocks.split(95))) == [False] * 10
+
+
+def test_a_write_that_nobody_announced_changes_every_mark():
+    rows = torch.zeros(30, 40, dtype=torch.uint8)
+    blocks = Blocks(rows)
+    before = marks(blocks.split(30))
+    rows.view(torch.float32)[3] = 1.0
+    assert changed(before, marks(blocks.split(30))) == [True] * 3
+    before = marks(blocks.split(30))
+    rows[3] = 2
+    with blocks.writing(20, 30):
+        rows[20] = 1
+    assert changed(before, marks(blocks.split(30))) == [True] * 3
+
+
+def test_blocks_of_any_length_fill_the_rows_and_others_are_refused():
+    rows = torch.zeros(30, 40, dtype=torch.uint8)
+    blocks = Blocks(rows)
+    before, given = marks(blocks.split(30)), torch.arange(800).to(torch.uint8).view(20, 40)
+    blocks.fill("rows", [given[:17], given[17:]], 20)
+    assert torch.equal(rows[:20], given) and changed(before, marks(blocks.split(30))) == [True] * 3
+    for odd, count, named in (
+        ([given], 19, "rows has 20 rows in the state, and 19 here"),
+        ([given, given.float()], 40, r"rows\.1 is .*float32\) in the state"),
+        ([given.view(40, 20)], 40, r"rows\.0 is \(\(20,\)"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            blocks.fill("rows", odd, count)
+
+
+def test_a_mark_is_that_of_a_block_and_not_of_what_is_made_from_it():
+    """A copy may be written to, a file be read by who knows nothing of marks."""
+    blocks = Blocks(torch.zeros(30, 40, dtype=torch.uint8))
+    first = blocks.split(30)[0]
+    assert mark_of(first) is not None
+    file = io.BytesIO()
+    torch.save(first, file)
+    file.seek(0)
+    for other in (first.clone(), first[:], copy.deepcopy(first), torch.load(file, weights_only=True)):
+        assert mark_of(other) is None and torch.equal(other, first)
+    gc.collect()
+    before = len(module._marks)
+    del first
+    assert len(module._marks) < before
+
+
+REPLAYS = {
+    "in memory": lambda: Replay(100),
+    "in a file": lambda: Replay(100, storage="memmap"),
+    "prioritized": lambda: PrioritizedReplay(100),
+    "of sequences": lambda: SequenceReplay(100, 3),
+    "of frames": lambda: FrameReplay(60, 3, (3, 2)),
+}
+
+
+def every_block(replay):
+    state = replay.state_dict()
+    frames = state["frames"] if state.get("frames") else {"frames": [], "kept": []}
+    return [*state["blocks"], *frames["frames"], *frames["kept"]]
+
+
+def unchanged(replay, kept):
+    """How many blocks have a mark that was seen before; what stands in them must be what stood there then."""
+    same = 0
+    for block in every_block(replay):
+        mark = mark_of(block)
+        assert mark is not None
+        if mark in kept:
+            assert torch.equal(kept[mark], block)
+            same += 1
+        kept[mark] = block.clone()
+    return same
+
+
+def step(replay, number, draw):
+    transition = make_transition(number, 5)
+    if isinstance(replay, FrameReplay):
+        stack = torch.tensor([[draw.randrange(3) for _ in range(6)] for _ in range(10)]).view(2, 5, 3, 2)
+        transition = transition._replace(observation=stack[0], next_observation=stack[1])
+    replay.append(transition)
+
+
+@pytest.mark.parametrize("kind", REPLAYS)
+def test_whatever_happens_to_a_replay_what_has_the_same_mark_has_the_same_bytes(kind):
+    """Writes, ends of the ring, resets outside a step, states that are loaded, and rows that somebody else changes."""
+    replay, draw, kept, same, saved = REPLAYS[kind](), random.Random(0), {}, 0, None
+    for number in range(300):
+        step(replay, number, draw)
+        if number % 7 == 0:
+            same += unchanged(replay, kept)
+            replay.observe_reset(torch.rand(5, generator=torch.Generator().manual_seed(number)) < 0.5)
+        if number % 50 == 20:
+            replay.columns["reward"].neg_()
+        if number == 130:
+            saved = {**replay.state_dict(), "blocks": [block.clone() for block in replay.state_dict()["blocks"]]}
+        if number == 200 and not isinstance(replay, FrameReplay):
+            replay.load_state_dict(saved)
+        if draw.random() < 0.5:
+            same += unchanged(replay, kept)
+    assert same > 100

@@ -1,0 +1,434 @@
+"""Rows are drawn as often as their priorities say, and nothing else is ever drawn."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from rein.ops.random import generator
+from rein.replay.priorities import Priorities, _compiled_tree
+from rein.replay.sum_tree import TOP, WIDTH, draw, levels_of, padded, total
+from rein.testing import StatefulContract
+
+TWO_LEVELS = TOP + 1
+THREE_LEVELS = TOP * WIDTH + 1
+
+
+def by_torch_alone(patch: pytest.MonkeyPatch) -> None:
+    """As where numba is not installed."""
+    patch.setattr("rein.replay.priorities._compiled_tree", lambda: None)
+
+
+@pytest.fixture(autouse=True, params=["torch", "numba"])
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the numbers are worked out by."""
+    if request.param == "torch":
+        by_torch_alone(monkeypatch)
+    else:
+        assert Priorities(1)._compiled is not None, "these tests need numba"
+    return request.param
+
+
+def filled(capacity: int, priority: Tensor | None = None, **options) -> Priorities:
+    """All rows appended; alpha 1 and a tiny epsilon, so that errors are priorities, unless told otherwise."""
+    priorities = Priorities(capacity, **{"alpha": 1.0, "epsilon": 1e-300} | options)
+    priorities.append(torch.arange(capacity))
+    if priority is not None:
+        priorities.update(torch.arange(capacity), priority)
+    return priorities
+
+
+def chi_square(count: Tensor, probability: Tensor, draws: int) -> float:
+    """How far counts are from what is expected of them, in deviations of that distance (Wilson & Hilferty 1931)."""
+    expected, seen = probability * draws, probability > 0
+    assert count[~seen].sum() == 0
+    statistic = ((count - expected)[seen].square() / expected[seen]).sum().item()
+    freedom = int(seen.sum()) - 1
+    spread = 2.0 / (9.0 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1.0 - spread)) / spread**0.5
+
+
+def tree(priority: Tensor) -> list[Tensor]:
+    leaf = torch.zeros(padded(len(priority)), dtype=torch.float64)
+    leaf[: len(priority)] = priority
+    return levels_of(leaf, total)
+
+
+def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
+    """Walks along one number after another."""
+    row = 0
+    for place, level in enumerate(reversed(levels)):
+        block = level if place == 0 else level[row * WIDTH : (row + 1) * WIDTH]
+        mass, running, child = uniform[place] * block.cumsum(0)[-1], 0.0, 0
+        for child, number in enumerate(block.tolist()):  # noqa: B007  # used after the loop
+            running += number
+            if running > mass:
+                break
+        row = row * WIDTH + child
+    return row
+
+
+def test_a_part_of_the_whole_sum_leads_to_the_row_in_which_it_lies() -> None:
+    levels = tree(torch.tensor([3.0, 0.0, 1.0, 4.0, 0.0]))
+    part = torch.tensor([0.0, 2.9, 3.0, 3.9, 4.0, 7.9], dtype=torch.float64) / 8.0
+    row_B, whole = draw(levels, [part])
+    assert row_B.tolist() == [0, 0, 2, 2, 3, 3]
+    assert whole == 8.0
+
+
+@pytest.mark.parametrize("capacity", [1, 7, TOP, TWO_LEVELS, TOP + 10 * WIDTH, THREE_LEVELS])
+def test_a_draw_through_all_levels_is_that_of_a_slow_walk(capacity: int) -> None:
+    stream = generator(0, "draw")
+    priority = torch.rand(capacity, generator=stream, dtype=torch.float64)
+    priority[torch.rand(capacity, generator=stream) < 0.3] = 0.0
+    priority[-1] = 1.0
+    levels = tree(priority)
+    assert len(levels) == 1 + (capacity > TOP) + (capacity > TOP * WIDTH)
+    uniform_LB = torch.rand((len(levels), 10), generator=stream, dtype=torch.float64)
+    row_B, _ = draw(levels, uniform_LB.unbind())
+    assert row_B.tolist() == [slow_draw(levels, uniform_L) for uniform_L in uniform_LB.T]
+    assert (priority[row_B] > 0).all()
+
+
+@pytest.mark.parametrize("capacity", [3, 100, TWO_LEVELS, THREE_LEVELS])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 3.0, 1e30])
+def test_not_even_rounding_at_the_edges_leads_to_a_row_of_priority_zero(capacity: int, scale: float) -> None:
+    priority = torch.zeros(capacity, dtype=torch.float64)
+    held = torch.tensor([1, capacity // 2])  # neither the first nor the last one
+    priority[held] = torch.tensor([0.1, 0.7], dtype=torch.float64) * scale
+    levels = tree(priority)
+    edge = torch.tensor([0.0, 2.0**-53, 0.125, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
+    parts = torch.cartesian_prod(*[edge] * len(levels)).view(-1, len(levels)).T
+    row_B, _ = draw(levels, list(parts))
+    assert set(row_B.tolist()) == set(held.tolist())
+
+
+@pytest.mark.parametrize("capacity", [50, TOP + 50])
+def test_rows_are_drawn_in_proportion_to_their_priorities(capacity: int) -> None:
+    stream, draws = generator(0, "draw"), 400_000
+    priority = torch.rand(capacity, generator=stream, dtype=torch.float64) + 0.1
+    priorities = filled(capacity, priority)
+    index_B, probability_B = priorities.sample(draws, stream)
+    probability = priority / priority.sum()
+    assert torch.allclose(probability_B, probability[index_B], rtol=1e-12)
+    assert abs(chi_square(index_B.bincount(minlength=capacity), probability, draws)) < 4.0
+
+
+def test_with_alpha_zero_all_rows_are_as_likely_whatever_their_errors() -> None:
+    stream, capacity, draws = generator(0, "draw"), 100, 100_000
+    priorities = filled(capacity, torch.rand(capacity, generator=stream) * 1e6, alpha=0.0, epsilon=1e-6)
+    index_B, probability_B = priorities.sample(draws, stream)
+    assert (probability_B == 1.0 / capacity).all()
+    assert abs(chi_square(index_B.bincount(minlength=capacity), torch.full((capacity,), 0.01), draws)) < 4.0
+
+
+def test_any_part_of_a_batch_is_a_sample_of_the_buffer() -> None:
+    stream, capacity = generator(0, "draw"), 20
+    priority = torch.arange(1.0, capacity + 1)
+    index_B, _ = filled(capacity, priority).sample(80_000, stream)
+    for part_B in index_B.view(4, -1):
+        assert abs(chi_square(part_B.bincount(minlength=capacity), priority / priority.sum(), 20_000)) < 4.0
+
+
+def test_the_priority_is_a_power_of_the_error_without_its_sign() -> None:
+    priorities = filled(4, torch.tensor([-2.0, 2.0, 0.0, 5.0]), alpha=0.5, epsilon=0.25)
+    expected = torch.tensor([2.25, 2.25, 0.25, 5.25], dtype=torch.float64).sqrt()
+    assert torch.allclose(priorities[torch.arange(4)], expected, rtol=1e-12)
+
+
+def test_a_row_that_comes_twice_takes_its_larger_error() -> None:
+    priorities = filled(3)
+    priorities.update(torch.tensor([1, 2, 1, 1]), torch.tensor([3.0, 7.0, -5.0, 4.0]))
+    assert priorities[torch.arange(3)].tolist() == [1.0, 5.0, 7.0]
+
+
+def test_a_new_row_gets_the_largest_priority_that_any_row_has_had() -> None:
+    priorities = Priorities(4, alpha=1.0)
+    priorities.append(torch.tensor([0, 1]))
+    assert priorities[torch.arange(4)].tolist() == [1.0, 1.0, 0.0, 0.0]
+    priorities.update(torch.tensor([0]), torch.tensor([8.0]))
+    priorities.update(torch.tensor([0]), torch.tensor([0.5]))
+    priorities.append(torch.tensor([2, 0]))  # 0 is overwritten: a ring came around
+    assert torch.allclose(priorities[torch.arange(4)], torch.tensor([8.0, 1.0, 8.0, 0.0], dtype=torch.float64))
+
+
+def test_a_row_that_is_removed_or_not_valid_is_never_drawn_until_it_is_appended_again() -> None:
+    priorities, stream = filled(TWO_LEVELS), generator(0, "draw")
+    priorities.remove(torch.arange(10, TWO_LEVELS))
+    assert set(priorities.sample(1000, stream)[0].tolist()) == set(range(10))
+    priorities.append(torch.tensor([10, 11, 0]), torch.tensor([True, False, False]))
+    assert set(priorities.sample(1000, stream)[0].tolist()) == set(range(1, 11))
+
+
+def test_what_was_removed_since_it_was_drawn_is_not_brought_back_by_its_error() -> None:
+    priorities = filled(3)
+    priorities.remove(torch.tensor([1]))
+    priorities.update(torch.arange(3), torch.tensor([2.0, 9.0, 3.0]))
+    assert priorities[torch.arange(3)].tolist() == [2.0, 0.0, 3.0]
+    priorities.append(torch.tensor([1]))
+    assert priorities[torch.tensor([1])].item() == 3.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_an_error_that_is_no_number_leaves_its_row_what_it_was(bad: float) -> None:
+    priorities = filled(3, torch.tensor([2.0, 3.0, 4.0]))
+    priorities.update(torch.arange(3), torch.tensor([bad, 5.0, bad]))
+    priorities.append(torch.tensor([1]))
+    assert priorities[torch.arange(3)].tolist() == [2.0, 5.0, 4.0]
+
+
+@pytest.mark.parametrize("capacity", [5, TWO_LEVELS])
+def test_without_a_row_to_draw_the_error_says_so(capacity: int) -> None:
+    priorities = Priorities(capacity)
+    with pytest.raises(ValueError, match="no row that can be drawn"):
+        priorities.sample(2, generator(0, "draw"))
+    priorities.append(torch.arange(5))
+    priorities.remove(torch.arange(5))
+    with pytest.raises(ValueError, match="no row that can be drawn"):
+        priorities.sample(2, generator(0, "draw"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@pytest.mark.parametrize("capacity", [30, TWO_LEVELS])
+def test_weights_are_those_of_the_formula(beta: float, normalize: str, capacity: int) -> None:
+    stream = generator(0, "draw")
+    priority = torch.rand(capacity, generator=stream, dtype=torch.float64) + 0.01
+    priorities = filled(capacity, priority, normalize=normalize)
+    index_B, probability_B = priorities.sample(64, stream)
+    weight_B = priorities.weights(probability_B, beta)
+    of_all = (capacity * priority / priority.sum()) ** -beta
+    largest = of_all.max() if normalize == "buffer" else of_all[index_B].max()
+    assert weight_B.dtype == torch.float32
+    assert torch.allclose(weight_B.double(), of_all[index_B] / largest, rtol=1e-6)
+    assert weight_B.max() <= 1.0
+
+
+@pytest.mark.parametrize("capacity", [5, TWO_LEVELS])
+def test_the_least_probability_of_the_buffer_is_the_one_after_overwriting_and_removing(capacity: int) -> None:
+    priorities, stream = filled(capacity, torch.full((capacity,), 4.0), normalize="buffer"), generator(0, "d")
+
+    def weight_of_most() -> float:
+        index_B, probability_B = priorities.sample(256, stream)
+        return priorities.weights(probability_B, 1.0)[priorities[index_B] == 4.0].amax().item()
+
+    priorities.update(torch.tensor([1, 2]), torch.tensor([1.0, 2.0]))
+    assert weight_of_most() == pytest.approx(0.25)
+    priorities.append(torch.tensor([1]))
+    assert weight_of_most() == pytest.approx(0.5)
+    priorities.remove(torch.tensor([2]))
+    assert weight_of_most() == pytest.approx(1.0)
+
+
+def test_the_same_stream_draws_the_same_rows() -> None:
+    draws = [filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0] for _ in range(2)]
+    assert torch.equal(*draws)
+    assert not torch.equal(draws[0], filled(TWO_LEVELS).sample(100, generator(4, "draw"))[0])
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_after_very_many_changes_sums_are_those_of_the_rows(normalize: str) -> None:
+    """A ring of rows is appended, removed and updated, 100,000 of them and more, with priorities of all sizes."""
+    capacity, stream = THREE_LEVELS, generator(0, "changes")
+    priorities = Priorities(capacity, alpha=1.0, normalize=normalize)
+    for turn in range(400):
+        priorities.append(torch.arange(turn * 1000, turn * 1000 + 1000) % capacity)
+        index_B, _ = priorities.sample(256, stream)
+        priorities.update(index_B, 10.0 ** (20.0 * torch.rand(256, generator=stream) - 10.0))
+        priorities.remove(torch.randint(capacity, (20,), generator=stream))
+    index_B, probability_B = priorities.sample(1000, stream)
+    priority = priorities[torch.arange(capacity)]
+    assert torch.allclose(probability_B, priority[index_B] / priority.sum(), rtol=1e-12)
+    sums = priorities.state_dict()["sums"]
+    for fresh, kept in zip(levels_of(priorities.state_dict()["priority"], total)[1:], sums, strict=True):
+        assert torch.allclose(fresh, kept, rtol=1e-13, atol=0.0)
+    if normalize == "buffer":
+        weight_B = priorities.weights(probability_B, 0.4)
+        expected_B = (priority[priority > 0].min() / priority[index_B]) ** 0.4
+        assert torch.allclose(weight_B.double(), expected_B, rtol=1e-6)
+
+
+def test_appending_for_ever_without_a_draw_keeps_no_account_of_every_row() -> None:
+    priorities = Priorities(TWO_LEVELS)
+    for turn in range(2 * TWO_LEVELS // 100):
+        priorities.append(torch.arange(100 * turn, 100 * turn + 100) % TWO_LEVELS)
+        assert len(priorities.state_dict()["stale"]) <= TWO_LEVELS // WIDTH
+    _, probability_B = priorities.sample(5, generator(0, "draw"))
+    assert torch.allclose(probability_B, torch.tensor(1.0 / TWO_LEVELS, dtype=torch.float64))
+
+
+def test_an_index_that_its_owner_changes_afterwards_is_the_one_that_was_given() -> None:
+    priorities, index_B = filled(THREE_LEVELS), torch.tensor([0])
+    priorities.sample(1, generator(0, "draw"))
+    priorities.remove(torch.arange(1, THREE_LEVELS))
+    priorities.sample(1, generator(0, "draw"))
+    priorities.append(index_B.fill_(THREE_LEVELS - 1))
+    priorities.remove(index_B.fill_(0))
+    index_B.fill_(THREE_LEVELS // 2)
+    assert set(priorities.sample(10, generator(0, "draw"))[0].tolist()) == {THREE_LEVELS - 1}
+
+
+def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
+    """What is drawn from rows that come, go and are learned from, and the priorities after each turn."""
+    one, seen = Priorities(capacity, normalize=normalize), []
+    stream, changes = generator(0, "draw"), generator(1, "changes")
+    for turn in range(60):
+        new_R = torch.randint(capacity, (30,), generator=changes).unique()
+        valid_R = torch.rand(len(new_R), generator=changes) < 0.9
+        gone_R = torch.randint(capacity, (3,), generator=changes)
+        error_B = 10.0 ** (12.0 * torch.rand(64, generator=changes) - 6.0)
+        error_B[torch.randint(64, (3,), generator=changes)] = torch.tensor([float("nan"), float("inf"), 0.0])
+        one.append(new_R if turn else torch.arange(min(capacity, 3000)), valid_R if turn else None)
+        index_B, probability_B = one.sample(64, stream)
+        seen += [index_B, probability_B, one.weights(probability_B, 0.4)]
+        one.remove(gone_R)
+        one.update(index_B, error_B)
+        seen.append(one[torch.arange(capacity)])
+    return one, seen
+
+
+@pytest.mark.parametrize("means", ["numba"], indirect=True)
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
+def test_numba_finds_what_torch_finds_to_the_bit(monkeypatch, capacity: int, normalize: str) -> None:
+    by_numba, found = story(capacity, normalize)
+    with monkeypatch.context() as patch:
+        by_torch_alone(patch)
+        by_torch, expected = story(capacity, normalize)
+        last = by_torch.sample(64, generator(2, "draw"))
+    assert len(found) == len(expected) == 4 * 60
+    assert all(map(torch.equal, found, expected))
+    for state in (by_torch.state_dict(), by_numba.state_dict()):  # of either means
+        other = Priorities(capacity, normalize=normalize)
+        other.load_state_dict(state)
+        assert all(map(torch.equal, other.sample(64, generator(2, "draw")), last))
+
+
+@pytest.mark.parametrize("means", ["numba"], indirect=True)
+def test_a_numba_that_cannot_be_imported_is_told_of_and_done_without(monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "rein.replay.compiled_tree", None)  # whose import is an ImportError now
+    _compiled_tree.cache_clear()
+    try:
+        drawn, _ = filled(TWO_LEVELS).sample(100, generator(3, "draw"))
+    finally:
+        _compiled_tree.cache_clear()
+    assert "goes without numba" in caplog.text
+    monkeypatch.undo()
+    assert torch.equal(drawn, filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0])
+
+
+def test_the_default_device_is_no_concern_of_a_replay_that_is_somewhere_else() -> None:
+    priorities = filled(5, torch.ones(5))
+    torch.set_default_device("meta")
+    try:
+        index_B, probability_B = priorities.sample(3, generator(0, "draw"))
+        weight_B = priorities.weights(probability_B, 0.4)
+        priorities.update(index_B, weight_B)
+    finally:
+        torch.set_default_device(None)
+    assert index_B.device.type == weight_B.device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_a_weight_is_of_any_number_as_beta_and_says_nothing_of_a_row_without_probability(normalize: str) -> None:
+    priorities = filled(5, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), normalize=normalize)
+    _, probability_B = priorities.sample(3, generator(0, "draw"))
+    assert torch.equal(priorities.weights(probability_B, torch.tensor(1.0)), priorities.weights(probability_B, 1))
+    assert not priorities.weights(torch.zeros(2, dtype=torch.float64), 0.4).isfinite().any()
+
+
+@pytest.mark.parametrize("block", [-1, 10**12])
+def test_a_state_that_names_blocks_that_there_are_not_is_refused(block: int) -> None:
+    state = filled(TWO_LEVELS).state_dict() | {"stale": torch.tensor([0, block])}
+    with pytest.raises(ValueError, match=f"stale names blocks from .*{block}"):
+        Priorities(TWO_LEVELS).load_state_dict(state)
+
+
+def test_errors_stay_what_their_owner_gave() -> None:
+    error_B = torch.tensor([-3.0, 2.0], dtype=torch.float64)
+    filled(5, torch.ones(5)).update(torch.tensor([0, 1]), error_B)
+    assert error_B.tolist() == [-3.0, 2.0]
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    priorities = filled(THREE_LEVELS)
+    copied = copy.deepcopy(priorities)
+    copied.update(torch.tensor([3]), torch.tensor([1e9]))
+    assert (copied.sample(100, generator(0, "draw"))[0] == 3).sum() > 90
+    assert (priorities.sample(100, generator(0, "draw"))[0] == 3).sum() < 10
+
+
+@pytest.mark.parametrize("row", [-1, 5, 10**12])
+def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> None:
+    priorities = filled(5, torch.ones(5))
+    with pytest.raises(IndexError):
+        priorities.update(torch.tensor([0, row]), torch.tensor([3.0, 2.0]))
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_no_rows_have_no_weights_and_change_nothing(normalize: str) -> None:
+    priorities = filled(5, torch.ones(5), normalize=normalize)
+    index_B, probability_B = priorities.sample(0, generator(0, "draw"))
+    weight_B = priorities.weights(probability_B, 0.4)
+    assert weight_B.shape == (0,) and weight_B.dtype == torch.float32
+    priorities.update(index_B, weight_B)
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
+
+
+def test_errors_of_other_rows_than_were_named_are_refused() -> None:
+    priorities = filled(5, torch.ones(5))
+    with pytest.raises(ValueError, match=r"rows \(2,\), and errors \(3,\)"):
+        priorities.update(torch.tensor([0, 1]), torch.tensor([3.0, 2.0, 1.0]))
+    with pytest.raises(ValueError, match=r"errors \(2, 1\); give one error for each row"):
+        priorities.update(torch.tensor([0, 1]), torch.tensor([[3.0], [2.0]]))
+    assert priorities[torch.arange(5)].tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"capacity": 0},
+        {"alpha": -0.1},
+        {"alpha": 1.1},
+        {"alpha": float("nan")},
+        {"epsilon": 0.0},
+        {"epsilon": float("inf")},
+        {"normalize": "all"},
+    ],
+)
+def test_numbers_out_of_their_range_are_refused_by_name(nonsense: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(nonsense))):
+        Priorities(**{"capacity": 5} | nonsense)
+
+
+def test_another_capacity_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 6 rows"):
+        Priorities(6).load_state_dict(Priorities(5).state_dict())
+
+
+class TestStateOfOneLevel(StatefulContract):
+    capacity, normalize = 40, "batch"
+
+    def make(self):
+        return Priorities(self.capacity, normalize=self.normalize)
+
+    def step(self, priorities):
+        """Leaves some sums to be put right later; the draws depend on the state alone."""
+        state = priorities.state_dict()
+        turn = int(state["priority"].count_nonzero())
+        stream = generator(turn, "draw", int(state["priority"].sum() * 1e6) % 2**31)
+        priorities.append((torch.arange(3) * (self.capacity // 3) + turn * (WIDTH + 1)) % self.capacity)
+        index_B, probability_B = priorities.sample(8, stream)
+        weight_B = priorities.weights(probability_B, 0.4)
+        priorities.update(index_B, torch.randn(8, generator=stream))
+        return index_B, probability_B, weight_B
+
+
+class TestStateOfManyLevels(TestStateOfOneLevel):
+    capacity, normalize = THREE_LEVELS, "buffer"

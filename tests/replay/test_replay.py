@@ -1,0 +1,316 @@
+"""The replay: the contract, returns over several steps against a slow reference, memory and files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import tempfile
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from rein.ops.random import generator
+from rein.replay import storage as allocation
+from rein.replay.prioritized import PrioritizedReplay
+from rein.replay.replay import Replay
+from rein.replay.storage import Packing, mark_of
+from rein.testing import BufferContract
+from rein.testing.buffer import make_transition, rows_of
+from rein.testing.stateful import copy_state, first_difference
+from rein.types import Transition
+
+GAMMA = 0.9
+
+
+class TestReplay(BufferContract):
+    def make(self, capacity):
+        return Replay(capacity)
+
+
+class TestReplayOfOneEnvironment(TestReplay):
+    num_envs = 1
+
+
+class TestReplayInAFile(TestReplay):
+    num_envs = 5
+
+    def make(self, capacity):
+        return Replay(capacity, storage="memmap")
+
+
+class TestPrioritizedReplay(BufferContract):
+    """New rows are all alike."""
+
+    distinct = False
+
+    def make(self, capacity):
+        return PrioritizedReplay(capacity)
+
+
+class Stream:
+    """What N environments did, as Python's own numbers: terminations, truncations, rows that are no data, resets."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.num_envs, self._drawn = num_envs, generator(seed, "stream")
+        self.rows: list[Transition] = []
+        self.cut: list[list[bool]] = []  # whether an environment was reset after that row, outside a step
+
+    def step(self, replay: Replay) -> None:
+        """One more, into the replay."""
+        number = len(self.rows) * self.num_envs + torch.arange(self.num_envs)
+        chance = torch.rand(5, self.num_envs, generator=self._drawn)
+        place = number.float().unsqueeze(1)
+        terminated, truncated, valid = chance[0] < 0.12, chance[1] < 0.12, chance[2] > 0.15
+        row = Transition(
+            place,
+            number,
+            torch.randn(self.num_envs, generator=self._drawn),
+            terminated,
+            truncated,
+            place + 0.5,
+            valid,
+            {},
+        )
+        replay.append(row)
+        self.rows.append(row)
+        mask = (chance[3] < 0.1) & (chance[4, 0] < 0.5)
+        if mask.any():
+            replay.observe_reset(torch.zeros_like(mask))
+            replay.observe_reset(mask)
+        self.cut.append(mask.tolist())
+
+    def expected(self, t: int, n: int, steps: int) -> tuple[float, bool, float, float]:
+        """Return, whether the task ended, the discount of what came next, and what came next."""
+        total, discount, last = 0.0, 1.0, t
+        for now in range(t, min(t + steps, len(self.rows))):
+            row = self.rows[now]
+            if not row.valid[n]:
+                break
+            total, discount, last = total + discount * float(row.reward[n]), discount * GAMMA, now
+            if row.terminated[n] or row.truncated[n] or self.cut[now][n]:
+                break
+        ended = bool(self.rows[last].terminated[n])
+        return total, ended, 0.0 if ended else discount, float(self.rows[last].next_observation[n, 0])
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize(("num_envs", "slots", "lengths"), [(1, 30, (5, 30, 31, 77)), (4, 9, (3, 9, 14)), (3, 1, (4,))])
+def test_returns_over_several_steps_are_those_of_a_slow_reference(num_envs, slots, lengths, n_step):
+    for seed, length in enumerate(lengths):
+        replay, stream = Replay(num_envs * slots), Stream(num_envs, seed)
+        for _ in range(length):
+            stream.step(replay)
+        held = [(t, n) for t in range(max(0, length - slots), length) for n in range(num_envs)]
+        held = [(t, n) for t, n in held if stream.rows[t].valid[n]]
+        assert len(replay) == len(held)
+        found = replay.take(torch.tensor([t % slots * num_envs + n for t, n in held]), n_step=n_step, gamma=GAMMA)
+        assert found.action.tolist() == [t * num_envs + n for t, n in held]
+        assert found.observation[:, 0].tolist() == [t * num_envs + n for t, n in held]
+        expected = [stream.expected(t, n, n_step) for t, n in held]
+        reward, terminated, discount, after = (list(column) for column in zip(*expected, strict=True))
+        torch.testing.assert_close(found.reward.double(), torch.tensor(reward, dtype=torch.float64), rtol=0, atol=1e-5)
+        assert found.terminated.tolist() == terminated
+        assert found.next_observation[:, 0].tolist() == after
+        if n_step > 1:
+            torch.testing.assert_close(found.discount, torch.tensor(discount))
+        else:
+            assert found.discount == GAMMA
+
+
+@pytest.mark.parametrize("n_step", [1, 4])
+def test_all_that_is_sampled_is_what_its_index_says(n_step):
+    replay, stream = Replay(40), Stream(4, 0)
+    for _ in range(27):
+        stream.step(replay)
+    sample = replay.sample(500, generator(0, "test"), n_step=n_step, gamma=GAMMA)
+    taken = replay.take(sample.row, n_step=n_step, gamma=GAMMA)
+    assert first_difference(sample._asdict(), taken._asdict()) is None
+    assert len(sample.row.unique()) == len(replay)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_that_there_are_not_are_refused_and_not_counted_from_the_end(n_step):
+    replay, stream = Replay(8), Stream(2, 0)
+    for _ in range(4):
+        stream.step(replay)
+    for odd in (torch.tensor([-1]), torch.tensor([8])):
+        with pytest.raises(IndexError):
+            replay.take(odd, n_step=n_step)
+
+
+def test_a_reset_before_anything_was_appended_is_nothing():
+    replay = Replay(10)
+    replay.observe_reset(torch.ones(2, dtype=torch.bool))
+    replay.append(make_transition(0, 2))
+    assert len(replay) == 2
+
+
+def test_a_reset_of_what_has_terminated_leaves_it_terminated():
+    replay = Replay(10)
+    yes, no = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    replay.append(make_transition(0, 2)._replace(terminated=yes, truncated=no))
+    replay.observe_reset(yes)
+    assert not replay.columns["truncated"].any()
+
+
+def test_other_fields_come_along_where_they_are_asked_for():
+    replay = Replay(20)
+    for step in range(7):
+        row = make_transition(step, 2)
+        replay.append(row._replace(extras={"log_prob": -row.reward}), value=2.0 * row.reward)
+    for n_step in (1, 3):
+        how = {"n_step": n_step, "fields": ("log_prob", "value", "reward")}
+        sample = replay.sample(9, generator(0, "test"), **how)
+        assert torch.equal(sample.fields["value"], -2.0 * sample.fields["log_prob"])
+        assert torch.equal(sample.fields["reward"], sample.fields["value"] / 2.0)
+    with pytest.raises(ValueError, match=r"rows have no entropy: they have action, .*log_prob"):
+        replay.sample(1, generator(0, "test"), fields=("entropy",))
+
+
+def test_wide_rows_do_not_wait_in_memory_of_their_own_until_somebody_samples():
+    held = []
+    replay = Replay(6)
+    for _ in range(3):
+        wide = torch.zeros(2, 600_000, dtype=torch.uint8)
+        replay.append(make_transition(0, 2)._replace(observation=wide, next_observation=wide))
+        held.append(weakref.ref(wide))
+        del wide
+    assert [tensor() for tensor in held] == [None] * 3
+
+
+def test_rows_that_are_part_of_a_graph_leave_it() -> None:
+    replay, weight = Replay(10), torch.ones(1, requires_grad=True)
+    row = make_transition(0, 2)
+    replay.append(row._replace(reward=row.reward * weight))
+    assert not replay.columns["reward"].requires_grad
+    assert not replay.sample(4, generator(0, "test")).reward.requires_grad
+
+
+def test_a_transition_of_no_environments_is_refused() -> None:
+    with pytest.raises(ValueError, match="of no environments"):
+        Replay(10).append(make_transition(0, 0))
+
+
+def test_narrow_rows_that_waited_are_all_there_in_their_order():
+    replay = Replay(2000)
+    for step in range(1000):
+        replay.append(make_transition(step, 2))
+    assert torch.equal(replay.columns["reward"].flatten(), torch.arange(2000.0))
+
+
+def test_a_file_holds_the_same_bits_as_memory_and_is_gone_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    memory, file = Replay(200), Replay(200, storage="memmap")
+    streams = [Stream(4, 0), Stream(4, 0)]
+    for _ in range(130):
+        for replay, stream in zip((memory, file), streams, strict=True):
+            stream.step(replay)
+    assert os.listdir(tmp_path) == []
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert mapped and all("deleted" in line for line in mapped)
+    samples = [replay.sample(64, generator(0, "test"), n_step=3)._asdict() for replay in (memory, file)]
+    assert first_difference(*samples) is None
+    assert first_difference(memory.state_dict(), file.state_dict()) is None
+    del replay, file, samples
+    gc.collect()
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+
+
+@pytest.mark.parametrize("storage", ["memory", "memmap"])
+def test_a_capacity_that_does_not_fit_is_refused_with_the_bytes_that_it_needs(storage):
+    row = make_transition(0, 2)
+    small = Replay(2)
+    small.append(row)
+    bytes_needed = 10**15 // 2 * 2 * small._packed().row_bytes
+    replay = Replay(10**15, storage=storage)
+    with pytest.raises(MemoryError, match=re.escape(f"{bytes_needed:,} bytes")):
+        replay.append(row)
+    assert len(replay) == 0
+
+
+def test_what_is_free_is_no_more_than_what_a_container_may_have(monkeypatch):
+    cpu = torch.device("cpu")
+    free = allocation.free_bytes(cpu)
+    if free is not None:
+        monkeypatch.setattr(allocation, "_group_limit", lambda: free // 2)
+        assert allocation.free_bytes(cpu) == free // 2
+
+
+def test_its_state_is_made_of_blocks_that_stay_the_same_until_the_ring_comes_round(monkeypatch):
+    first = make_transition(0, 4)
+    row_bytes = Packing(first._asdict() | {"extras": {}}).row_bytes
+    monkeypatch.setattr("rein.replay.storage.BLOCK", 64 * row_bytes + 5)
+    replay = Replay(400)
+    for step in range(100):
+        replay.append(make_transition(step, 4))
+    blocks = replay.state_dict()["blocks"]
+    assert [len(block) for block in blocks] == [64] * 6 + [16]
+    before, marks = [block.clone() for block in blocks], [mark_of(block) for block in blocks]
+    for step in range(100, 110):  # 40 rows, of the 64 in the first block
+        replay.append(make_transition(step, 4))
+    after = replay.state_dict()["blocks"]
+    changed = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+    assert changed == [True] + [False] * 6
+    assert [mark_of(block) is not mark for block, mark in zip(after, marks, strict=True)] == changed
+    other = Replay(400)
+    other.load_state_dict(copy_state(replay.state_dict()))
+    pair = [rows_of(each.sample(500, generator(1, "test"))) for each in (replay, other)]
+    assert first_difference(*pair) is None
+
+
+BROKEN = {
+    "a place beyond the ring": {"next_slot": 10},
+    "more slots than there are": {"filled": 11},
+    "rows for more slots": {"filled": 9},
+    "a type that is none": {"layout": [{"path": ["reward"], "dtype": "save", "shape": []}]},
+    "rows of another layout": {"layout": [{"path": ["reward"], "dtype": "float32", "shape": [50]}]},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_state_that_cannot_be_is_refused(broken):
+    replay = Replay(20)
+    for step in range(12):
+        replay.append(make_transition(step, 2))
+    with pytest.raises(ValueError, match=r"."):
+        Replay(20).load_state_dict(copy_state(replay.state_dict()) | BROKEN[broken])
+
+
+def test_the_state_of_an_empty_one_empties():
+    replay = Replay(20)
+    for step in range(12):
+        replay.append(make_transition(step, 2))
+    replay.load_state_dict(Replay(20).state_dict())
+    assert len(replay) == 0
+    replay.append(make_transition(30, 2))
+    assert sorted(replay.sample(50, generator(0, "test")).reward.unique().tolist()) == [60.0, 61.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"capacity": 0}, "capacity=0: give 1 or more"),
+        ({"capacity": 1, "storage": "disk"}, "storage='disk'"),
+        ({"capacity": 1, "storage": "memmap", "device": "meta"}, "a file is on the host"),
+    ],
+)
+def test_nonsense_is_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        Replay(**arguments)
+
+
+def test_what_was_surprising_comes_more_often():
+    replay = PrioritizedReplay(40, alpha=1.0)
+    for step in range(20):
+        replay.append(make_transition(step, 2))
+    index = torch.arange(40)
+    replay.update(index, torch.where(index == 5, 39.0, 1.0))
+    sample = replay.sample(4000, generator(0, "test"))
+    assert 0.45 < (sample.reward == 5.0).double().mean() < 0.55
+    weight = replay.weights(sample.probability, 1.0)
+    assert torch.equal(weight < 1.0, sample.reward == 5.0)
+    torch.testing.assert_close(weight[sample.reward == 5.0][0], torch.tensor(1 / 39.0), rtol=1e-4, atol=0)

@@ -1,0 +1,190 @@
+"""One checkpoint in one file: of a run or of a part, whole or refused."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.cli import doctor
+from rein.envs.gridworld import Gridworld
+from rein.errors import CheckpointError
+from rein.handlers.checkpoint import checkpoint
+from rein.loop.info import run_info
+from rein.store.checkpoint import differences, is_finite, look, read_checkpoint, versions, write_checkpoint
+from rein.store.format import files
+from rein.store.parts import load, save
+from rein.testing.stateful import copy_state, first_difference
+
+
+def make_agent(seed=0, **options):
+    environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
+    return QLearning(environment.single_observation_space, environment.single_action_space, seed=seed, **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_checkpoint(tmp_path / "some.h5", {"x": torch.arange(1000.0)}, {"kind": "run", "total_iterations": 3})
+    return tmp_path / "some.h5"
+
+
+def test_what_is_said_about_it_can_be_read_with_and_without_the_rest(path):
+    found = read_checkpoint(path)
+    assert found.path == path and found.state["x"].shape == (1000,)
+    assert look(path) == found.about == {"format": 1, "kind": "run", "total_iterations": 3}
+
+
+def test_what_is_said_may_have_infinite_numbers_and_stays_json(tmp_path):
+    said = {"config": {"clip": float("inf"), "low": -float("inf"), "sizes": (1, 2)}}
+    write_checkpoint(tmp_path / "some.h5", {}, said)
+    assert look(tmp_path / "some.h5")["config"] == {"clip": float("inf"), "low": -float("inf"), "sizes": [1, 2]}
+    assert differences(said, look(tmp_path / "some.h5"))[:1] == ["format was absent and is 1"]
+
+
+def test_every_damage_is_found_and_named(path):
+    """A flipped bit, a cut, a block of zeros, an addition: at every place that a small file has."""
+    whole = path.read_bytes()
+    flipped = (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97))
+    cut = (whole[:length] for length in range(0, len(whole), 501))
+    blank = (
+        whole[:at] + bytes(256) + whole[at + 256 :] for at in range(0, len(whole), 701) if any(whole[at : at + 256])
+    )
+    count = 0
+    for mutant in (*flipped, *cut, *blank, whole + b"\0"):
+        path.write_bytes(mutant)
+        with pytest.raises(CheckpointError, match=r"some\.h5: "):
+            read_checkpoint(path)
+        look(path)  # says something or nothing, and lives
+        count += 1
+    assert count > 150
+
+
+def test_another_format_is_refused_with_both_numbers(tmp_path):
+    write_checkpoint(tmp_path / "new.h5", {}, {"format": 2})
+    with pytest.raises(CheckpointError, match="format 2, and this version of rein reads format 1"):
+        read_checkpoint(tmp_path / "new.h5")
+
+
+def test_no_file_and_no_hdf5_are_checkpoint_errors(tmp_path):
+    with pytest.raises(CheckpointError, match="No such file"):
+        read_checkpoint(tmp_path / "none.h5")
+    assert look(tmp_path / "none.h5") is None
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CheckpointError, match="user block"):
+        read_checkpoint(tmp_path / "text")
+
+
+def test_what_cannot_be_written_says_where_and_why(tmp_path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CheckpointError, match=r"a\.h5: .*state\.x is a object"):
+        write_checkpoint(tmp_path / "a.h5", {"x": object()}, {})
+    with pytest.raises(CheckpointError, match=r"none/a\.h5: .*No such file"):
+        write_checkpoint(tmp_path / "none" / "a.h5", {}, {})
+    monkeypatch.setattr(files.os, "write", full)
+    with pytest.raises(CheckpointError, match=r"a\.h5: .*No space left.*free some space"):
+        write_checkpoint(tmp_path / "a.h5", {}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_is_saved_and_loaded(tmp_path):
+    agent, other = make_agent(), make_agent()
+    agent.table += 1.0
+    agent.env_steps = 12
+    save(agent, tmp_path / "agent.h5")
+    load(other, tmp_path / "agent.h5")
+    assert first_difference(agent.state_dict(), other.state_dict()) is None
+
+
+def test_weights_alone_are_a_warm_start(tmp_path):
+    agent, other = make_agent(), make_agent(seed=1, gamma=0.5)
+    agent.table += 1.0
+    agent.env_steps = 12
+    save(agent, tmp_path / "agent.h5")
+    before = copy_state(other.state_dict())
+    load(other, tmp_path / "agent.h5", only=["table"])
+    assert torch.equal(other.table, agent.table)
+    assert first_difference(before, {**other.state_dict(), "table": before["table"]}) is None
+    with pytest.raises(CheckpointError, match=r"has no 'weights'; there are: table, seed"):
+        load(other, tmp_path / "agent.h5", only=["weights"])
+
+
+def test_an_agent_of_another_configuration_is_refused_with_the_differences(tmp_path):
+    save(make_agent(), tmp_path / "agent.h5")
+    other = make_agent(gamma=0.5, learning_rate=0.2)
+    with pytest.raises(CheckpointError, match=r"config\.learning_rate was 0\.1 and is 0\.2; config\.gamma was 0\.99"):
+        load(other, tmp_path / "agent.h5")
+    load(other, tmp_path / "agent.h5", strict=False)
+    misfit = QLearning(spaces.Discrete(3), spaces.Discrete(2))
+    with pytest.raises(CheckpointError, match=r"agent\.h5: does not fit QLearning: .*table is"):
+        load(misfit, tmp_path / "agent.h5", strict=False)
+
+
+def test_differences_are_listed_by_path():
+    theirs = {"a": {"x": 1, "y": [1, 2], "z": float("nan")}, "b": 1}
+    assert differences(theirs, {"a": {"x": 1, "y": [1, 2], "z": float("nan")}, "b": 1}) == []
+    assert differences(theirs, {"a": {"x": 2, "y": [1, 3]}, "c": 4})[:2] == [
+        "a.x was 1 and is 2",
+        "a.y.1 was 2 and is 3",
+    ]
+    assert "c was absent and is 4" in differences(theirs, {"c": 4})
+
+
+def test_finite_means_every_number_of_every_tensor():
+    assert is_finite({"a": torch.ones(3), "b": [torch.tensor([1, 2])], "c": float("nan")})
+    assert not is_finite({"a": torch.ones(3), "b": [torch.tensor([1.0, float("inf")])]})
+
+
+def test_a_policy_is_not_saved_without_its_weights(tmp_path):
+    with pytest.raises(TypeError, match="save the agent"):
+        save(make_agent().policy(), tmp_path / "policy.h5")
+
+
+def test_what_does_not_fit_leaves_the_part_as_it_was(tmp_path):
+    save(make_agent(), tmp_path / "agent.h5")
+    space = spaces.Discrete(4)
+    other = QLearning(spaces.Discrete(7), space, seed=1)
+    before = copy_state(other.state_dict())
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load(other, tmp_path / "agent.h5", only="table")
+    assert first_difference(before, other.state_dict()) is None
+
+
+def test_what_changes_no_result_and_a_drawn_seed_are_no_difference():
+    theirs = {"agent": {"config": {"threads": 1, "device": "cuda", "seed": 5, "gamma": 0.9}}}
+    mine = {"agent": {"config": {"threads": 2, "device": "cpu", "seed": None, "gamma": 0.9}}}
+    assert differences(theirs, mine) == []
+    assert differences({"seed": 5}, {"seed": 6}) == ["seed was 5 and is 6"]
+
+
+def test_an_agent_of_another_seed_may_be_loaded(tmp_path):
+    save(make_agent(seed=3), tmp_path / "agent.h5")
+    agent = make_agent(seed=4)
+    load(agent, tmp_path / "agent.h5")
+    assert first_difference(agent.state_dict(), make_agent(seed=3).state_dict()) is None
+
+
+def test_a_checkpoint_needs_no_installed_metadata(tmp_path, monkeypatch):
+    """As in a source tree that was not installed, or in a frozen program."""
+
+    def refuse(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    for name in ("version", "metadata", "requires"):
+        monkeypatch.setattr(importlib.metadata, name, refuse)
+    versions.cache_clear()
+    loop = rein.Loop(lambda state: None, iterations=1)
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    loop.run()
+    found = read_checkpoint(tmp_path / "epoch-000001.h5").about["versions"]
+    assert (found["rein"], found["torch"]) == (rein.__version__, str(torch.__version__))
+    assert run_info(loop)["versions"]["rein"] == rein.__version__
+    doctor.main([])
+    versions.cache_clear()

@@ -1,0 +1,235 @@
+import errno
+import hashlib
+import io
+import itertools
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from rein.errors import StoreError
+from rein.store.format import files
+from rein.store.format.files import USER_BLOCK, open_sealed, remove_leftovers, user_block, verify, write_whole
+from rein.store.format.image import Memory, compose
+
+
+class FaultySystem:
+    """The module `os`, of which some calls are replaced."""
+
+    def __init__(self, **replaced):
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+
+def sealed():
+    return compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "some.h5"
+    write_whole(path, sealed())
+    return path
+
+
+def test_a_sealed_file_opens_here_and_with_plain_h5py(file):
+    for open_file in (open_sealed, h5py.File):
+        with open_file(file) as opened:
+            assert opened.userblock_size == USER_BLOCK
+            assert np.array_equal(opened["x"], np.arange(1000))
+
+
+def test_the_user_block_is_text_that_sha256sum_agrees_with(file):
+    content = file.read_bytes()
+    block, image = content[:USER_BLOCK].rstrip(b"\0").decode().splitlines(), content[USER_BLOCK:]
+    assert block[:2] == ["#rein-hdf5 format 1", f"length {len(image)}"]
+    assert block[2] == f"sha256 {hashlib.sha256(image).hexdigest()}"
+    assert image.startswith(b"\x89HDF\r\n\x1a\n")
+
+
+def test_raw_data_is_aligned_for_a_memory_map(file):
+    with open_sealed(file) as opened:
+        offset = opened["x"].id.get_offset()
+    assert offset % 64 == 0
+    assert np.array_equal(np.memmap(file, np.float32, "r", offset, (1000,)), np.arange(1000))
+
+
+def test_an_image_does_not_depend_on_what_was_in_the_memory_before(file):
+    memory = Memory()
+    compose(lambda file: file.create_dataset("large", data=np.random.default_rng(0).random(100_000)), memory)
+    again = compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)), memory)
+    assert bytes(again) == bytes(sealed()) == file.read_bytes()
+
+
+def test_an_image_may_grow_beyond_its_capacity():
+    data = np.random.default_rng(0).integers(0, 256, 40_000_000, np.uint8)
+    content = compose(lambda file: file.create_dataset("x", data=data))
+    with h5py.File(io.BytesIO(content)) as file:
+        assert np.array_equal(file["x"], data)
+
+
+def test_every_flipped_byte_is_found_before_hdf5_sees_the_file(file, monkeypatch):
+    good = file.read_bytes()
+    monkeypatch.setattr(files.h5py, "File", lambda *_, **__: pytest.fail("HDF5 was given a damaged file"))
+    for place in itertools.chain(range(USER_BLOCK + 64), range(USER_BLOCK + 64, len(good), 97)):
+        file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+        with pytest.raises(StoreError, match=r"some\.h5"):
+            open_sealed(file)
+
+
+def test_a_file_cut_or_extended_anywhere_is_found(file):
+    good = file.read_bytes()
+    for length in {0, 1, 511, 512, 513, len(good) - 1, *range(0, len(good), 512)}:
+        file.write_bytes(good[:length])
+        with pytest.raises(StoreError, match=r"some\.h5"):
+            verify(file)
+    file.write_bytes(good + b"\0")
+    with pytest.raises(StoreError, match="was cut or added to"):
+        verify(file)
+
+
+def test_a_file_of_a_later_format_says_so(file):
+    file.write_bytes(file.read_bytes().replace(b"format 1", b"format 2", 1))
+    with pytest.raises(StoreError, match="is of format 2, and this version of rein reads format 1"):
+        verify(file)
+
+
+def test_what_is_no_file_of_ours_is_refused_by_name(tmp_path):
+    plain = tmp_path / "plain.h5"
+    with h5py.File(plain, "w") as file:
+        file["x"] = 1
+    lying = tmp_path / "lying.h5"
+    lying.write_bytes(user_block(3, hashlib.sha256(b"abc").hexdigest()) + b"abc")
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in {
+        "plain.h5": "does not begin with rein's user block",
+        "lying.h5": "is no HDF5 file",
+        "pipe": "is not a regular file",
+        ".": "is not a regular file",
+        "missing": "No such file",
+    }.items():
+        with pytest.raises(StoreError, match=reason) as caught:
+            open_sealed(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+
+
+def test_short_writes_and_interruptions_lose_nothing(tmp_path, monkeypatch):
+    calls = itertools.count()
+
+    def write(descriptor, data):
+        if next(calls) % 3 == 1:
+            raise InterruptedError(errno.EINTR, "Interrupted system call")
+        return os.write(descriptor, data[:1000])
+
+    monkeypatch.setattr(files, "os", FaultySystem(write=write))
+    write_whole(tmp_path / "some.h5", sealed())
+    assert (tmp_path / "some.h5").read_bytes() == bytes(sealed())
+    assert next(calls) > 6
+
+
+def test_a_system_that_takes_no_more_bytes_is_an_error_and_not_a_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "os", FaultySystem(write=lambda descriptor, data: 0))
+    with pytest.raises(StoreError, match="accepts no more bytes"):
+        write_whole(tmp_path / "some.h5", b"data")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("existing", [None, b"what was there before"])
+def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch, code, existing):
+    """Each call of a write fails in turn: one StoreError with path and cause, no leftover, no open descriptor."""
+    path, names = tmp_path / "some.h5", ("open", "write", "fsync", "replace", "close")
+    content, descriptors = bytes(sealed()), len(os.listdir("/dev/fd"))
+    for failing in itertools.count():
+        path.unlink(missing_ok=True)
+        if existing is not None:
+            path.write_bytes(existing)
+        calls = itertools.count()
+
+        def call(name, *arguments, failing=failing, calls=calls, **options):
+            number = next(calls)
+            if name == "write":
+                arguments = (arguments[0], arguments[1][: len(content) // 3])
+            if number == failing:
+                if name == "close":  # Linux closes, then reports
+                    os.close(*arguments)
+                raise OSError(code, os.strerror(code))
+            return getattr(os, name)(*arguments, **options)
+
+        replaced = {name: (lambda *a, name=name, call=call, **k: call(name, *a, **k)) for name in names}
+        monkeypatch.setattr(files, "os", FaultySystem(**replaced))
+        try:
+            write_whole(path, content)
+        except StoreError as error:
+            assert str(path) in str(error)
+            assert os.strerror(code) in str(error)
+            assert "free some space" in str(error) or code != errno.ENOSPC
+        else:
+            break
+        left = [entry.name for entry in tmp_path.iterdir()]
+        assert left in ([], ["some.h5"])
+        assert not left or path.read_bytes() in (existing, content)
+        assert len(os.listdir("/dev/fd")) == descriptors
+    assert failing >= 8  # open, 4 writes, fsync, close, replace, and the folder's three
+    assert path.read_bytes() == content
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "os", FaultySystem(fsync=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "some.h5", b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_order_of_calls_survives_a_loss_of_power(tmp_path, monkeypatch):
+    """The data is on the disk before the name is, and the name before anybody is told."""
+    trace = []
+
+    def traced(name):
+        def call(*arguments, **options):
+            trace.append(name)
+            return getattr(os, name)(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(files, "os", FaultySystem(**{name: traced(name) for name in ("write", "fsync", "replace")}))
+    write_whole(tmp_path / "some.h5", b"data")
+    assert trace == ["write", "fsync", "replace", "fsync"]
+
+
+def test_only_leftovers_of_dead_processes_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = {
+        f".some.h5.tmp-{dead.pid}": True,
+        f".some.h5.tmp-{os.getpid()}": True,  # ours, and we are not writing: of a process that had our number
+        f".some.h5.tmp-{os.getppid()}": False,
+        f"some.h5.tmp-{dead.pid}": False,
+        "000001-000002.h5": False,
+        ".some.h5.tmp-abc": False,
+    }
+    for name in names:
+        (tmp_path / name).touch()
+    assert {path.name for path in remove_leftovers(tmp_path)} == {name for name, gone in names.items() if gone}
+    assert {path.name for path in tmp_path.iterdir()} == {name for name, gone in names.items() if not gone}
+    assert remove_leftovers(tmp_path / "missing") == []
+
+
+def test_a_file_that_is_being_written_is_no_leftover(tmp_path, monkeypatch):
+    seen = []
+
+    def fsync(descriptor):
+        seen.append([entry.name for entry in tmp_path.iterdir()])
+        assert remove_leftovers(tmp_path) == []
+        os.fsync(descriptor)
+
+    monkeypatch.setattr(files, "os", FaultySystem(fsync=fsync))
+    write_whole(tmp_path / "some.h5", b"data")
+    assert seen == [[f".some.h5.tmp-{os.getpid()}"], ["some.h5"]]

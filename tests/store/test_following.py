@@ -1,0 +1,200 @@
+"""Runs that are still writing, runs in pieces, and fields by rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rein.errors import StoreError
+from rein.store.format.mapping import MappedFile
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
+from rein.testing.store import assert_equal, make_trajectory
+
+
+def test_a_run_that_is_followed_sees_what_was_finished_and_nothing_unfinished(tmp_path):
+    run = open_run(tmp_path / "run", follow=True)
+    assert not run.refresh() and list(run) == [] and len(run.transitions()) == 0 and len(run.sequences(2)) == 0
+    assert run.epochs["number"].tolist() == [] and run.episodes["id"].tolist() == [] and run.fields == {}
+    with pytest.raises(ValueError, match="no epoch 1; it has none yet"):
+        run.trajectory(1)
+    store, given = HDF5Store(tmp_path / "run"), [make_trajectory(epoch) for epoch in range(1, 6)]
+    store.append(given[0])
+    assert not run.refresh()  # it waits in memory
+    store.flush()
+    folder = store.path / "trajectories"
+    (folder / f".000002-000002.h5.tmp-{os.getpid()}").write_bytes(b"half a file")
+    assert run.refresh() and not run.refresh()
+    assert_equal(list(run), given[:1])
+    kept = run.transitions()
+    store.append(given[1])
+    store.flush()
+    assert run.epochs["number"].tolist() == [1]  # until asked
+    assert run.refresh() and run.epochs["number"].tolist() == [1, 2]
+    assert len(run.transitions(fields=["reward"])) == 2 * len(open_run(run.files[0]).transitions(fields=["reward"]))
+    assert len(kept) == len(open_run(run.files[0]).transitions())
+    store.close()
+
+
+def test_iterating_goes_on_with_what_was_finished_meanwhile(tmp_path):
+    store, seen = HDF5Store(tmp_path / "run", max_epochs=1), []
+    store.append(make_trajectory(1))
+    store.flush()
+    for follow, expected in ((False, [1]), (True, [1, 2, 3])):
+        seen.clear()
+        for trajectory in open_run(tmp_path / "run", follow=follow):
+            seen.append(trajectory.epoch)
+            if follow and trajectory.epoch < 3:
+                store.append(make_trajectory(trajectory.epoch + 1))
+                store.flush()
+        assert seen == expected
+    store.close()
+
+
+def test_an_epoch_in_parts_is_followed_when_all_of_them_are_there(tmp_path):
+    trajectory = make_trajectory(1, steps=200)
+    store = HDF5Store(tmp_path / "run", max_bytes=60_000)
+    store.append(trajectory)
+    store.close()
+    whole = open_run(store.path)
+    assert len(whole.files) > 2
+    last = whole.files[-1]
+    away = last.rename(tmp_path / last.name)
+    run = open_run(store.path, follow=True)
+    assert run.epochs["number"].tolist() == []
+    with pytest.raises(StoreError, match="a part is missing"):
+        _ = open_run(store.path).epochs
+    away.rename(last)
+    assert run.refresh()
+    assert_equal([run.trajectory(1)], [trajectory])
+
+
+def test_files_that_a_resumed_run_moved_aside_are_gone(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=1)
+    for epoch in (1, 2, 3):
+        store.append(make_trajectory(epoch))
+    state = {"epoch": 1}
+    run = open_run(tmp_path / "run", follow=True)
+    store.flush()
+    assert run.refresh() and run.epochs["number"].tolist() == [1, 2, 3]
+    store.load_state_dict(state)
+    store.append(make_trajectory(2, seed=1))
+    store.close()
+    assert run.refresh()
+    assert_equal(list(run), [make_trajectory(1), make_trajectory(2, seed=1)])
+
+
+def test_iterating_goes_on_with_what_is_left_when_the_writer_takes_files_away(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=1)
+    for epoch in (1, 2, 3):
+        store.append(make_trajectory(epoch))
+    store.flush()
+    run = open_run(tmp_path / "run", follow=True)
+    assert run.epochs["number"].tolist() == [1, 2, 3]
+    first, second, _ = run.files
+    first.unlink()
+    seen = []
+    for trajectory in run:
+        seen.append(trajectory.epoch)
+        second.unlink(missing_ok=True)
+    assert seen == [2, 3]
+    second.write_bytes(b"no file of trajectories")
+    with pytest.raises(StoreError):
+        list(run)
+    store.close()
+
+
+def test_another_process_writes_while_this_one_reads(tmp_path):
+    code = f"""
+import sys
+from rein.store.hdf5 import HDF5Store
+from rein.testing.store import make_trajectory
+store = HDF5Store({str(tmp_path / "run")!r}, max_epochs=1)
+for epoch in range(1, 4):
+    store.append(make_trajectory(epoch))
+    store.flush()
+    print(epoch, flush=True)
+    sys.stdin.readline()
+store.close()
+"""
+    run = open_run(tmp_path / "run", follow=True)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
+        for epoch in range(1, 4):
+            assert int(writer.stdout.readline()) == epoch
+            assert run.refresh()
+            assert_equal([run.trajectory(epoch)], [make_trajectory(epoch)])
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+
+
+def test_files_of_two_runs_in_one_folder_are_refused(tmp_path):
+    for name, epochs in (("a", (1, 2)), ("b", (2, 3))):
+        store = HDF5Store(tmp_path / name)
+        for epoch in epochs:
+            store.append(make_trajectory(epoch))
+        store.close()
+    (tmp_path / "b/trajectories/000002-000003.h5").rename(tmp_path / "a/trajectories/000002-000003.h5")
+    with pytest.raises(StoreError, match=r"000002-000003\.h5: begins with epoch 2 after epoch 2"):
+        _ = open_run(tmp_path / "a").epochs
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_epochs=1)
+    for epoch in range(1, 4):
+        store.append(make_trajectory(epoch, steps=400))
+    store.close()
+    return store.path
+
+
+def test_rows_of_a_field_are_read_from_the_files_that_hold_them(path, monkeypatch):
+    run = open_run(path)
+    whole = {name: run.field(name) for name in ("action", "reward", "terminated", "observation/camera/left")}
+    read, original = [], MappedFile.read
+    monkeypatch.setattr(MappedFile, "read", lambda f, s, *r: read.append(f.path.name) or original(f, s, *r))
+    for name, array in whole.items():
+        for rows, files in (
+            (slice(410, 417), [2]),
+            (slice(399, 801), [1, 2, 3]),
+            (slice(-3, None), [3]),
+            (slice(5, 5), [1]),
+            (slice(2000, None), [1]),
+        ):
+            read.clear()
+            assert np.array_equal(run.field(name, rows), array[rows]), (name, rows)
+            assert read == [f"{number:06d}-{number:06d}.h5" for number in files]
+    with pytest.raises(ValueError, match="one after the other"):
+        run.field("reward", slice(0, 9, 2))
+
+
+def is_map(array):
+    """Whether its bytes are a map of one of rein's: no array owns them."""
+    while isinstance(array, np.ndarray) and not array.flags.owndata and array.base is not None:
+        array = array.base
+    return not isinstance(array, np.ndarray)
+
+
+def test_floats_of_one_file_are_a_read_only_map_of_it(path):
+    run = open_run(path)
+    mapped = run.field("reward", slice(400, 800))
+    assert is_map(mapped) and not mapped.flags.writeable and mapped.ctypes.data % 64 == 0
+    assert is_map(run.field("observation/state", slice(0, 300)))
+    assert is_map(open_run(run.files[0]).field("reward"))
+    assert not is_map(run.field("action", slice(0, 9)))
+    assert run.field("reward").flags.writeable
+
+
+def test_a_few_floats_are_a_read_only_copy_which_holds_no_map(path):
+    few = open_run(path).field("reward", slice(400, 409))
+    assert not is_map(few) and not few.flags.writeable
+
+
+def test_a_run_json_that_is_deep_is_a_store_error(path):
+    (path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(StoreError, match=r"run\.json: cannot be read as JSON"):
+        _ = open_run(path).info

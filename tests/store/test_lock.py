@@ -1,0 +1,137 @@
+"""Who may write to the folder of a run: the stores of one process, which is gone when it is killed."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rein
+from rein.errors import StoreError
+from rein.store.checkpoint import write_checkpoint
+from rein.store.hdf5 import HDF5Store
+from rein.store.lock import Lock
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such lock, and does without")
+
+OTHER = """
+import sys
+from rein.errors import StoreError
+from rein.store.hdf5 import HDF5Store
+
+try:
+    HDF5Store(sys.argv[1], "resume").close()
+except StoreError as error:
+    print(error)
+"""
+
+WITH_A_WORKER = """
+import os, sys, time
+from rein.store.hdf5 import HDF5Store
+
+store = HDF5Store(sys.argv[1])
+if not os.fork():
+    print(os.getpid(), flush=True)  # by the worker: it runs by now, and has let go of what it must not keep
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def opened_by_another_process(path: Path) -> str:
+    """What it says."""
+    command = [sys.executable, "-c", OTHER, str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path):
+    store = HDF5Store(tmp_path / "run")
+    said = opened_by_another_process(store.path)
+    assert said.startswith(f"{store.path}: another process is writing to it")
+    store.close()
+    assert opened_by_another_process(store.path) == ""
+
+
+def test_a_process_may_open_a_run_again_and_the_last_store_lets_go(tmp_path):
+    first, second = HDF5Store(tmp_path / "run"), HDF5Store(tmp_path / "run", "resume")
+    first.close()
+    assert opened_by_another_process(first.path)
+    second.close()
+    assert not opened_by_another_process(first.path)
+
+
+def test_a_store_that_nobody_closes_lets_go_when_it_is_forgotten(tmp_path):
+    (tmp_path / "run").mkdir()
+    lock = Lock(tmp_path / "run")
+    with pytest.raises(StoreError, match="a run is writing to it"):
+        Lock(tmp_path / "run", alone=True)
+    del lock
+    gc.collect()
+    Lock(tmp_path / "run", alone=True).release()
+
+
+def test_nobody_shares_a_lock_that_is_alone(tmp_path):
+    alone = Lock(tmp_path, alone=True)
+    for other in (False, True):
+        with pytest.raises(StoreError, match=r"another process|a run is writing"):
+            Lock(tmp_path, alone=other)
+    alone.release()
+    alone.release()
+    Lock(tmp_path).release()
+
+
+def test_a_run_is_let_go_when_its_last_checkpoint_is_written_and_not_before(tmp_path, monkeypatch):
+    store, seen = HDF5Store(tmp_path / "run"), []
+
+    def look(*arguments):
+        time.sleep(0.1)  # while the store closes
+        with pytest.raises(StoreError, match="a run is writing to it"):
+            Lock(store.path, alone=True)
+        seen.append(write_checkpoint(*arguments))
+
+    monkeypatch.setattr("rein.store.checkpoints.write_checkpoint", look)
+    store.checkpoints.take(rein.Loop(lambda state: None), {})
+    store.close()
+    assert len(seen) == 1
+    Lock(store.path, alone=True).release()
+
+
+def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", WITH_A_WORKER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    try:
+        with pytest.raises(StoreError, match="another process is writing to it"):
+            HDF5Store(path, "resume")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        HDF5Store(path, "resume").close()
+        os.kill(worker, 0)  # it lives
+    finally:
+        process.kill()
+        process.stdout.close()
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_folder_on_a_file_system_without_locks_can_be_closed(tmp_path, monkeypatch):
+    """Only an acquired lock is released: such a file system refuses both calls."""
+
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("rein.store.lock.fcntl.flock", refuse)
+    before = len(os.listdir("/dev/fd"))
+    store = HDF5Store(tmp_path / "run")
+    store.close()
+    HDF5Store(tmp_path / "run", "resume").close()
+    assert len(os.listdir("/dev/fd")) == before
+    with pytest.raises(StoreError, match="locked"):
+        Lock(tmp_path / "run", alone=True)

@@ -1,0 +1,132 @@
+"""Objects by h5py's lower layer are those of its upper one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from rein.store.format import objects
+
+ARRAYS = {
+    "float32": np.arange(12, dtype=np.float32).reshape(4, 3),
+    "int64": np.arange(-3, 3),
+    "uint8": np.arange(5, dtype=np.uint8),
+    "bool": np.array([[True, False], [False, True]]),
+    "bytes": np.array([b"completed", b"halted"]),
+    "scalar": np.array(2.5),
+    "none": np.zeros((0, 3)),
+    "reversed": np.arange(6)[::-1],
+    "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+}
+
+
+def written(write: Callable[[Any], Any]) -> h5py.File:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        write(file)
+    return h5py.File(memory, "r")
+
+
+def described(dataset: Any) -> dict[str, Any]:
+    properties = dataset.id.get_create_plist()
+    kind = dataset.id.get_type()
+    return {
+        "kind": kind.encode(),  # of the file, with its byte order, character set and padding
+        "shape": dataset.shape,
+        "chunks": dataset.chunks,
+        "filters": [properties.get_filter(i) for i in range(properties.get_nfilters())],
+        "times": properties.get_obj_track_times(),
+        "layout": properties.get_layout(),
+        "values": dataset[()].tolist(),
+    }
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_dataset_is_the_one_of_create_dataset(name: str) -> None:
+    def both(file: Any) -> None:
+        objects.add_dataset(file, "ours", ARRAYS[name])
+        file.create_dataset("theirs", data=ARRAYS[name])
+
+    file = written(both)
+    assert described(file["ours"]) == described(file["theirs"])
+
+
+@pytest.mark.parametrize("name", ["int64", "bool"])
+def test_so_is_one_in_chunks(name: str) -> None:
+    array = np.tile(ARRAYS[name], (50, *(1,) * (ARRAYS[name].ndim - 1)))
+    chunks = (16, *array.shape[1:])
+
+    def both(file: Any) -> None:
+        objects.add_dataset(file, "ours", array, chunks=chunks)
+        file.create_dataset("theirs", data=array, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True)
+
+    file = written(both)
+    assert described(file["ours"]) == described(file["theirs"])
+    assert described(file["ours"])["filters"]
+
+
+def test_rows_are_written_where_they_belong() -> None:
+    array = ARRAYS["float32"]
+
+    def parts(file: Any) -> None:
+        dataset = objects.allocate(file, "joined", array.shape, array.dtype)
+        for first, stop in ((3, 4), (0, 1), (1, 3)):
+            objects.write_rows(dataset, first, array[first:stop, ::-1])
+
+    assert np.array_equal(written(parts)["joined"][()], array[:, ::-1])  # type: ignore[index]  # a dataset
+
+
+@pytest.mark.parametrize("text", ["reward", "récompense", '{"a": 1}'])
+def test_a_text_is_one_of_fixed_length_in_utf_8(text: str) -> None:
+    data = text.encode()
+
+    def both(file: Any) -> None:
+        objects.add_text(file, "ours", text)
+        file.create_dataset("theirs", data=data, dtype=h5py.string_dtype(length=len(data)))
+
+    file: Any = written(both)
+    assert described(file["ours"]) == described(file["theirs"])
+    assert file["ours"][()].decode() == text
+
+
+def test_attributes_and_names_are_those_that_h5py_writes() -> None:
+    attributes: dict[str, Any] = dict(axes=["step", "."], format=1, title="größe")
+
+    def both(file: Any) -> None:
+        objects.add_group(file, "ours", "NXdata", **attributes)
+        file.create_group("theirs").attrs.update(NX_class="NXdata", **attributes)
+        for group in (file["ours"], file["theirs"]):
+            objects.link(group, "Größe", group)
+
+    file: Any = written(both)
+    ours, theirs = file["ours"], file["theirs"]
+    assert sorted(ours.attrs) == sorted(theirs.attrs) == ["NX_class", "axes", "format", "title"]
+    for name in theirs.attrs:
+        a, b = (h5py.h5a.open(group.id, name.encode()) for group in (ours, theirs))  # type: ignore[attr-defined]  # no stubs
+        assert a.get_type().encode() == b.get_type().encode()
+        assert (a.shape, np.array(ours.attrs[name]).tolist()) == (b.shape, np.array(theirs.attrs[name]).tolist())
+    assert ours["Größe"] == ours
+    assert ours.id.links.get_info("Größe".encode()).cset == h5py.h5t.CSET_UTF8
+
+
+def test_a_link_is_the_thing_itself() -> None:
+    def linked(file: Any) -> None:
+        dataset = objects.add_dataset(file, "data", np.arange(3))
+        objects.link(objects.add_group(file, "view", "NXdata"), "signal", dataset)
+
+    file: Any = written(linked)
+    assert file["view/signal"] == file["data"]
+
+
+def test_a_name_that_is_taken_is_an_error() -> None:
+    def twice(file: Any) -> None:
+        objects.add_dataset(file, "data", np.arange(3))
+        objects.add_dataset(file, "data", np.arange(3))
+
+    with pytest.raises((ValueError, OSError), match="exists"):
+        written(twice)

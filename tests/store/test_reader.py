@@ -1,0 +1,143 @@
+import h5py
+import numpy as np
+import pytest
+
+from rein.errors import StoreError
+from rein.store.format import files
+from rein.store.format.files import write_whole
+from rein.store.format.image import compose
+from rein.store.hdf5 import HDF5Store
+from rein.store.reader import open_run
+from rein.testing.store import assert_equal, make_trajectory
+
+
+@pytest.fixture
+def given():
+    return [make_trajectory(epoch, steps=epoch) for epoch in range(1, 6)]
+
+
+@pytest.fixture
+def path(tmp_path, given):
+    store = HDF5Store(tmp_path / "run", max_epochs=2)
+    for trajectory in given:
+        store.append(trajectory)
+    store.close()
+    return store.path
+
+
+def test_a_run_appears_as_one_table_over_all_files(path, given):
+    run = open_run(path)
+    assert len(run.files) == 3
+    assert list(run.epochs["number"]) == [1, 2, 3, 4, 5]
+    assert list(run.epochs["length"]) == [1, 2, 3, 4, 5]
+    assert list(run.epochs["first_row"]) == [0, 1, 3, 6, 10]
+    assert list(run.epochs["status"]) == [trajectory.status for trajectory in given]
+    assert list(run.epochs["metrics"]["episode_return"]) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert list(run.epochs["clocks"]["env_steps"]) == [trajectory.clocks["env_steps"] for trajectory in given]
+    assert np.array_equal(run.episodes["return"], np.concatenate([t.episodes.episode_return for t in given]))
+    assert list(run.episodes["epoch"]) == [number for number in range(1, 6) for _ in range(3)]
+
+
+def test_a_field_is_joined_over_files_and_nested_ones_are_found_by_their_path(path, given):
+    run = open_run(path)
+    assert run.fields["observation/camera/left"] == (np.dtype(np.uint8), (15, 3, 4, 5, 3))
+    assert np.array_equal(run.field("reward"), np.concatenate([t.fields["reward"] for t in given]))
+    state = np.concatenate([t.fields["observation"]["state"] for t in given])
+    for found in (run.field("observation/state"), run.field("observation")["state"]):
+        assert np.array_equal(found, state)
+
+
+def test_one_file_opens_as_a_run_opens(path, given):
+    run = open_run(path / "trajectories" / "000003-000004.h5")
+    assert_equal([run.trajectory(epoch) for epoch in (3, 4)], given[2:4])
+
+
+def test_what_is_not_there_is_named(path):
+    run = open_run(path)
+    with pytest.raises(ValueError, match="no field 'rewards'; there are action, observation/camera/depth"):
+        run.field("rewards")
+    with pytest.raises(ValueError, match="no epoch 9; it has 5 from 1 to 5"):
+        run.trajectory(9)
+    with pytest.raises(StoreError, match=r"no trajectories there.*give the folder of a run"):
+        open_run(path / "missing")
+
+
+def test_opening_a_run_reads_nothing(path, monkeypatch):
+    monkeypatch.setattr(files, "verify", lambda path: pytest.fail(f"{path} was read"))
+    open_run(path)
+
+
+def test_a_file_is_hashed_once_and_again_when_it_has_changed(path, monkeypatch):
+    hashed, verify = [], files.verify
+    monkeypatch.setattr(files, "verify", lambda path: (hashed.append(path.name), verify(path)))
+    run = open_run(path)
+    for epoch in (1, 2, 5, 1):
+        run.trajectory(epoch)
+    run.field("reward")
+    assert sorted(hashed) == ["000001-000002.h5", "000003-000004.h5", "000005-000005.h5"]
+    damaged = path / "trajectories" / "000001-000002.h5"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(StoreError, match="000001-000002"):
+        run.trajectory(1)
+
+
+def test_a_damaged_file_is_named_whatever_is_asked(path):
+    damaged = path / "trajectories" / "000003-000004.h5"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    for ask in (
+        lambda run: run.epochs,
+        lambda run: run.episodes,
+        lambda run: run.field("reward"),
+        lambda run: run.trajectory(1),
+    ):
+        with pytest.raises(StoreError, match=r"000003-000004\.h5: is damaged"):
+            ask(open_run(path))
+
+
+def without(*names):
+    def build(file):
+        entry = file.create_group("entry")
+        for name in ("trajectory", "epochs", "episodes"):
+            entry.create_group(name)
+        for name in ("number", "first_row", "length", "first_step", "part", "parts"):
+            entry["epochs"][name] = np.ones(1, int)
+        entry["epochs/status"] = np.array([b"completed"])
+        for name in ("epochs/metrics", "epochs/clocks"):
+            entry.create_group(name)
+        for name in names:
+            del entry[name]
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda file: None,
+        without("epochs"),
+        without("episodes"),
+        without("epochs/status"),
+        lambda file: (without("epochs/length")(file), file["entry"].create_group("epochs/length")),
+        lambda file: (without("epochs/length")(file), file["entry/epochs"].create_dataset("length", data=1)),
+        lambda file: (without("epochs/length")(file), file["entry/epochs"].create_dataset("length", data=[1, 2])),
+        lambda file: (
+            without("epochs/length")(file),
+            file["entry/epochs"].create_dataset("length", data=h5py.Empty("i")),
+        ),
+    ],
+)
+def test_a_file_with_a_right_hash_and_another_layout_is_a_store_error(tmp_path, build):
+    path = tmp_path / "000001-000001.h5"
+    write_whole(path, compose(build))
+    with pytest.raises(StoreError, match=r"000001-000001\.h5: is not laid out as a file of trajectories"):
+        _ = open_run(path).epochs, open_run(path).episodes
+
+
+def test_a_run_json_that_is_none_is_a_store_error(path):
+    assert open_run(path).info == {}
+    for text in ("", "[1]", "{"):
+        (path / "run.json").write_text(text)
+        with pytest.raises(StoreError, match=r"run\.json: cannot be read as JSON"):
+            _ = open_run(path).info

@@ -1,0 +1,264 @@
+"""Of the epochs that a store is given, it keeps those that were asked for, and a resumed run the same ones."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import rein
+from rein.agents.q_learning import QLearning
+from rein.envs.gridworld import Gridworld
+from rein.envs.wrappers.time_limit import TimeLimit
+from rein.errors import StoreError
+from rein.store.compact import compact
+from rein.store.folder import list_files
+from rein.store.hdf5 import HDF5Store
+from rein.store.verify import verify_run
+from rein.testing.store import make_trajectory
+
+RETURNS = [3.0, 9.0, -1.0, 9.0, math.nan, 4.0, 12.0, 2.0, 11.0, -5.0]  # of epochs 1 to 10
+
+
+def append(store, epochs, returns=RETURNS):
+    for epoch in epochs:
+        metrics = {"episode_return": returns[epoch - 1]}
+        store.append(make_trajectory(epoch)._replace(metrics=metrics))
+
+
+def kept(store):
+    return rein.open_run(store.path).epochs["number"].tolist()
+
+
+def best(count, mode="max"):
+    """The epochs of the largest, or smallest, returns; of equal ones the first."""
+    known = [epoch for epoch in range(1, 11) if not math.isnan(RETURNS[epoch - 1])]
+    sign = 1 if mode == "min" else -1
+    return sorted(sorted(known, key=lambda epoch: (sign * RETURNS[epoch - 1], epoch))[:count])
+
+
+def test_every_so_many_epochs_are_kept(tmp_path):
+    with_gaps = HDF5Store(tmp_path / "run", every=3)
+    append(with_gaps, range(1, 11))
+    with_gaps.close()
+    assert kept(with_gaps) == [3, 6, 9]
+    assert [path.name for path in list_files(with_gaps.path / "trajectories")] == ["000003-000009.h5"]
+
+
+def test_none_are_kept_when_none_are_asked_for(tmp_path):
+    store = HDF5Store(tmp_path / "run", every=0)
+    append(store, range(1, 11))
+    store.close()
+    assert list_files(store.path / "trajectories") == []
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("count", [1, 3, 9, 20])
+@pytest.mark.parametrize("flushed_after", [(), (2, 4, 7), tuple(range(1, 11))])
+def test_the_best_are_kept_whether_they_were_written_already_or_not(tmp_path, mode, count, flushed_after):
+    store = HDF5Store(tmp_path / "run", keep_best=(count, "episode_return", mode))
+    for epoch in range(1, 11):
+        append(store, [epoch])
+        if epoch in flushed_after:
+            store.flush()
+    store.close()
+    assert kept(store) == best(count, mode)
+    assert len(list_files(store.path / "trajectories")) == len(best(count, mode))
+
+
+def test_the_best_of_every_other_one_are_the_best_among_those(tmp_path):
+    store = HDF5Store(tmp_path / "run", every=2, keep_best=(2, "episode_return", "max"))
+    append(store, range(1, 11))
+    store.close()
+    assert kept(store) == [2, 4]
+
+
+def test_a_metric_that_is_not_there_makes_no_epoch_a_good_one(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "evaluation_return", "max"))
+    append(store, range(1, 11))
+    store.append(make_trajectory(11)._replace(metrics={"evaluation_return": -3.0}))
+    store.close()
+    assert kept(store) == [11]
+
+
+def test_all_parts_of_a_large_epoch_go_when_it_has_lost_its_place(tmp_path):
+    store = HDF5Store(tmp_path / "run", max_bytes=2000, keep_best=(1, "episode_return", "max"))
+    append(store, [1])
+    store.flush()
+    assert len(list_files(store.path / "trajectories")) > 1
+    append(store, [2])
+    store.close()
+    assert kept(store) == [2]
+    assert {path.name[:6] for path in list_files(store.path / "trajectories")} == {"000002"}
+
+
+@pytest.mark.parametrize("at", range(1, 10))
+@pytest.mark.parametrize("further", [0, 1, 3])
+def test_a_run_that_goes_on_keeps_what_one_without_a_break_does(tmp_path, at, further):
+    options = {"keep_best": (3, "episode_return", "max")}
+    store = HDF5Store(tmp_path / "run", **options)
+    append(store, range(1, at + 1))
+    state = store.state_dict()
+    append(store, range(at + 1, min(at + further, 10) + 1))  # and then it was killed
+    store.close()
+    resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
+    resumed.load_state_dict(state)
+    append(resumed, range(at + 1, 11))
+    resumed.close()
+    assert kept(resumed) == best(3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"every": -1},
+        {"every": 2.5},
+        {"keep_best": (0, "episode_return", "max")},
+        {"keep_best": (2.0, "episode_return", "max")},
+        {"keep_best": (3, 7, "max")},
+        {"keep_best": (3, "episode_return", "largest")},
+        {"keep_best": "episode_return"},
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused(tmp_path, arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        HDF5Store(tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_run_with_gaps_reads_back_whole_transitions_and_nothing_over_a_gap(tmp_path):
+    def train(name, **options):
+        environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=15)
+        agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+        store = HDF5Store(tmp_path / name, **options)
+        rein.train(agent, environment, store, epochs=12, iterations=10, seed=0)
+        store.close()
+        return rein.open_run(store.path)
+
+    everything, some = train("all"), train("some", every=3)
+    assert verify_run(some.path).problems == []
+    assert some.epochs["number"].tolist() == [3, 6, 9, 12]
+    inside = everything.epochs["number"] % 3 == 0
+    assert some.field("reward").sum() == sum(
+        everything.field("reward", slice(first, first + length)).sum()
+        for first, length in zip(
+            everything.epochs["first_row"][inside], everything.epochs["length"][inside], strict=True
+        )
+    )
+    steps = some.sequences(8)
+    assert len(steps) > 0
+    whole = everything.sequences(8)
+    known = {tuple(sequence.observation.reshape(-1).tolist()) for sequence in (whole[i] for i in range(len(whole)))}
+    assert all(tuple(steps[i].observation.reshape(-1).tolist()) in known for i in range(len(steps)))
+
+
+def test_the_old_best_one_goes_only_when_the_better_one_is_in_its_file(tmp_path, monkeypatch):
+    store = HDF5Store(tmp_path / "run", keep_best=(1, "episode_return", "max"))
+    append(store, [1])
+    store.flush()
+    there = []
+    remove = store._files._remove
+    monkeypatch.setattr(store._files, "_remove", lambda epoch: (there.append(names(store)), remove(epoch)))
+    append(store, [2])
+    store.close()
+    assert there == [["000001-000001.h5", "000002-000002.h5"]]
+    assert names(store) == ["000002-000002.h5"]
+
+
+def names(store):
+    return [path.name for path in list_files(store.path / "trajectories")]
+
+
+def test_what_was_chosen_otherwise_is_left_and_the_choice_begins_anew(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"))
+    append(store, range(1, 6))
+    state = store.state_dict()
+    store.close()
+    for options in ({"keep_best": (2, "episode_return", "min")}, {"keep_best": (2, "another", "max")}):
+        resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
+        resumed.load_state_dict(state)
+        assert kept(resumed) == [2, 4]
+        assert resumed.state_dict()["best"][2] == []
+        resumed.close()
+    plain = {"epoch": 5}
+    resumed = HDF5Store(tmp_path / "run", exist="resume", keep_best=(2, "episode_return", "max"))
+    resumed.load_state_dict(plain)
+    assert kept(resumed) == [2, 4]
+
+
+def test_a_metric_that_never_came_is_told(tmp_path, caplog):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_retrun", "max"))
+    append(store, range(1, 4))
+    store.close()
+    assert "no epoch had that metric" in caplog.text and "'episode_return'" in caplog.text
+
+
+def test_rows_that_are_no_data_are_none_whatever_fields_are_kept(tmp_path):
+    environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(tmp_path / "run", fields=["observation", "reward"])
+    rein.train(agent, environment, store, epochs=3, episodic=True, seed=0)
+    store.close()
+    run = rein.open_run(store.path)
+    assert set(run.fields) == {"observation", "reward", "valid"}
+    assert len(run.transitions()) == run.field("valid").sum() == run.episodes["length"].sum()
+
+
+def test_best_epochs_stay_apart_when_files_are_joined_and_a_run_goes_on(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"), max_bytes=2000)
+    store.write_run({"parts": {"store": {"config": store.config}}})
+    append(store, range(1, 5))
+    state = store.state_dict()
+    store.close()
+    assert len(names(store)) > 2
+    compact(store.path)
+    assert names(store) == ["000002-000002.h5", "000004-000004.h5"]
+    resumed = HDF5Store(tmp_path / "run", exist="resume", keep_best=(2, "episode_return", "max"))
+    resumed.load_state_dict(state)
+    append(resumed, range(5, 11))
+    resumed.close()
+    assert kept(resumed) == best(2)
+
+
+@pytest.mark.parametrize("options", [{"keep_best": (3, "episode_return", "max")}, {"every": 3}, {}])
+@pytest.mark.parametrize("length", [7, 40])
+def test_the_column_whole_tells_which_episodes_can_be_read(tmp_path, options, length):
+    environment = TimeLimit(Gridworld(num_envs=3, seed=0), length)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    store = HDF5Store(tmp_path / "run", max_epochs=2, **options)
+    rein.training_loop(agent, environment, store, seed=0).run(epochs=12, iterations=20)
+    store.close()
+    run = rein.open_run(store.path)
+    whole = dict(zip(run.episodes["id"].tolist(), run.episodes["whole"].tolist(), strict=True))
+    assert set(whole.values()) == ({True, False} if options else {True})
+    for id, readable in whole.items():
+        if readable:
+            assert run.episode(id).id == id
+        else:
+            with pytest.raises(StoreError, match="transitions"):
+                run.episode(id)
+
+
+def test_an_episode_with_gaps_is_whole_if_the_gaps_were_not_its_steps(tmp_path):
+    """Environment 0 acts in epochs 1 and 3 only. Its episode of 5 steps spans epoch 2, which is not kept."""
+    store = HDF5Store(tmp_path / "run")
+    one = make_trajectory(1)
+    rows, num_envs = one.fields["reward"].shape
+    for epoch in (1, 3):
+        valid = torch.ones(rows, num_envs, dtype=torch.bool)
+        valid[2:, 0] = False
+        valid[-1, 0] = epoch == 3
+        ended = {name: np.array([value]) for name, value in (("id", 0), ("environment", 0), ("seed", 0))}
+        ended |= {"first_step": np.array([0]), "last_step": np.array([3 * rows - 1]), "length": np.array([5])}
+        ended |= {"episode_return": np.array([1.0])}
+        ended |= {"terminated": np.array([True]), "truncated": np.array([False])}
+        table = type(one.episodes)(**ended, final_observation=None)
+        none = type(one.episodes)(*(column[:0] for column in table[:-1]), None)
+        fields = {"reward": one.fields["reward"], "valid": valid}
+        episodes = table if epoch == 3 else none
+        at = {"epoch": epoch, "first_step": (epoch - 1) * rows, "next_observation": None}
+        store.append(one._replace(**at, fields=fields, episodes=episodes))
+    store.close()
+    run = rein.open_run(store.path)
+    assert run.episodes["whole"].tolist() == [True]
+    assert run.episode(0).length == 5

@@ -1,0 +1,134 @@
+import os
+import threading
+import time
+
+import pytest
+
+from rein.errors import StoreError
+from rein.store.writer import Writer
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture
+def writer():
+    writer = Writer(max_bytes=100, idle=nothing, interval=10.0)
+    yield writer
+    writer.close()
+
+
+def test_jobs_run_in_order_on_one_other_thread(writer):
+    done = []
+    for number in range(50):
+        writer.submit(lambda number=number: done.append((number, threading.current_thread())), size=1)
+    writer.wait()
+    assert [number for number, _ in done] == list(range(50))
+    assert {thread for _, thread in done}.isdisjoint({threading.current_thread()})
+    assert len({thread for _, thread in done}) == 1
+
+
+def test_submitting_waits_while_too_much_is_unfinished(writer):
+    may_end, submitted = threading.Event(), threading.Event()
+    writer.submit(may_end.wait, size=60)
+    writer.submit(nothing, size=40)
+
+    def submit_one_more():
+        writer.submit(nothing, size=1)
+        submitted.set()
+
+    thread = threading.Thread(target=submit_one_more)
+    thread.start()
+    assert not submitted.wait(0.1)
+    may_end.set()
+    assert submitted.wait()
+    thread.join()
+
+
+def test_a_job_larger_than_the_limit_is_let_in_alone(writer):
+    done = []
+    for size in (1000, 1000):
+        writer.submit(lambda size=size: done.append(size), size)
+    writer.wait()
+    assert done == [1000, 1000]
+
+
+def test_the_first_error_stops_everything_and_is_told_in_the_thread_that_calls(writer):
+    done, may_fail = [], threading.Event()
+
+    def fail():
+        may_fail.wait()
+        raise OSError(28, "No space left on device")
+
+    writer.submit(fail, size=1)
+    writer.submit(lambda: done.append("after the error"), size=1)
+    may_fail.set()
+    for call in (writer.wait, writer.check, lambda: writer.submit(nothing, 1)):
+        with pytest.raises(StoreError, match="No space left on device"):
+            call()
+    assert done == []
+    writer.close()  # was told, so it ends in silence
+
+
+def test_an_error_that_nobody_was_told_is_told_at_close():
+    writer = Writer(max_bytes=100, idle=nothing, interval=10.0)
+
+    def fail():
+        raise RuntimeError("unheard")
+
+    writer.submit(fail, size=1)
+    with pytest.raises(StoreError, match="unheard"):
+        writer.close()
+    writer.close()
+
+
+def test_a_submission_that_waits_for_room_hears_of_the_error(writer):
+    def fail():
+        time.sleep(0.05)
+        raise RuntimeError("no more")
+
+    writer.submit(fail, size=100)
+    with pytest.raises(StoreError, match="no more"):
+        writer.submit(nothing, size=100)
+
+
+def test_close_finishes_what_was_submitted():
+    writer, done = Writer(max_bytes=100, idle=nothing, interval=10.0), []
+    for number in range(5):
+        writer.submit(lambda number=number: (time.sleep(0.01), done.append(number)), size=1)
+    writer.close()
+    assert done == list(range(5))
+    assert not writer._thread.is_alive()
+
+
+def test_ending_waits_for_nothing_and_loses_nothing():
+    """A store may be collected as garbage in any thread, its writer's too."""
+    writer, may_end, done = Writer(max_bytes=1, idle=nothing, interval=10.0), threading.Event(), []
+    writer.submit(may_end.wait, size=100)
+    writer.submit(writer.end, size=100, wait=False)
+    writer.submit(lambda: done.append("the last"), size=100, wait=False)
+    writer.end()
+    may_end.set()
+    writer._thread.join()
+    assert not writer._thread.is_alive()
+    assert done == ["the last"]
+
+
+def test_it_calls_idle_when_there_is_nothing_to_do():
+    called = threading.Event()
+    writer = Writer(max_bytes=100, idle=called.set, interval=0.01)
+    assert called.wait()
+    writer.close()
+
+
+def test_a_fork_is_told_to_open_its_own(writer, monkeypatch):
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    for call in (writer.check, writer.wait, lambda: writer.submit(nothing, 1)):
+        with pytest.raises(StoreError, match="a fork of it must open a store of its own"):
+            call()
+    writer.close()  # ends nothing there: the thread is the parent's
+    monkeypatch.undo()
+    writer.submit(nothing, 1)
+    writer.wait()
