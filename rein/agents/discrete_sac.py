@@ -6,10 +6,9 @@ Shapes: K critics, N environments, B rows of a batch, A actions.
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.critic_loss import (
@@ -21,100 +20,80 @@ from rein.agents.base.critic_loss import (
     temperature_gradient,
     temperature_loss,
 )
-from rein.agents.base.options import Scheduled, above_zero, at_least_one, finite
-from rein.agents.base.policies import NetworkPolicy
-from rein.agents.base.replay_agent import ReplayAgent, ReplayOptions
+from rein.agents.base.options import above_zero, at_least_one, finite, not_negative, option
+from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.backend import without_gradient
-from rein.ops.random import generator
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class DiscreteSAC(ReplayAgent["_Networks"]):
-    """Soft actor-critic among A actions (Christodoulou 2019): expectations over actions are sums, nothing is sampled.
+class DiscreteSAC(DiscreteActions, ReplayAgent):
+    """Soft actor-critic for A discrete actions (Christodoulou 2019): expectations over actions are exact sums.
 
         V(s) = sum_a pi(a | s) (min_k Q'_k(s, a) - alpha log pi(a | s))
-        y    = r + gamma V(s'),  and r alone where s' is the end
+        y    = r + gamma V(s'),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_pi = mean sum_a pi(a | s) (alpha log pi(a | s) - min_k Q_k(s, a))
         L_a  = mean sum_a -pi(a | s) log alpha (log pi(a | s) + target_entropy)
 
-    Args:
-        observation_space: of one environment; flattened to a vector.
-        action_space: Discrete.
-        critics: K, drawn independently of each other.
-        temperature: alpha, if it is fixed; None to learn it.
-        initial_temperature: what alpha begins with where it is learned.
-        target_entropy: in nats; half of the most there is, log A, by default.
-        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
-        temperature_learning_rate: the same of the temperature, where it is learned.
-        **options: those of `rein.agents.base.replay_agent.ReplayOptions`.
-
-    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    Observations are flattened. Actions: Discrete.
     """
 
+    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
+    temperature: float | None = option(
+        default=None, check=above_zero, fixed=True, help="fixed weight alpha of the entropy; None to learn it"
+    )
+    initial_temperature: float = option(
+        default=1.0, check=above_zero, fixed=True, help="initial alpha if it is learned"
+    )
+    target_entropy: float | None = option(
+        default=None, check=finite, fixed=True, help="target entropy in nats; None for half of the maximum, log A"
+    )
+    actor_learning_rate: float | Schedule | None = option(
+        default=None, check=not_negative, help="learning rate of the actor; None for learning_rate"
+    )
+    temperature_learning_rate: float | Schedule | None = option(
+        default=None, check=not_negative, help="learning rate of alpha; None for learning_rate"
+    )
+
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
-    actor_learning_rate: Scheduled = Scheduled(optional=True)
-    temperature_learning_rate: Scheduled = Scheduled(optional=True)
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        *,
-        critics: int = 2,
-        temperature: float | None = None,
-        initial_temperature: float = 1.0,
-        target_entropy: float | None = None,
-        actor_learning_rate: float | Schedule | None = None,
-        temperature_learning_rate: float | Schedule | None = None,
-        **options: Unpack[ReplayOptions],
-    ) -> None:
-        critics = at_least_one(self, "critics", critics)
-        temperature = above_zero(self, "temperature", temperature)
-        initial_temperature = above_zero(self, "initial_temperature", initial_temperature)
-        check_learned(self, temperature, temperature_learning_rate)
-        own = {
-            "critics": critics,
-            "temperature": temperature,
-            "initial_temperature": initial_temperature,
-            "target_entropy": finite(self, "target_entropy", target_entropy),
-            "actor_learning_rate": actor_learning_rate,
-            "temperature_learning_rate": temperature_learning_rate,
-        }
-        super().__init__(observation_space, action_space, own, options)
-
-    def _make_networks(self, drawn: torch.Generator) -> _Networks:
-        options = self._options
-        names = ("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
-        shape = {name: options[name] for name in names}
-        networks = _Networks(self.observation_space, self.action_space, drawn, **shape)
-        fixed, wanted = options["temperature"], options["target_entropy"]
-        networks.temperature = Temperature(options["initial_temperature"] if fixed is None else fixed, self.device)
-        self._critics = self.learner("critics", networks.critics, critic_loss)
-        self._actor = self.learner("actor", networks.actor, actor_loss)
+    def build_networks(self, generator: torch.Generator) -> _Networks:
+        """Make actor, critics, target critics, temperature and their learners."""
+        check_learned(self, self.temperature, self.temperature_learning_rate)
+        shape = self.options("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
+        networks = _Networks(self.observation_space, self.action_space, generator, **shape)
+        fixed, wanted = self.temperature, self.target_entropy
+        networks.temperature = Temperature(
+            self.initial_temperature if fixed is None else fixed, torch.device(self.device)
+        )
+        self._critics = self.add_learner("critics", networks.critics, critic_loss)
+        self._actor = self.add_learner("actor", networks.actor, actor_loss)
         self._temperature = None
         if fixed is None:
             settings = networks.temperature, temperature_loss, temperature_gradient
-            self._temperature = self.learner("temperature", *settings)
+            self._temperature = self.add_learner("temperature", *settings)
         self.follow(networks.target_critics, networks.critics)
         most = math.log(int(self.action_space.n))  # type: ignore[attr-defined]  # the networks want Discrete
         self._target_entropy = 0.5 * most if wanted is None else wanted
         return networks
 
-    def _explore(self, observation: Tree) -> Tensor:
+    def act(self, observation: Tree, explore: bool | float) -> Tensor:
+        """Return the most probable action, or a sample (N,)."""
         networks = self.networks
         distribution = networks.actor(networks.encoder(observation))
-        return networks.policy_head.to_action(distribution, distribution.sample(self._generator))
+        sample = distribution.sample(self.generator) if explore else distribution.mode()
+        return networks.policy_head.to_action(distribution, sample)
 
-    def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Update critics, actor and temperature from a sample."""
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
-        action_B = sample.action.long() - int(self.action_space.start)  # type: ignore[attr-defined]  # Discrete
+        action_B = self.action_index(sample.action)
         batch = CriticBatch(features, action_B, self._target(sample, next_features, alpha), weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
@@ -129,11 +108,6 @@ class DiscreteSAC(ReplayAgent["_Networks"]):
         log_prob_BA = self.networks.actor(next_features).log_probs
         value_BA = self.networks.target_critics(next_features).amin(0) - alpha * log_prob_BA
         return td_target(sample.reward, sample.terminated, (log_prob_BA.exp() * value_BA).sum(1), sample.discount)
-
-    def policy(self, deterministic: bool = True) -> NetworkPolicy:
-        """Acts by the actor as it is at any time: its likeliest action, or samples of its own."""
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return NetworkPolicy(self.networks, own, self.device)
 
 
 class _Networks(DiscreteNetworks):

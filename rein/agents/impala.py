@@ -1,83 +1,63 @@
-"""An actor-critic that corrects for data of an older policy.
+"""Actor-critic with V-trace corrections for data of an older policy.
 
 Shapes: T steps of a rollout, N environments, M minibatches.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
-from rein.agents.base.on_policy import OnPolicyAgent, OnPolicyOptions
-from rein.agents.base.options import Adjustable, above_zero, at_least_one, fraction
+from rein.agents.base.on_policy import OnPolicyAgent
+from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, option
 from rein.agents.base.policy_loss import Batch, Coefficients
 from rein.ops.returns import vtrace
-from rein.ops.statistics import minibatches as cut
+from rein.ops.statistics import minibatches
 from rein.replay.rollout import Rollout
 
 
 class IMPALA(OnPolicyAgent):
-    """The V-trace actor-critic of IMPALA (Espeholt et al. 2018), in one process.
+    """V-trace actor-critic of IMPALA (Espeholt et al. 2018), in one process.
 
-    Before each of `epochs` passes over a rollout, values and probabilities are looked up again, and V-trace makes
-    targets and advantages of them for the policy as it is, from data of the policy as it was. That may be an older one,
-    or anybody's who says its `log_prob` in the extras of its transitions; without one, an action counts as this
-    policy's own. With a `core`, what comes after a rollout's last row, or after one that was cut off, is valued by the
-    networks as they are from the memory that they had while acting: in the first pass exactly.
+    Before each of `update_epochs` passes over a rollout, values and probabilities are computed again, and V-trace makes
+    targets and advantages for the present policy from data of an older one. The behaviour policy may also be another
+    program that puts its `log_prob` into the extras of its transitions. With a recurrent `core`, rows that bootstrap
+    are valued by the present networks from the carry of acting, which is exact in the first pass.
 
-    Args:
-        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
-        action_space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
-        vtrace_lambda: how far corrections reach, from one step (0) to the rollout's end (1).
-        rho_clip: bound of the ratios that weigh temporal differences: which policy is valued.
-        c_clip: bound of the ratios that weigh what comes after: how fast it is.
-        epochs: passes over the rollout.
-        minibatches: updates in a pass.
-        options: those of every on-policy agent, `rein.agents.base.on_policy.OnPolicyOptions`.
+    Observations and actions are those of PPO.
     """
 
-    vtrace_lambda: Adjustable = Adjustable(fraction)
-    rho_clip: Adjustable = Adjustable(above_zero)
-    c_clip: Adjustable = Adjustable(above_zero)
-    epochs: Adjustable = Adjustable(at_least_one)
-    minibatches: Adjustable = Adjustable(at_least_one)
+    vtrace_lambda: float = option(
+        default=1.0, check=in_unit_interval, help="lambda of V-trace: 0 corrects one step, 1 to the end of the rollout"
+    )
+    rho_clip: float = option(
+        default=1.0, check=above_zero, help="bound of the importance weights of TD errors, which sets the policy valued"
+    )
+    c_clip: float = option(
+        default=1.0, check=above_zero, help="bound of the importance weights of the trace, which sets the speed"
+    )
+    update_epochs: int = option(default=1, check=at_least_one, help="passes over a rollout")
+    minibatches: int = option(default=1, check=at_least_one, help="updates per pass")
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        *,
-        vtrace_lambda: float = 1.0,
-        rho_clip: float = 1.0,
-        c_clip: float = 1.0,
-        epochs: int = 1,
-        minibatches: int = 1,
-        **options: Unpack[OnPolicyOptions],
-    ) -> None:
-        super().__init__(observation_space, action_space, **options)
-        self.vtrace_lambda, self.rho_clip, self.c_clip = vtrace_lambda, rho_clip, c_clip
-        self.epochs, self.minibatches = epochs, minibatches
-
-    def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
+    def update(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Make `update_epochs` passes over a full rollout; returns the mean metrics of all updates."""
         reward_TN, valid_TN = self.rewards(), rollout.valid()
-        weights = self._options["value_coefficient"], self.entropy_coefficient(**self.counts)
+        entropy = self.entropy_coefficient(**self.counts)  # type: ignore[operator]
+        coefficients = Coefficients(None, self.value_coefficient, entropy)
         first: Batch | None = None
-        seen: list[dict[str, Tensor]] = []
-        for _ in range(self.epochs):
+        metrics: list[dict[str, Tensor]] = []
+        for _ in range(self.update_epochs):
             batch = self._corrected(rollout, reward_TN, valid_TN)
             first = first or batch
-            for index_B in cut(batch.size, self.minibatches, self._generator):
+            for index_B in minibatches(batch.size, self.minibatches, self.generator):
                 self.updates += 1
-                seen.append(self._learner.step(batch.rows(index_B), Coefficients(None, *weights)))
-        return mean_metrics(seen, first)  # type: ignore[arg-type]  # there is one epoch at least
+                metrics.append(self._learner.step(batch.rows(index_B), coefficients))
+        return mean_metrics(metrics, first)  # type: ignore[arg-type]  # there is at least one pass
 
     @torch.no_grad()
     def _corrected(self, rollout: Rollout, reward_TN: Tensor, valid_TN: Tensor | None) -> Batch:
-        """The rollout as the policy that there is now sees it."""
+        """Return the rollout with targets and advantages for the present policy."""
         zeros_TN = torch.zeros_like(reward_TN)
         batch = self.batch(zeros_TN, zeros_TN, valid_TN)
         distribution, value = self.networks.look(batch.features, batch.carry, batch.reset)

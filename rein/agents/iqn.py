@@ -1,21 +1,18 @@
 """Deep Q-learning of the distribution of returns, from replay.
 
-Shapes: B rows of a batch, F features, Q levels, S samples of a target, A actions.
+Shapes: B rows of a batch, F features of an observation, Q levels, S samples of a target, A actions.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.critic_loss import take_rows
-from rein.agents.base.exploration import Amount
-from rein.agents.base.options import at_least_one
-from rein.agents.base.replay_agent import ReplayOptions
-from rein.agents.base.value_agent import DEFAULTS, EPSILON, ValueAgent
+from rein.agents.base.options import above_zero, at_least_one, flag, in_unit_interval, option
+from rein.agents.base.value_agent import ValueAgent
 from rein.networks.quantile_network import QuantileNetwork, even_levels
 from rein.networks.target import OnlineAndTarget
 from rein.ops.backend import without_gradient
@@ -67,110 +64,89 @@ def quantile_loss(
     return loss, metrics
 
 
-class IQN(ValueAgent[OnlineAndTarget[QuantileNetwork]]):
+def _risk(value: Any) -> float:
+    if not (value := in_unit_interval(value)) > 0.0:
+        raise ValueError("give a number above 0, up to 1 for all returns")
+    return value
+
+
+class IQN(ValueAgent):
     """Implicit quantile networks (Dabney et al. 2018).
 
-        y_j = r + gamma * Z'_tau_j(s', a*),  r alone at an end       a* = argmax_a mean_k Z'_tau_k(s', a)
+        y_j = r + gamma * Z'_tau_j(s', a*),  or r at a terminal state        a* = argmax_a mean_k Z'_tau_k(s', a)
 
-    Z_tau(s, a) is the quantile tau of the return, which is learned at `quantiles` levels from `target_quantiles`
-    samples y_j, both uniform on (0, 1) and drawn anew for each row; Z' are targets, which follow Z by `tau` every
-    `target_frequency` updates. The values that are acted by are means over `action_quantiles` levels, evenly spaced: of
-    one alone they are medians. With `double` it is Z that says what a* is. Priorities are the mean absolute error over
-    all pairs of a quantile and a sample.
+    Z_tau(s, a) is the quantile tau of the return. It is learned at `quantiles` levels from `target_quantiles` samples
+    y_j; both are uniform on (0, 1) and drawn for each row. The target network Z' follows Z by `tau` every
+    `target_frequency` updates. Action values are means over `action_quantiles` evenly spaced levels. With `double`, Z
+    chooses a*. Priorities are the mean absolute error over all pairs of a quantile and a sample.
 
-    Args:
-        observation_space: of one environment; an image goes through convolutions, all else is flattened to a vector.
-        action_space: Discrete.
-        epsilon: probability of a random action; a number, a schedule or a `Plateau` of `rein.agents.base.exploration`.
-        temperature: with it actions are drawn by softmax(Q / temperature), and not epsilon-greedily.
-        double: choose the next action by the networks, and let the targets say what it is worth.
-        quantiles: levels at which a row is learned.
-        target_quantiles: levels at which its target is sampled.
-        action_quantiles: levels whose mean is the value of an action.
-        drawn_levels: draw the first two; without it they are evenly spaced too, as in QR-DQN.
-        risk: which part of the returns, from the lowest on, counts when an action is chosen; below 1 it is averse.
-        cosines: features of a level.
-        huber: where the loss turns from quadratic to linear; quantiles closer to one another than that are blurred.
-        frame_stack: how many frames an observation stacks, in its first axis or else its last; the replay then keeps
-            each frame once.
-        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3, batch_size 128,
-            hidden (128, 128) and max_grad_norm 10 by default.
-
-    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    Observations: images go through convolutions, other observations are flattened. Actions: Discrete.
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        *,
-        epsilon: float | Amount = EPSILON,
-        temperature: float | Amount | None = None,
-        double: bool = False,
-        quantiles: int = 8,
-        target_quantiles: int = 8,
-        action_quantiles: int = 32,
-        drawn_levels: bool = True,
-        risk: float = 1.0,
-        cosines: int = 64,
-        huber: float = 1.0,
-        frame_stack: int | None = None,
-        **options: Unpack[ReplayOptions],
-    ) -> None:
-        own = {
-            "epsilon": epsilon,
-            "temperature": temperature,
-            "double": double,
-            "quantiles": quantiles,
-            "target_quantiles": target_quantiles,
-            "action_quantiles": action_quantiles,
-            "drawn_levels": drawn_levels,
-            "risk": risk,
-            "cosines": cosines,
-            "huber": huber,
-            "frame_stack": frame_stack,
-        }
-        super().__init__(observation_space, action_space, own, {**DEFAULTS, **options})
+    double: bool = option(default=False)
+    huber: float = option(  # type: ignore[assignment]
+        default=1.0,
+        check=above_zero,
+        fixed=True,
+        help="error at which the Huber loss becomes linear; blurs quantiles that are closer to each other",
+    )
+    quantiles: int = option(default=8, check=at_least_one, fixed=True, help="levels at which a row is learned")
+    target_quantiles: int = option(
+        default=8, check=at_least_one, fixed=True, help="levels at which a target is sampled"
+    )
+    action_quantiles: int = option(
+        default=32, check=at_least_one, fixed=True, help="levels whose mean is the value of an action"
+    )
+    drawn_levels: bool = option(
+        default=True, check=flag, fixed=True, help="draw the levels; False spaces them evenly, as QR-DQN does"
+    )
+    risk: float = option(
+        default=1.0,
+        check=_risk,
+        fixed=True,
+        help="fraction of returns, from the lowest, that counts when an action is chosen; below 1 is risk-averse",
+    )
+    cosines: int = option(default=64, check=at_least_one, fixed=True, help="cosine features of a level")
 
-    def _check(self, options: dict[str, Any]) -> None:
-        super()._check(options)
-        for name in ("quantiles", "target_quantiles", "action_quantiles", "cosines"):
-            options[name] = at_least_one(self, name, options[name])
-        if options["huber"] is None:
-            raise ValueError("IQN(huber=None): quantiles need a number above 0; a small one keeps them apart")
-        if not 0.0 < options["risk"] <= 1.0:
-            raise ValueError(f"IQN(risk={options['risk']}): give a number above 0, up to 1 for all returns")
-
-    def _make_networks(self, drawn: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
-        names = ("hidden", "activation", "stem", "cosines", "action_quantiles", "risk")
-        names += ("normalize_observation", "scale_images")
-        shape = {name: self._options[name] for name in names}
-        networks = OnlineAndTarget(QuantileNetwork(self.observation_space, self.action_space, drawn, **shape))
-        self._learner = self.learner("quantiles", networks.online, quantile_loss)
+    def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
+        """Make the quantile network, its target network and the learner."""
+        names = (
+            "hidden",
+            "activation",
+            "stem",
+            "cosines",
+            "action_quantiles",
+            "risk",
+            "normalize_observation",
+            "scale_images",
+        )
+        network = QuantileNetwork(self.observation_space, self.action_space, generator, **self.options(*names))
+        networks = OnlineAndTarget(network)
+        self.add_learner("quantiles", networks.online, quantile_loss)
         self.follow(networks.target, networks.online)
         return networks
 
     @without_gradient
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> QuantileBatch:
-        """What is learned from a sample, at levels that are drawn here."""
+        """Return the rows of a sample with their targets and importance weights, at levels drawn here."""
         online, target = self.networks.online, self.networks.target
         next_features = online.encoder(sample.next_observation)
-        best_B = (online if self._options["double"] else target)(next_features).argmax(1)
-        level_BS = self._levels(len(best_B), self._options["target_quantiles"])
+        best_B = (online if self.double else target)(next_features).argmax(1)
+        level_BS = self._levels(len(best_B), self.target_quantiles)
         next_BSA = target.quantiles(next_features, level_BS)
         next_BS = next_BSA.gather(2, best_B.view(-1, 1, 1).expand(-1, next_BSA.shape[1], -1)).squeeze(2)
         gamma = sample.discount
         discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
         return QuantileBatch(
             features=online.encoder(sample.observation),
-            action=self._taken(sample),
-            level=self._levels(len(best_B), self._options["quantiles"]),
+            action=self.action_index(sample.action),
+            level=self._levels(len(best_B), self.quantiles),
             target=td_target(sample.reward.unsqueeze(1), sample.terminated.unsqueeze(1), next_BS, discount),
             weight=weight_B,
         )
 
     def _levels(self, rows: int, count: int) -> Tensor:
-        """(B, Q) in (0, 1)."""
-        if not self._options["drawn_levels"]:
-            return even_levels(count, self.device).expand(rows, -1)
-        return torch.rand((rows, count), generator=self._generator, dtype=torch.float32, device=self.device)
+        """Return levels (B, Q) in (0, 1)."""
+        if not self.drawn_levels:
+            return even_levels(count, self.device).expand(rows, -1)  # type: ignore[arg-type]
+        return torch.rand((rows, count), generator=self.generator, dtype=torch.float32, device=self.device)

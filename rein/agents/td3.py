@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
-from gymnasium import spaces
+import torch
 
 from rein.agents.base.deterministic import DeterministicAgent
-from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
-from rein.agents.base.replay_agent import ReplayOptions
-from rein.schedules import Schedule
+from rein.agents.base.options import at_least_one, not_negative, option
 
 
 class TD3(DeterministicAgent):
-    """TD3 (Fujimoto et al. 2018): DDPG that believes the lesser of two critics, and moves its actor less often.
+    """Twin delayed DDPG (Fujimoto et al. 2018): the smaller of two critics, target noise, delayed actor updates.
 
-        y = r + gamma * min_k Q'_k(s', clamp(mu'(s') + clamp(noise, -c, c), -1, 1)),  and r alone where s' is the end
+        y = r + gamma * min_k Q'_k(s', clamp(mu'(s') + clamp(noise, -c, c), -1, 1)),  or r at a terminal state
 
-    Actions are between -1 and 1 wherever noise is spoken of, whatever the bounds of the space are.
-
-    Args:
-        observation_space: of one environment; flattened to a vector.
-        action_space: a Box with finite bounds.
-        critics: K, drawn independently of each other.
-        noise: what it explores by, or the standard deviation of Gaussian noise, 0.1 by default.
-        target_noise: standard deviation of the noise on the target's actions.
-        target_noise_clip: c, the largest of that noise.
-        actor_frequency: updates of the critics between two of the actor and of all targets.
-        actor_learning_rate: of the actor; a number or a schedule, None for learning_rate.
-        **options: those of `rein.agents.base.replay_agent.ReplayOptions`; here learning_rate is 1e-3 and
-            target_frequency what actor_frequency is, by default.
-
-    Raises ValueError for spaces that do not fit and numbers out of their range, TypeError for unknown options.
+    Observations are flattened. Actions: a Box with finite bounds.
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        *,
-        critics: int = 2,
-        noise: ActionNoise | float | None = None,
-        target_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        actor_frequency: int = 2,
-        actor_learning_rate: float | Schedule | None = None,
-        **options: Unpack[ReplayOptions],
-    ) -> None:
-        own = {
-            "critics": critics,
-            "noise": as_noise(GaussianNoise(0.1) if noise is None else noise),
-            "target_noise": target_noise,
-            "target_noise_clip": target_noise_clip,
-            "actor_frequency": actor_frequency,
-            "actor_learning_rate": actor_learning_rate,
-        }
-        options = {"learning_rate": 1e-3, "target_frequency": actor_frequency, **options}
-        super().__init__(observation_space, action_space, own, options)
+    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
+    target_noise: float = option(
+        default=0.2, check=not_negative, fixed=True, help="standard deviation of the noise on target actions"
+    )
+    target_noise_clip: float = option(
+        default=0.5, check=not_negative, fixed=True, help="largest noise on target actions"
+    )
+    actor_frequency: int = option(default=2)
+    target_frequency: int | None = option(  # type: ignore[assignment]
+        default=None,
+        check=at_least_one,
+        fixed=True,
+        help="updates between two steps of the target networks; None for actor_frequency",
+    )
+
+    def build(self, generator: torch.Generator) -> Any:
+        """Make the replay, the networks and their learners."""
+        if self.target_frequency is None:
+            vars(self)["target_frequency"] = self.actor_frequency
+        super().build(generator)

@@ -166,10 +166,11 @@ class ContinuousNetworks(nn.Module):
         self.critics = Critics(critics, *shape, stem=stem_for(observation_space, generator, stem))
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
-    def explore(self, observation: Tree, generator: torch.Generator) -> Tensor:
-        """Actions (N, A) of the action space, drawn from a stochastic actor."""
+    def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
+        """Return actions (N, *A) of a stochastic actor: samples, or modes if there is no generator."""
         distribution = self.actor.distribution(self.encoder(observation))
-        return self.scale.to_action(distribution.sample(generator).tanh())
+        sample = distribution.mode() if generator is None else distribution.sample(generator)
+        return self.scale.to_action(sample.tanh())
 
 
 class DeterministicNetworks(ContinuousNetworks):

@@ -77,6 +77,11 @@ def pack(tree: Any) -> Any:
     return tree
 
 
+def is_packed(tree: Any) -> bool:
+    """Return whether a tree is a named tuple that `pack` has rewritten."""
+    return isinstance(tree, Mapping) and _NAMED in tree
+
+
 def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
     """The inverse of `pack`. A NamedTuple whose name is in `types` gets that type, another a new one of its fields.
 

@@ -54,7 +54,7 @@ def cartpole(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         clip=clip,
         hidden=hidden,

@@ -51,7 +51,7 @@ def lunarlander(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         entropy_coefficient=entropy_coefficient,
         hidden=hidden,

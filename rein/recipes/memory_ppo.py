@@ -67,7 +67,7 @@ def memory_ppo(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         entropy_coefficient=entropy_coefficient,
         hidden=(features,),

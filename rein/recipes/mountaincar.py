@@ -60,7 +60,7 @@ def mountaincar(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         hidden=hidden,
         normalize_observation=True,

@@ -51,7 +51,7 @@ def pendulum_ppo(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         hidden=hidden,
         normalize_reward=True,

@@ -64,7 +64,7 @@ def pong(
         gamma=gamma,
         gae_lambda=gae_lambda,
         rollout_steps=iterations,
-        epochs=update_epochs,
+        update_epochs=update_epochs,
         minibatches=minibatches,
         clip=clip,
         entropy_coefficient=entropy_coefficient,

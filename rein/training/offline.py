@@ -143,7 +143,7 @@ def _turns(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
 ITERATIONS = 100  # of an epoch, where nobody says
 ROUNDING = 2.0**-9  # of a Box's width or bounds, by which actions may lie outside: what bfloat16 is off by, half less
 
-_by_chance: WeakSet[ReplayAgent[Any]] = WeakSet()  # agents whose seed was drawn here, for nobody had given one
+_by_chance: WeakSet[ReplayAgent] = WeakSet()  # agents whose seed was drawn here, for nobody had given one
 
 
 @runtime_checkable
@@ -160,7 +160,7 @@ Source = Union["Run", "Transitions", Recorded, Iterable[Transition]]
 
 @check_keywords
 def offline_loop(
-    agent: ReplayAgent[Any],
+    agent: ReplayAgent,
     data: Source | None = None,
     store: Store | None = None,
     *,
@@ -226,7 +226,7 @@ def offline_loop(
     return loop
 
 
-def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
+def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
     """Put recorded transitions into an agent's replay; returns how many there were.
 
     `data` is a run (`rein.open_run(...)`), whose environments come one after the other, a part of one
@@ -259,7 +259,7 @@ def fill(agent: ReplayAgent[Any], data: Source, *, num_envs: int = 1, clip: bool
     return count
 
 
-def _seed(agent: ReplayAgent[Any], seed: int | None) -> None:
+def _seed(agent: ReplayAgent, seed: int | None) -> None:
     """Seed an agent that nobody has seeded. Raises ValueError where another seed was drawn for it here before."""
     if seed is not None and agent in _by_chance and not agent.loaded:
         raise ValueError(
@@ -270,7 +270,7 @@ def _seed(agent: ReplayAgent[Any], seed: int | None) -> None:
         _by_chance.add(agent)
 
 
-def _all_checked(agent: ReplayAgent[Any], chunks: Iterable[Transition], clip: bool) -> Iterator[Transition]:
+def _all_checked(agent: ReplayAgent, chunks: Iterable[Transition], clip: bool) -> Iterator[Transition]:
     rows = 0
     for chunk in chunks:
         checked = _checked(agent, chunk, rows, clip)
@@ -278,7 +278,7 @@ def _all_checked(agent: ReplayAgent[Any], chunks: Iterable[Transition], clip: bo
         yield checked
 
 
-def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int, clip: bool) -> Transition:
+def _checked(agent: ReplayAgent, chunk: Transition, rows: int, clip: bool) -> Transition:
     """Where the agent is, and in its types; `rows` came before it."""
     if not isinstance(chunk, Transition):
         raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
@@ -298,13 +298,13 @@ def _checked(agent: ReplayAgent[Any], chunk: Transition, rows: int, clip: bool) 
     return chunk
 
 
-def _bounds(agent: ReplayAgent[Any]) -> tuple[Tensor, Tensor]:
+def _bounds(agent: ReplayAgent) -> tuple[Tensor, Tensor]:
     space: Any = agent.action_space
     low, high = (torch.as_tensor(bound, dtype=torch.float32, device=agent.device) for bound in (space.low, space.high))
     return low, high
 
 
-def _refuse_outside(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
+def _refuse_outside(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     """ValueError for actions that the agent's policy cannot take: critics would learn there what nobody corrects."""
     if chunk.valid is None:
         return
@@ -338,7 +338,7 @@ def _chunks(data: Source) -> Iterable[Transition]:
     return data.chunks() if isinstance(data, Recorded) else data
 
 
-def _check(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
+def _check(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     """ValueError where these are not the agent's actions or observations."""
     if chunk.action is None or chunk.observation is None:
         return  # the replay names all that is not there
@@ -352,7 +352,7 @@ def _check(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
         _check_numbers(agent, chunk, rows)
 
 
-def _check_numbers(agent: ReplayAgent[Any], chunk: Transition, rows: int) -> None:
+def _check_numbers(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     """Raise ValueError for valid rows with numbers that are not finite or not in their space."""
     space, learned = agent.action_space, {"observation": chunk.observation, "action": chunk.action}
     if agent.values:

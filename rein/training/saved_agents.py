@@ -14,7 +14,7 @@ import math
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import rein.agents
 from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.options import options_of
 from rein.agents.base.segments import Segments
 from rein.errors import CheckpointError
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
@@ -96,18 +97,10 @@ def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> An
     observation_space, action_space = (
         space_from_json(build.get(f"{side}_space")) for side in ("observation", "action")
     )
-    wanted = _option_names(kind) - {*_CALLERS, *options}
+    wanted = options_of(kind).keys() - {*_CALLERS, *options}
     said = {key: value for key, value in config.items() if key in wanted}
     _check_sizes(said, observation_space, action_space, found.state)
     return kind(observation_space, action_space, **{key: _option(key, said[key]) for key in said}, **options)
-
-
-def _option_names(kind: type[Any]) -> set[str]:
-    """What a constructor takes besides the spaces; some of what `config` says, a class settles itself."""
-    hints = get_type_hints(kind.__init__)
-    shared = get_args(hints.get("options"))  # of Unpack[...]
-    own = {one.name for one in inspect.signature(kind).parameters.values() if one.kind is one.KEYWORD_ONLY}
-    return own | {key for typed in shared for key in typed.__annotations__}
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def test_it_learns_what_states_are_worth() -> None:
 def test_it_is_one_update_of_ppo_on_the_data_of_the_policy_itself(normalize: bool) -> None:
     """At a ratio of 1 the gradient of the clipped surrogate is that of A log pi."""
     agents = []
-    for kind, options in ((A2C, {}), (PPO, {"epochs": 1, "minibatches": 1})):
+    for kind, options in ((A2C, {}), (PPO, {"update_epochs": 1, "minibatches": 1})):
         environment = Gridworld(8, seed=0, max_episode_steps=9)
         same = {"gae_lambda": 0.9, "normalize_advantage": normalize, "entropy_coefficient": 0.01}
         agent = fitted(environment, kind, seed=0, **same, **options)
@@ -97,7 +97,9 @@ def test_schedules_reach_their_end_at_their_horizon() -> None:
 
     @loop.iteration_completed(every=5)
     def look(state: Any) -> None:
-        seen.append((agent.optimizer.param_groups[0]["lr"], agent.entropy_coefficient(**agent.counts)))
+        seen.append(
+            (agent.learners["networks"].optimizer.param_groups[0]["lr"], agent.entropy_coefficient(**agent.counts))
+        )
 
     loop.run()
     assert seen[-1] == (1e-4, 0.0)

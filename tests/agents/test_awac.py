@@ -89,7 +89,7 @@ def test_a_weight_of_two_is_a_row_twice_for_the_actor_too():
         agent = AWAC(BOX, BOX, hidden=(8,), seed=0, **how)  # all advantages alike
         fill(agent, [one_step(8)])
         sample = agent.replay.take(torch.tensor(index))
-        agent._update(sample, None if weight is None else torch.tensor(weight), False)
+        agent.update_from(sample, None if weight is None else torch.tensor(weight), False)
         learned.append(dict(agent.networks.actor.named_parameters()))
     torch.testing.assert_close(*learned)
 

@@ -68,9 +68,9 @@ def test_it_has_one_critic_whose_target_has_no_noise():
     agent = fitted(environment, seed=0, gamma=0.8)
     rein.train(agent, environment, epochs=1, iterations=10)
     networks, sample = agent.networks, agent.replay.sample(20, generator(0, "test"), gamma=0.8)
-    position = agent._generator.get_state()
+    position = agent.generator.get_state()
     found = agent._target(sample, sample.next_observation)
-    assert torch.equal(position, agent._generator.get_state())
+    assert torch.equal(position, agent.generator.get_state())
     (value,) = networks.target_critics(sample.next_observation, networks.target_actor(sample.next_observation).tanh())
     torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-5, atol=1e-5)
 

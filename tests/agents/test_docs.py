@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rein.agents.base.on_policy import DEFAULTS, OnPolicyOptions
-from rein.agents.base.replay_agent import REPLAY_DEFAULTS, ReplayAgent, ReplayOptions
+from rein.agents.base.options import options_of
+from rein.agents.base.replay_agent import ReplayAgent
+from rein.training.saved_agents import own_agents
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
@@ -70,13 +70,10 @@ def test_the_examples_for_those_who_come_from_stable_baselines3_are_one_program_
     assert float(capsys.readouterr().out.splitlines()[-1]) == names["episode_return"]
 
 
-@pytest.mark.parametrize(("options", "defaults"), [(OnPolicyOptions, DEFAULTS), (ReplayOptions, REPLAY_DEFAULTS)])
-def test_every_option_that_agents_share_is_described_with_its_default(options: Any, defaults: dict[str, Any]) -> None:
-    entries = re.findall(r"^        (\w+): ((?:.|\n {12})*)$", options.__doc__, re.MULTILINE)
-    assert [name for name, _ in entries] == list(options.__annotations__) == list(defaults)
-    for name, text in entries:
-        if defaults[name] is None:
-            assert "None" in text, name
-        else:
-            said = re.search(r'(\([\d, ]+\)|"\w+"|[\w,.-]+)\.$', text).group(1)  # type: ignore[union-attr]  # what fails then
-            assert ast.literal_eval(said if said[0] == "(" else said.replace(",", "")) == defaults[name], name
+@pytest.mark.parametrize("kind", own_agents().values(), ids=own_agents())
+def test_the_docstring_of_an_agent_lists_every_option_with_its_default(kind: Any) -> None:
+    _, _, listed = kind.__doc__.partition("Options:")
+    entries = re.findall(r"^    (\w+): (.+)\. Default: (.+)$", listed, re.MULTILINE)
+    assert [name for name, _, _ in entries] == list(options_of(kind))
+    for name, _, default in entries:
+        assert default == repr(options_of(kind)[name].default), name

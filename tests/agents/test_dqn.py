@@ -129,7 +129,7 @@ def test_several_steps_are_discounted_by_their_number():
     environment = Corridor(4, seed=0)
     agent = fitted(environment, seed=0, n_step=3, gamma=0.5)
     rein.train(agent, environment, epochs=1, iterations=30)
-    sample, _ = agent._sample()
+    sample, _ = agent.sample()
     assert set(sample.discount.tolist()) <= {0.0, 0.5, 0.25, 0.125}
     value = agent._target(sample._replace(reward=torch.zeros_like(sample.reward)), sample.next_observation)
     one = agent._target(sample._replace(reward=torch.zeros_like(sample.reward), discount=1.0), sample.next_observation)

@@ -16,7 +16,7 @@ from rein.agents.sac import SAC
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (36, 36, 1), np.uint8), "position": BOX})
-ON_POLICY = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (64,), "learning_rate": 2e-3}
+ON_POLICY = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (64,), "learning_rate": 2e-3}
 OFF_POLICY = {"batch_size": 32, "learning_starts": 32, "hidden": (32,), "learning_rate": 1e-3, "gamma": 0.5}
 AGENTS = {  # and for how many steps they learn
     "PPO": (lambda: PPO(SPACE, spaces.Discrete(2), seed=0, **ON_POLICY), 8 * 32),

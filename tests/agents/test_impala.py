@@ -42,7 +42,7 @@ class TestDiscrete(AgentContract):
         return dict(agent.networks.state_dict())
 
     def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, epochs=2, minibatches=2)
+        return fitted(self.environment(1, 0), seed=seed, update_epochs=2, minibatches=2)
 
     def environment(self, num_envs, seed):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
@@ -174,7 +174,7 @@ def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, spac
     if how == "in_place":
         given.update(more)
     agent.record_observation(rein.Transition(observation, taken, *ends, given))
-    kept = agent._rollout
+    kept = agent.rollout
     distribution, _ = agent.networks(agent.networks.encoder(observation))
     sample = (kept["sample"] if "sample" in kept else kept["action"])[0]
     assert torch.allclose(agent.networks.policy_head.to_action(distribution, sample), taken, atol=1e-5)
@@ -220,7 +220,7 @@ def test_every_pass_looks_at_the_rollout_with_the_networks_as_they_are() -> None
     """At values, next values and probabilities alike."""
     environment = Gridworld(8, seed=0, max_episode_steps=9)
     bounds = {"vtrace_lambda": 0.9, "rho_clip": 1.5, "c_clip": 1.2}
-    agent = fitted(environment, Watched, seed=0, epochs=3, **bounds)
+    agent = fitted(environment, Watched, seed=0, update_epochs=3, **bounds)
     agent.found = []
     rein.train(agent, environment, epochs=1, iterations=16)
     assert len(agent.found) == 2 * 3 * 2
@@ -285,7 +285,7 @@ def test_it_learns_what_states_are_worth() -> None:
     torch.testing.assert_close(agent.networks.value(x), environment.optimal_value(x, 0.9), atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["epochs", "minibatches", "rollout_steps"])
+@pytest.mark.parametrize("name", ["update_epochs", "minibatches", "rollout_steps"])
 def test_counts_of_zero_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"IMPALA\({name}=0\): give 1 or more"):
         fitted(Bandit(1, seed=0), **{name: 0})

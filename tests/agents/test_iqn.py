@@ -150,7 +150,7 @@ def filled(**options: Any) -> IQN:
 def test_targets_are_those_of_qr_dqn_where_levels_are_even(double, risk, n_step):
     how = {"drawn_levels": False, "target_quantiles": 5, "quantiles": 3, "double": double, "risk": risk}
     agent = filled(**how, n_step=n_step)
-    sample, _ = agent._sample()
+    sample, _ = agent.sample()
     batch = agent.batch(sample)
     assert torch.equal(batch.action, sample.action - 2)
     assert torch.equal(batch.level, even_levels(3).expand(16, 3))
@@ -171,8 +171,8 @@ def test_targets_are_those_of_qr_dqn_where_levels_are_even(double, risk, n_step)
 
 def test_levels_are_drawn_anew_for_every_row_and_by_the_agent_alone():
     agent, other = filled(), filled()
-    sample, _ = agent._sample()
-    other._sample()
+    sample, _ = agent.sample()
+    other.sample()
     batch, again = agent.batch(sample), agent.batch(sample)
     assert torch.equal(batch.level, other.batch(sample).level)
     assert len(batch.level.unique()) == batch.level.numel() == 16 * 8
@@ -183,14 +183,14 @@ def test_levels_are_drawn_anew_for_every_row_and_by_the_agent_alone():
 
 def test_errors_of_rows_are_the_mean_over_all_pairs_and_become_their_priorities():
     agent = filled(prioritized=True)
-    sample, weight_B = agent._sample()
-    state = agent._generator.get_state()
+    sample, weight_B = agent.sample()
+    state = agent.generator.get_state()
     quantile_BQA = agent.networks.online.quantiles(
         sample.observation, (batch := agent.batch(sample, weight_B=weight_B)).level
     )
-    agent._generator.set_state(state)
+    agent.generator.set_state(state)
     assert torch.equal(batch.weight, weight_B)
-    _, error_B = agent._update(sample, weight_B, report=False)
+    _, error_B = agent.update_from(sample, weight_B, report=False)
     for b in range(16):
         of_action = quantile_BQA[b, :, batch.action[b]].detach()
         assert torch.allclose(error_B[b], (batch.target[b][:, None] - of_action).abs().mean(), atol=1e-6)

@@ -120,7 +120,7 @@ def learner(environment: Any, **options: Any) -> PPO:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_bandit_is_learned_within_its_budget(options: dict[str, Any], seed: int) -> None:
     environment = SignBandit(128, seed=seed)
-    budget = {"rollout_steps": 2, "epochs": 1, "minibatches": 1, "learning_rate": 1e-2, "hidden": (16,)}
+    budget = {"rollout_steps": 2, "update_epochs": 1, "minibatches": 1, "learning_rate": 1e-2, "hidden": (16,)}
     agent = learner(environment, seed=seed, log_std=-0.5, **{**budget, **options})
     rein.train(agent, environment, epochs=100, iterations=2)
     assert agent.env_steps == 100 * 128 * 2
@@ -132,7 +132,7 @@ def test_the_bandit_is_learned_within_its_budget(options: dict[str, Any], seed: 
 @with_options
 def test_the_corridor_is_learned_within_a_third_of_its_budget(options: dict[str, Any]) -> None:
     environment = OpenCorridor(256, seed=0)
-    budget = {"rollout_steps": 8, "epochs": 1, "minibatches": 4, "learning_rate": 3e-3, "gamma": 0.99}
+    budget = {"rollout_steps": 8, "update_epochs": 1, "minibatches": 4, "learning_rate": 3e-3, "gamma": 0.99}
     agent = learner(environment, seed=0, **{**budget, **options})
     rein.train(agent, environment, epochs=100, iterations=8)
     assert agent.env_steps == 100 * 256 * 8

@@ -141,7 +141,7 @@ class _WithStem(AgentContract):
 
 class TestPPO(_WithStem):
     kind = PPO
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"epochs": 2, "minibatches": 2, "normalize_observation": True}
+    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
 
 
 class TestPPOWithACore(_WithStem):
@@ -151,7 +151,7 @@ class TestPPOWithACore(_WithStem):
 
 class TestPQN(_WithStem):
     kind = PQN
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"epochs": 2, "minibatches": 2, "epsilon": 0.3}
+    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
 
 
 class TestDQN(_WithStem):
@@ -227,7 +227,7 @@ def learned(
     return agent.policy().select_action(observation)[0].tolist() == wanted.tolist()
 
 
-LINEAR: dict[str, Any] = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (), "learning_rate": 3e-2}
+LINEAR: dict[str, Any] = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (), "learning_rate": 3e-2}
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN])

@@ -21,7 +21,7 @@ from rein.schedules import linear
 from rein.testing import AgentContract, StatefulContract
 from rein.testing.stateful import copy_state, first_difference
 
-SMALL = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
+SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
 
 
 def fitted(environment, **options) -> PQN:
@@ -138,13 +138,13 @@ def a_batch(q_lambda, normalize=False):
     environment = Corridor(6, length=3, seed=0, max_episode_steps=5)
     agent = fitted(environment, seed=0, rollout_steps=16, epsilon=0.5, gamma=0.9, q_lambda=q_lambda)
     state = rein.State(step_state=rein.StepState(environment.reset()))
-    while len(agent._rollout) < 15:
+    while len(agent.rollout) < 15:
         state.step_state = rein.batch_step(state, agent, environment)
     optimize, agent.optimize_model = agent.optimize_model, dict
     rein.batch_step(state, agent, environment)
     agent.optimize_model = optimize
-    assert agent._rollout["terminated"].any() and agent._rollout["truncated"].any()
-    return agent, agent._batch(), agent._rollout
+    assert agent.rollout["terminated"].any() and agent.rollout["truncated"].any()
+    return agent, agent.batch(agent.rollout), agent.rollout
 
 
 def next_values(agent, rollout):
@@ -189,7 +189,7 @@ def test_no_target_reaches_over_a_reset_outside_a_step():
             one.record_observation(rein.Transition(before, action, reward, flags, flags, after, ~flags, extras))
             if one is agent:
                 one.observe_reset(before, torch.tensor([True, False]))
-    target_TN, went_on_TN = (one._batch().target.view(2, 2) for one in (agent, other))
+    target_TN, went_on_TN = (one.batch(one.rollout).target.view(2, 2) for one in (agent, other))
     value_N = agent.select_action(after)[1]["value"]
     torch.testing.assert_close(target_TN[0, 0], agent.gamma * value_N[0])
     assert float(went_on_TN[0, 0]) > 90.0
@@ -206,7 +206,7 @@ def test_the_running_return_of_normalized_rewards_ends_at_a_reset_between_two_ro
     )
     agent.optimize_model()
     agent.observe_reset(observation, torch.tensor([True, False]))
-    assert agent.state_dict()["rewards"]["running_return"].tolist() == [0.0, 1.0]
+    assert agent.state_dict()["reward_normalizer"]["running_return"].tolist() == [0.0, 1.0]
 
 
 def test_the_values_of_other_actions_are_no_part_of_the_loss():
@@ -274,7 +274,7 @@ def test_an_exploring_policy_explores_as_much_as_the_agent():
 
 def test_the_learning_rate_reaches_its_end_at_its_horizon():
     agent = learned(learning_rate=linear(1e-3, 0.0, env_steps=8 * 40), steps=40)
-    assert agent.optimizer.param_groups[0]["lr"] == 0.0
+    assert agent.learners["networks"].optimizer.param_groups[0]["lr"] == 0.0
 
 
 def test_a_guard_that_refuses_leaves_the_parameters_as_they_are():
@@ -335,11 +335,11 @@ def test_actions_of_somebody_else_are_valued_by_its_own_networks():
         now = environment.apply_action(own)
         ends = now.reward, now.terminated, now.truncated, now.final_observation, ~flags
         for agent, extras in zip(
-            agents, ({"value": agents[0]._look(observation).amax(1)}, {"value": now.reward}), strict=True
+            agents, ({"value": agents[0]._values(observation).amax(1)}, {"value": now.reward}), strict=True
         ):
             agent.record_observation(rein.Transition(observation, own, *ends, extras))
         observation = now.observation
-    torch.testing.assert_close(agents[0]._batch().target, agents[1]._batch().target)
+    torch.testing.assert_close(agents[0].batch(agents[0].rollout).target, agents[1].batch(agents[1].rollout).target)
 
 
 def test_actions_of_somebody_else_may_be_of_a_narrower_type():
@@ -349,7 +349,7 @@ def test_actions_of_somebody_else_may_be_of_a_narrower_type():
     for action in (own, torch.ones(8, dtype=torch.uint8), own.int()):
         kept = rein.Transition(observation, action, torch.zeros(8), flags, flags, observation, ~flags, {})
         agent.record_observation(kept)
-    assert agent._rollout["action"].dtype is torch.int64
+    assert agent.rollout["action"].dtype is torch.int64
 
 
 def test_a_look_at_other_observations_in_between_changes_no_value_that_is_kept():
@@ -361,7 +361,7 @@ def test_a_look_at_other_observations_in_between_changes_no_value_that_is_kept()
             agent.select_action(torch.zeros_like(observation))
         kept = rein.Transition(observation, action, torch.zeros(8), flags, flags, observation, ~flags, {})
         agent.record_observation(kept)
-    one, other = (agent._rollout["value"] for agent in agents)
+    one, other = (agent.rollout["value"] for agent in agents)
     assert torch.equal(one, other)
 
 
@@ -380,7 +380,7 @@ def test_actions_are_counted_from_the_start_of_the_space():
 
 def test_images_are_learned_from_as_bytes():
     space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
-    agent = PQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "epochs": 1, "hidden": ()})
+    agent = PQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "update_epochs": 1, "hidden": ()})
     observation = torch.zeros(2, 4, 36, 36, dtype=torch.uint8)
     flags = torch.zeros(2, dtype=torch.bool)
     metrics = {}
@@ -389,20 +389,20 @@ def test_images_are_learned_from_as_bytes():
         transition = (observation, action, action.float(), ~flags, flags, observation, ~flags, extras)
         agent.record_observation(rein.Transition(*transition))
         metrics = agent.optimize_model()
-    assert agent._rollout["observation"].dtype is torch.uint8
+    assert agent.rollout["observation"].dtype is torch.uint8
     assert agent.updates == 2 and float(metrics["value_loss"]) > 0.0
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"epochs": 0}, r"PQN\(epochs=0\): give 1 or more"),
+        ({"update_epochs": 0}, r"PQN\(update_epochs=0\): give 1 or more"),
         ({"rollout_steps": 0}, r"PQN\(rollout_steps=0\)"),
         ({"minibatches": 0}, r"PQN\(minibatches=0\)"),
         ({"q_lambda": 1.5}, r"PQN\(q_lambda=1.5\): give a number from 0 to 1"),
         ({"gamma": -0.1}, r"PQN\(gamma=-0.1\)"),
-        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=.*\): give 1 or less"),
-        ({"precision": "float8"}, "use float32 or bfloat16"),
+        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=.*\): give a number from 0 to 1"),
+        ({"precision": "float8"}, "bfloat16"),
     ],
 )
 def test_nonsense_is_refused_where_it_is_written(options, text):
@@ -441,6 +441,6 @@ def test_a_state_of_the_other_kind_of_rewards_is_refused_before_anything_is_load
     environment = Gridworld(num_envs=4, seed=0)
     plain, scaled = fitted(environment, seed=0), fitted(environment, seed=1, normalize_reward=True)
     before = copy_state(plain.state_dict())
-    with pytest.raises(ValueError, match="normalize_reward"):
+    with pytest.raises(ValueError, match="reward_normalizer"):
         plain.load_state_dict(scaled.state_dict())
     assert first_difference(before, plain.state_dict()) is None

@@ -233,9 +233,9 @@ def test_the_learning_rate_follows_its_schedule_and_what_is_assigned_in_mid_run(
         values.append(learner.table[0, 1].item())
     assert values == [8.0, 6.0, 6.0, 5.0]  # all of the way, half of it, nothing, a quarter
     assert learner.config == config  # what a checkpoint compares: the handler of a resumed run assigns it again
-    with pytest.raises(ValueError, match=r"QLearning\(learning_rate=1.5\): give 1 or less"):
+    with pytest.raises(ValueError, match=r"QLearning\(learning_rate=1.5\): give a number from 0 to 1"):
         learner.learning_rate = 1.5
-    with pytest.raises(ValueError, match=r"QLearning\(epsilon=-0.5\): give 0 or more"):
+    with pytest.raises(ValueError, match=r"QLearning\(epsilon=-0.5\): give a number from 0 to 1"):
         learner.epsilon = -0.5
 
 
@@ -313,7 +313,7 @@ def test_gridworld_is_walked_the_shortest_way(num_envs: int, steps: int) -> None
     ("observation_space", "action_space", "message"),
     [
         (spaces.Box(0, 1, (2,)), spaces.Discrete(2), "observation space is Box.*needs Discrete or MultiDiscrete"),
-        (spaces.Discrete(2), spaces.Box(0, 1, (2,)), "action space is Box.*needs Discrete actions"),
+        (spaces.Discrete(2), spaces.Box(0, 1, (2,)), "action space is Box.*requires Discrete actions"),
     ],
 )
 def test_spaces_that_no_table_fits_are_refused(
@@ -334,7 +334,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
 
 
 def test_a_schedule_that_leaves_the_range_is_refused_when_building() -> None:
-    with pytest.raises(ValueError, match=r"QLearning\(epsilon=.*\): give 0 or more"):
+    with pytest.raises(ValueError, match=r"QLearning\(epsilon=.*\): give a number from 0 to 1"):
         agent(epsilon=linear(1.0, -0.5, env_steps=10))
 
 

@@ -55,24 +55,34 @@ class _Recurrent(AgentContract):
 
 
 class TestLSTM(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "epochs": 2, "minibatches": 2, "normalize_reward": True}
+    options: ClassVar[dict[str, Any]] = {
+        "core": CORES["LSTM"],
+        "update_epochs": 2,
+        "minibatches": 2,
+        "normalize_reward": True,
+    }
 
 
 class TestGRU(_Recurrent):
     options: ClassVar[dict[str, Any]] = {
         "core": CORES["GRU"],
-        "epochs": 2,
+        "update_epochs": 2,
         "minibatches": 2,
         "normalize_observation": True,
     }
 
 
 class TestMinimalGRU(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["MinimalGRU"], "epochs": 2, "minibatches": 1, "shared": True}
+    options: ClassVar[dict[str, Any]] = {
+        "core": CORES["MinimalGRU"],
+        "update_epochs": 2,
+        "minibatches": 1,
+        "shared": True,
+    }
 
 
 class TestTwoLayers(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "epochs": 2, "minibatches": 2}
+    options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "update_epochs": 2, "minibatches": 2}
 
 
 class TestRecurrentA2C(_Recurrent):
@@ -85,13 +95,13 @@ class TestRecurrentA2C(_Recurrent):
 
 class TestRecurrentIMPALA(_Recurrent):
     kind = IMPALA
-    options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "epochs": 2, "minibatches": 2}
+    options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
 
 
 class Watched(PPO):
     """Keeps, of every rollout that it learns from, what is to be compared."""
 
-    def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
+    def update(self, rollout: Rollout) -> dict[str, Tensor]:
         zeros_TN = torch.zeros_like(rollout["reward"])
         with torch.no_grad():
             batch = self.batch(zeros_TN, zeros_TN, None)
@@ -104,7 +114,7 @@ class Watched(PPO):
                     "reset": (rollout["reset"].clone(), self.true_resets(rollout)),
                 }
             )
-        return super()._learn(rollout)
+        return super().update(rollout)
 
     def true_next_values(self, rollout: Rollout, batch: Any) -> Tensor:
         """Step by step: the value of the next observation with the carry after this one."""
@@ -129,7 +139,7 @@ class Watched(PPO):
 
 def watched(environment: Any, **options: Any) -> Watched:
     spaces = environment.single_observation_space, environment.single_action_space
-    common: dict[str, Any] = {**SMALL, "epochs": 2, "minibatches": 2, "learning_rate": 1e-2}
+    common: dict[str, Any] = {**SMALL, "update_epochs": 2, "minibatches": 2, "learning_rate": 1e-2}
     agent = Watched(*spaces, seed=0, **{**common, **options})
     agent.said = []
     return agent
@@ -311,11 +321,11 @@ def recalled(kind: Any, core: Any, rounds: int, **options: Any) -> float:
 
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_with_a_core_it_remembers(kind: Any) -> None:
-    assert recalled(PPO, functools.partial(kind, features=16), 20, epochs=4, minibatches=2) >= 0.95
+    assert recalled(PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
 
 
 def test_without_a_core_it_is_at_chance() -> None:
-    assert abs(recalled(PPO, None, 20, epochs=4, minibatches=2) - 0.5) < 0.15
+    assert abs(recalled(PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("kind", [A2C, IMPALA])

@@ -144,7 +144,7 @@ OPTIONS += [{"burn_in": 0}, {"double": False}, {"dueling": True, "normalize_obse
 def test_targets_and_values_are_those_of_one_step_after_the_other(options: dict[str, Any]) -> None:
     """From the carry that was acted with, through the steps before, each network with a memory of its own."""
     agent = still(**options)
-    clips, _ = agent._sample()
+    clips, _ = agent.sample()
     batch = agent.batch(clips)
     value_TBA = agent.networks.online.sequence(batch.features, batch.carry)
     warm = agent.replay.before
@@ -242,7 +242,7 @@ def test_it_remembers_the_step_that_it_was_reset_in() -> None:
 
 def test_padding_does_not_matter() -> None:
     agent = still(sequence_length=8, burn_in=3)
-    clips, _ = agent._sample()
+    clips, _ = agent.sample()
     hidden = ~clips.valid
     assert hidden[:3].any() and hidden[3:].any()
     flat = hidden.unsqueeze(-1)
@@ -257,7 +257,7 @@ def test_padding_does_not_matter() -> None:
     for each in (clips, garbage):
         other = still(sequence_length=8, burn_in=3)
         other._learner.optimizer.param_groups[0]["lr"] = 0.1
-        metrics, error_B = other._update(each, None, True)
+        metrics, error_B = other.update_from(each, None, True)
         learned.append((dict(other.networks.state_dict()), metrics, error_B))
     for (path, one), (_, two) in zip(*(leaves(each) for each in learned), strict=True):
         torch.testing.assert_close(one, two, msg=path)
@@ -266,14 +266,14 @@ def test_padding_does_not_matter() -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_what_comes_after_an_end_does_not_matter_even_where_it_is_nan(options: dict[str, Any]) -> None:
     first = still(**options)
-    clips, _ = first._sample()
+    clips, _ = first.sample()
     assert clips.terminated[first.replay.before :].any()
     over = clips.terminated.unsqueeze(-1)
     learned = []
     for after in (0.5, torch.nan):
         agent = still(**options)
         each = clips._replace(next_observation=torch.where(over, after, clips.next_observation))
-        metrics, error_B = agent._update(each, None, True)
+        metrics, error_B = agent.update_from(each, None, True)
         learned.append((dict(agent.networks.state_dict()), metrics, error_B))
     assert all(torch.isfinite(value).all() for _, value in leaves(learned[1]))
     assert first_difference(*learned) is None
@@ -281,7 +281,7 @@ def test_what_comes_after_an_end_does_not_matter_even_where_it_is_nan(options: d
 
 def test_steps_before_have_no_gradient_and_matter_all_the_same() -> None:
     agent = still(sequence_length=2, burn_in=4, batch_size=32)
-    clips, _ = agent._sample()
+    clips, _ = agent.sample()
     batch = agent.batch(clips)
     assert not any(part.requires_grad for part in batch)
     assert batch.size == 32 and len(batch.target) == 2
@@ -372,7 +372,7 @@ def test_actions_may_be_counted_from_another_number_than_0() -> None:
     agent = RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
     drive(agent, 10)
     assert set(agent.replay.columns["action"].flatten().tolist()) == {5, 6}
-    assert set(agent.batch(agent._sample()[0]).action.flatten().tolist()) == {0, 1}
+    assert set(agent.batch(agent.sample()[0]).action.flatten().tolist()) == {0, 1}
     assert agent.policy().select_action(torch.rand(9, 3))[0].min() >= 5
 
 
@@ -393,10 +393,10 @@ def test_it_looks_at_images() -> None:
     [
         ({"sequence_length": 0}, "sequence_length=0"),
         ({"burn_in": -1}, "burn_in=-1"),
-        ({"epsilon": 1.5}, "epsilon goes from 1.5"),
+        ({"epsilon": 1.5}, "epsilon=1.5"),
         ({"huber": 0.0}, "huber=0.0"),
-        ({"n_step": 3}, "returns of one step"),
-        ({"prioritized": True}, "all sequences alike"),
+        ({"n_step": 3}, "n_step"),
+        ({"prioritized": True}, "prioritized"),
     ],
 )
 def test_nonsense_is_refused_where_it_is_given(options: dict[str, Any], match: str) -> None:

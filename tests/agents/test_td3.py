@@ -99,7 +99,7 @@ def test_the_target_is_that_of_the_definition():
     agent = given(TD3(BOX, BOX, gamma=0.8, target_noise=0.4, target_noise_clip=0.5, seed=0, **SMALL), 20)
     networks, sample = agent.networks, agent.replay.sample(200, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(200) % 3 == 0)
-    agent._generator.set_state(generator(5, "noise").get_state())
+    agent.generator.set_state(generator(5, "noise").get_state())
     found = agent._target(sample, sample.next_observation)
     noise = torch.randn(200, 2, generator=generator(5, "noise")) * 0.4
     assert (noise.abs() > 0.5).any()

@@ -83,7 +83,7 @@ def adapter() -> Rounds:
         clip=CLIP,
         rollout_steps=TUNED["n_steps"],
         minibatches=NUM_ENVS * TUNED["n_steps"] // TUNED["batch_size"],
-        epochs=TUNED["n_epochs"],
+        update_epochs=TUNED["n_epochs"],
         gamma=TUNED["gamma"],
         gae_lambda=TUNED["gae_lambda"],
         seed=0,

@@ -151,7 +151,7 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
     kind, num_envs, iterations, epochs = (budget.pop(key) for key in ("probe", "num_envs", "iterations", "rounds"))
     environment = getattr(jaxdem, kind)(num_envs, seed=seed)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, rollout_steps=iterations, epochs=1, seed=seed, **budget)
+    agent = PPO(*spaces, rollout_steps=iterations, update_epochs=1, seed=seed, **budget)
     store = rein.HDF5Store(folder)
     final = rein.train(agent, environment, store, epochs=epochs, iterations=iterations)
     store.close()
@@ -191,7 +191,7 @@ def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
     from rein.envs.gymnasium import GymnasiumEnvironment
 
     environment = GymnasiumEnvironment("HalfCheetah-v5", 1, seed)
-    tuned = {"learning_rate": 2.0633e-5, "gamma": 0.98, "gae_lambda": 0.92, "rollout_steps": 512, "epochs": 20}
+    tuned = {"learning_rate": 2.0633e-5, "gamma": 0.98, "gae_lambda": 0.92, "rollout_steps": 512, "update_epochs": 20}
     tuned |= {"minibatches": 8, "clip": 0.1, "entropy_coefficient": 0.000401762, "value_coefficient": 0.58096}
     tuned |= {"max_grad_norm": 0.8, "hidden": (256, 256), "activation": "relu", "log_std": -2.0}
     spaces = environment.single_observation_space, environment.single_action_space

@@ -20,8 +20,9 @@ import torch
 
 import rein
 import rein.agents
-from rein.agents.base.on_policy import DEFAULTS, OnPolicyAgent
-from rein.agents.base.replay_agent import REPLAY_DEFAULTS, ReplayAgent
+from rein.agents.base.on_policy import OnPolicyAgent
+from rein.agents.base.options import options_of
+from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
@@ -69,8 +70,7 @@ def make_agent(kind: Any, environment: Any) -> Any:
     small |= {"normalize_observation": True, "normalize_reward": True}
     replay = issubclass(getattr(kind, "func", kind), ReplayAgent)
     small |= {"capacity": 83, "batch_size": 8, "learning_starts": 11, "update_to_data": 0.4} if replay else {}
-    named = set(inspect.signature(kind).parameters)
-    known = named | set(REPLAY_DEFAULTS if replay else DEFAULTS) if "options" in named else named
+    known = options_of(getattr(kind, "func", kind))
     return kind(*spaces, seed=3, **{name: value for name, value in small.items() if name in known})
 
 

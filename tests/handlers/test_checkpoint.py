@@ -361,7 +361,7 @@ def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, epochs=2, iterations=5)
     early_stop(loop, "episode_length", mode="min", patience=9)
-    greedy, inside = agent.policy(), agent._generator
+    greedy, inside = agent.policy(), agent.generator
 
     @loop.epoch_ended
     def use(state: rein.State) -> None:

@@ -37,7 +37,7 @@ def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan"))
     """PPO whose rewards are `bad` in these vector steps, 8 a rollout."""
     environment = CartPole(num_envs=4, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, rollout_steps=8, epochs=2, minibatches=2, seed=0, guard=guard)
+    agent = PPO(*spaces, rollout_steps=8, update_epochs=2, minibatches=2, seed=0, guard=guard)
     loop = rein.training_loop(agent, environment, epochs=6, iterations=8, check_finite=False)
 
     @loop.action_applied

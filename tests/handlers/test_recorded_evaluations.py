@@ -30,7 +30,7 @@ def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PP
     """PPO that is evaluated after every other epoch of six."""
     environment = CartPole(num_envs=4, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, hidden=(8,), rollout_steps=8, minibatches=1, epochs=1, seed=0)
+    agent = PPO(*spaces, hidden=(8,), rollout_steps=8, minibatches=1, update_epochs=1, seed=0)
     loop = rein.training_loop(agent, environment, store, epochs=6, iterations=8, seed=0)
     others = CartPole(num_envs=4, seed=1)
     evaluate_every(loop, agent.policy(), others, episodes=episodes, max_episode_steps=30, every=2, store=played)

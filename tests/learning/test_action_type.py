@@ -73,9 +73,9 @@ def test_what_is_said_of_an_action_may_be_of_any_width(kind):
     for _ in range(4):
         sample = torch.full((N, 2), 2.0, dtype=torch.float64)  # clipped
         agent.record_observation(rows(sample.clamp(-1.0, 1.0), sample=sample, **said))
-    assert agent._rollout["log_prob"].dtype is agent._rollout["sample"].dtype is torch.float32
-    assert agent._rollout["mine"].dtype is torch.float64
-    assert (agent._rollout["log_prob"] == -1.0).all() and (agent._rollout["sample"] == 2.0).all()
+    assert agent.rollout["log_prob"].dtype is agent.rollout["sample"].dtype is torch.float32
+    assert agent.rollout["mine"].dtype is torch.float64
+    assert (agent.rollout["log_prob"] == -1.0).all() and (agent.rollout["sample"] == 2.0).all()
     assert agent.optimize_model()
     turns(kind(BOX, spaces.Discrete(3), **ON_POLICY), torch.ones(N, dtype=torch.int64), log_prob=said["log_prob"])
 

@@ -29,7 +29,7 @@ BOXES, DISCRETES = (SAC, TD3, AWAC, IQL, BC), (DQN, IQN, DiscreteSAC)
 
 
 def ppo(**how: Any) -> PPO:
-    return PPO(OBSERVATION, BOX, rollout_steps=8, epochs=1, minibatches=1, seed=0, **how)
+    return PPO(OBSERVATION, BOX, rollout_steps=8, update_epochs=1, minibatches=1, seed=0, **how)
 
 
 def of_replay(kind: Any, space: spaces.Space[Any]) -> Callable[..., Any]:

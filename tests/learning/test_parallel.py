@@ -159,7 +159,7 @@ DIFFERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # agent
     "an option of the optimizer": ("PPO", {}, SLOWER, "optimizer"),
     "num_envs under a schedule by env steps": ("PPO", FALLING, {"num_envs": 11}, "learning_rate"),
     "gamma": ("PPO", {}, {"gamma": 0.9}, "gamma"),
-    "epochs": ("PPO", {}, {"epochs": 5}, "epochs"),
+    "update_epochs": ("PPO", {}, {"update_epochs": 5}, "update_epochs"),
     "normalize_reward": ("PPO", {}, {"normalize_reward": False}, "normalize_reward"),
     "minibatches of PQN": ("PQN", {}, {"minibatches": 2}, "minibatches"),
     "normalize_observation of DQN": ("DQN", {}, {"normalize_observation": False}, "normalize_observation"),
@@ -227,7 +227,7 @@ def relations() -> dict[str, Any]:
             "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
             "others": {name: ran(other_loop(name), epochs=2)["agent"] for name in OTHERS},
             "by episodes": refusal(lambda: other_loop("DQN", train_frequency_episodes=2)),
-            "stopped": ran(make_loop(target_kl=1e-4, epochs=50, learning_rate=1e-3), epochs=2),
+            "stopped": ran(make_loop(target_kl=1e-4, update_epochs=50, learning_rate=1e-3), epochs=2),
             "mean": mean_of_processes(float(group.rank)),
             "gathered": gather_from_processes(torch.tensor([group.rank, 5])),
             "another seed": refusal(lambda: ran(make_loop(seed=group.rank), epochs=1)),
@@ -327,7 +327,7 @@ def test_normalizers_know_what_all_processes_saw(pair: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize("run", ["run", "uneven", "stopped"])
 def test_processes_learn_the_same_from_other_experience(pair: list[dict[str, Any]], run: str) -> None:
     one, other = (found[run]["agent"] for found in pair)
-    for shared in ("networks", "optimizer", "updates"):
+    for shared in ("networks", "learners", "updates"):
         assert first_difference(one[shared], other[shared]) is None
     assert first_difference(one["generator"], other["generator"]) is not None
     assert first_difference(pair[0][run]["environment"], pair[1][run]["environment"]) is not None
@@ -338,7 +338,7 @@ def test_agents_with_a_replay_or_without_one_stay_the_same_in_both(pair: list[di
     one, other = (found["others"][name] for found in pair)
     assert one["updates"] == other["updates"] >= 8
     replays = "replay" in one
-    for shared in ("networks", "optimizers" if replays else "optimizer"):
+    for shared in ("networks", "learners"):
         assert first_difference(one[shared], other[shared]) is None, shared
     for own in ("generator", "replay") if replays else ("generator",):
         assert first_difference(one[own], other[own]) is not None, own
@@ -357,7 +357,7 @@ def test_rounds_that_are_counted_by_episodes_are_refused_where_the_agent_is_buil
 
 
 def test_reward_statistics_are_shared_and_running_returns_are_not(pair: list[dict[str, Any]]) -> None:
-    one, other = (found["run"]["agent"]["rewards"] for found in pair)
+    one, other = (found["run"]["agent"]["reward_normalizer"] for found in pair)
     assert float(one["rows"]) == 2 * 4 * 8 * 6  # processes, epochs, steps, environments
     assert first_difference(one | {"running_return": None}, other | {"running_return": None}) is None
     assert not torch.equal(one["running_return"], other["running_return"])

@@ -27,7 +27,7 @@ T, N = 7, 6
 DISCOUNTS = {"gamma": 0.9, "lambda_": 0.8}
 CORES: dict[str, Any] = {"feed-forward": None, "recurrent": functools.partial(GRU, features=8)}
 each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
-SMALL = {"rollout_steps": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
+SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,)}
 
 
 def fitted(environment: Any, **options: Any) -> PPO:
@@ -333,12 +333,19 @@ def only_first() -> Any:
 
 
 def test_an_agent_makes_as_many_updates_as_it_is_told() -> None:
-    agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, epochs=3, minibatches=2, segments=Segments())
+    agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, update_epochs=3, minibatches=2, segments=Segments())
     rein.train(agent, Gridworld(num_envs=7, seed=0, max_episode_steps=9), epochs=1, iterations=16)
     assert agent.updates == 2 * 3 * 2
 
 
-PROBE = {"rollout_steps": 16, "epochs": 4, "minibatches": 4, "hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9}
+PROBE = {
+    "rollout_steps": 16,
+    "update_epochs": 4,
+    "minibatches": 4,
+    "hidden": (32,),
+    "learning_rate": 1e-2,
+    "gamma": 0.9,
+}
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_an_observation_that_is_no_stack_is_refused_where_it_is_said_to_be_one(k
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epsilon": 1.5}, "epsilon goes from 1.5"),
-        ({"epsilon": -0.5}, "epsilon goes from -0.5"),
-        ({"temperature": -2.0}, "temperature goes from -2.0"),
+        ({"epsilon": 1.5}, "epsilon=1.5"),
+        ({"epsilon": -0.5}, "epsilon=-0.5"),
+        ({"temperature": -2.0}, "temperature=-2.0"),
         ({"huber": 0.0}, "huber"),
     ],
 )

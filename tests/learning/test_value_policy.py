@@ -97,7 +97,9 @@ def test_the_state_of_a_policy_that_draws_is_not_that_of_one_that_does_not(make:
 @pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan"), "0.1"])
 def test_what_is_no_probability_is_refused(make: Make, epsilon: Any) -> None:
     agent = make()
-    with pytest.raises(ValueError, match=rf"{type(agent).__name__}\(epsilon={epsilon!r}\): give a number from 0 to 1"):
+    with pytest.raises(
+        ValueError, match=rf"{type(agent).__name__}.policy\(epsilon={epsilon!r}\): give a number from 0 to 1"
+    ):
         agent.policy(epsilon=epsilon)
 
 

@@ -41,7 +41,7 @@ def test_each_epoch_is_a_rollout_that_is_learned_from(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_agent_is_built_with_the_options_of_the_recipe(recipe):
     config = recipe(**small(recipe), gamma=0.5, gae_lambda=0.25, learning_rate=0.125, seed=7).parts["agent"].config
-    names = ("gamma", "gae_lambda", "minibatches", "epochs", "rollout_steps", "seed")
+    names = ("gamma", "gae_lambda", "minibatches", "update_epochs", "rollout_steps", "seed")
     assert [config[name] for name in names] == [0.5, 0.25, 2, 3, 8, 7]
     assert "0.125" in str(config["learning_rate"])
 

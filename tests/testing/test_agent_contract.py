@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,7 +92,7 @@ class IsItsOwnPolicy(QLearning):
 class GivesACopyForAPolicy(QLearning):
     def policy(self, deterministic: bool = True) -> Any:
         policy = super().policy(deterministic)
-        policy._table = policy._table.clone()
+        policy._agent = copy.deepcopy(self)
         return policy
 
 
@@ -101,25 +102,25 @@ class DrawsFromTheGlobalGenerator(QLearning):
 
 
 class IgnoresItsSeed(QLearning):
-    def __init__(self, *spaces: Any, seed: int | None = None, **options: Any) -> None:
-        super().__init__(*spaces, seed=0, **options)
-        self.seed = seed
+    def build(self, generator: torch.Generator) -> None:
+        self.generator.seed()
+        super().build(generator)
 
 
 class ReseedsItsNameOnly(QLearning):
     def reseed(self, seed: int) -> None:
-        self.seed = seed
+        vars(self)["seed"] = seed
 
 
 class ReseedsAtAnyTime(QLearning):
     def reseed(self, seed: int) -> None:
-        self.seed = seed
-        self._draw(seed)
+        self.env_steps = 0
+        super().reseed(seed)
 
 
 class ForgetsItsGenerator(QLearning):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict({**state, "generator": self._generator.get_state()})
+        super().load_state_dict({**state, "generator": self.generator.get_state()})
 
 
 class ForgetsItsCounts(QLearning):

@@ -44,16 +44,16 @@ ON_POLICY = {"rollout_steps": 8, "hidden": (8,)}
 REPLAY = {"hidden": (8,), "batch_size": 8, "learning_starts": 16, "capacity": 200, "train_frequency": 4}
 
 AGENTS: dict[str, tuple[Any, dict[str, Any], Any]] = {
-    "PPO": (PPO, {**ON_POLICY, "epochs": 2, "minibatches": 2, "normalize_observation": True}, CartPole),
-    "PPO continuous": (PPO, {**ON_POLICY, "epochs": 2, "minibatches": 2, "normalize_reward": True}, Pendulum),
+    "PPO": (PPO, {**ON_POLICY, "update_epochs": 2, "minibatches": 2, "normalize_observation": True}, CartPole),
+    "PPO continuous": (PPO, {**ON_POLICY, "update_epochs": 2, "minibatches": 2, "normalize_reward": True}, Pendulum),
     "PPO recurrent": (
         PPO,
-        {**ON_POLICY, "epochs": 1, "minibatches": 2, "core": functools.partial(GRU, features=4)},
+        {**ON_POLICY, "update_epochs": 1, "minibatches": 2, "core": functools.partial(GRU, features=4)},
         CartPole,
     ),
     "A2C": (A2C, ON_POLICY, CartPole),
     "IMPALA": (IMPALA, ON_POLICY, CartPole),
-    "PQN": (PQN, {**ON_POLICY, "epochs": 1, "minibatches": 2}, CartPole),
+    "PQN": (PQN, {**ON_POLICY, "update_epochs": 1, "minibatches": 2}, CartPole),
     "DQN": (DQN, {**REPLAY, "prioritized": True, "n_step": 3}, CartPole),
     "IQN": (IQN, REPLAY, CartPole),
     "RecurrentDQN": (RecurrentDQN, {**REPLAY, "sequence_length": 4, "burn_in": 2}, CartPole),

@@ -69,7 +69,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = [sys.executable, "-m", "rein", "train", *options, "--run", str(folder / name), "--quiet"]
         subprocess.run(command, check=True)
     environment = GymnasiumEnvironment("ALE/Breakout-v5", num_envs=2, seed=0)
-    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=16, epochs=1)
+    agent = PPO(
+        environment.single_observation_space, environment.single_action_space, rollout_steps=16, update_epochs=1
+    )
     store = rein.HDF5Store(folder / "colours")
     rein.train(agent, environment, store, epochs=2, iterations=16, seed=0)
     store.close()

@@ -261,7 +261,7 @@ class Temperature(nn.Module):
 
     def __init__(self, initial: float, device: torch.device) -> None:
         super().__init__()
-        self.log = nn.Parameter(torch.tensor(math.log(initial), dtype=torch.float32, device=device))
+        self.log = nn.Parameter(torch.full((), math.log(initial), dtype=torch.float32, device=device))
 
 
 class TemperatureBatch(NamedTuple):

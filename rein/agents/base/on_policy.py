@@ -1,338 +1,203 @@
-"""Base class of PPO, A2C and IMPALA, and its options.
+"""Base class of PPO, A2C and IMPALA: act with an actor-critic, fill a rollout, learn from it when it is full.
 
 Shapes: T steps of a rollout, N environments, B = T * N rows, C features of a carry.
 """
 
 from __future__ import annotations
 
-import abc
-import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.actions import as_own
-from rein.agents.base.learner import Learner, graph
-from rein.agents.base.optimizers import (
-    Guard,
-    OptimizerFactory,
-    default_optimizer,
-    describe_optimizer,
-    set_learning_rate,
-)
-from rein.agents.base.options import (
-    Adjustable,
-    Configurable,
-    Scheduled,
-    above_zero,
-    adjustable,
-    at_least_one,
-    fraction,
-    layers,
-    not_negative,
-    refuse_unknown,
-)
-from rein.agents.base.policies import NetworkPolicy
+from rein.agents.base.learner import graph
+from rein.agents.base.network_agent import NetworkAgent
+from rein.agents.base.optimizers import default_optimizer
+from rein.agents.base.options import at_least_one, finite, flag, not_negative, option
 from rein.agents.base.policy_loss import METRICS, Batch, closed_form_gradient, has_closed_form, policy_loss
-from rein.agents.base.seeding import seed_anew
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.encoder import StemFactory
 from rein.networks.normalizers import RewardNormalizer
-from rein.ops.devices import checked_device
 from rein.ops.distributions import Distribution
-from rein.ops.parallel import rank
-from rein.ops.random import checked_seed, generator, restore
-from rein.ops.trees import to_device
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
-
-class OnPolicyOptions(TypedDict, total=False):
-    """What every on-policy agent takes, besides its own, with the defaults where an agent does not say otherwise.
-
-    Args:
-        learning_rate: of the optimizer; a number or a schedule. 3e-4.
-        gamma: discount factor. 0.99.
-        rollout_steps: vector steps between two rounds of learning. 32.
-        value_coefficient: weight of the value's loss, which is half the squared error. 0.5.
-        entropy_coefficient: weight of the bonus for entropy; a number or a schedule. 0.
-        max_grad_norm: global norm that gradients are clipped to; None for no clipping. 0.5.
-        hidden: features of the hidden layers. (64, 64).
-        activation: "tanh", "relu", "silu" or "gelu". "tanh".
-        shared: whether actor and critic look through one network. False.
-        core: recurrent part after the hidden layers: functools.partial(LSTM, features=64). None.
-        stem: makes, of (observation_space, generator), a network of your own before the hidden layers, as
-            `rein.networks.encoder.stem_for` says. None for convolutions where there are images.
-        squash: squash continuous actions into their bounds instead of clipping them; "ball": by their length. False.
-        log_std: what the logarithm of a continuous action's standard deviation begins with. 0.
-        state_dependent_std: whether that deviation is an output of the network, or else a parameter beside it. False.
-        normalize_observation: by the mean and deviation of all observations so far. False.
-        scale_images: divide bytes of images by 255; see "Images" in docs/agents.md. True.
-        normalize_reward: divide rewards by the deviation of their discounted sum so far. False.
-        optimizer: makes one of parameters: functools.partial(torch.optim.RMSprop, alpha=0.99). None for Adam.
-        guard: asked before every step of the optimizer with (metrics, gradients); False skips the step. None.
-        micro_batch: rows whose gradient is computed at once: changes speed and memory, not the result. None: 4,096 on
-            the host, all elsewhere.
-        threads: cores that compute the gradients of micro-batches: changes speed alone. 1.
-        compile: compile the loss: seconds at the first update, faster large ones. False.
-        precision: of matrix products in the update: "float32" or "bfloat16". "float32".
-        seed: of everything random. None until `training_loop(seed=)` gives it.
-        device: where the networks are. "cpu".
-    """
-
-    learning_rate: float | Schedule
-    gamma: float
-    rollout_steps: int
-    value_coefficient: float
-    entropy_coefficient: float | Schedule
-    max_grad_norm: float | None
-    hidden: Sequence[int]
-    activation: str
-    shared: bool
-    core: CoreFactory | None
-    stem: StemFactory | None
-    squash: bool | str
-    log_std: float
-    state_dependent_std: bool
-    normalize_observation: bool
-    scale_images: bool
-    normalize_reward: bool
-    optimizer: OptimizerFactory | None
-    guard: Guard | None
-    micro_batch: int | None
-    threads: int
-    compile: bool
-    precision: str
-    seed: int | None
-    device: torch.device | str
-
-
-# which of them make the networks, and which say how a step of the optimizer is made
-SHAPE = ("hidden", "activation", "shared", "core", "stem", "normalize_observation", "scale_images")
-SHAPE += ("squash", "log_std", "state_dependent_std")
-HOW = ("max_grad_norm", "guard", "micro_batch", "threads", "compile", "precision")
-DEFAULTS: OnPolicyOptions = {
-    "learning_rate": 3e-4,
-    "gamma": 0.99,
-    "rollout_steps": 32,
-    "value_coefficient": 0.5,
-    "entropy_coefficient": 0.0,
-    "max_grad_norm": 0.5,
-    "hidden": (64, 64),
-    "activation": "tanh",
-    "shared": False,
-    "core": None,
-    "stem": None,
-    "squash": False,
-    "log_std": 0.0,
-    "state_dependent_std": False,
-    "normalize_observation": False,
-    "scale_images": True,
-    "normalize_reward": False,
-    "optimizer": None,
-    "guard": None,
-    "micro_batch": None,
-    "threads": 1,
-    "compile": False,
-    "precision": "float32",
-    "seed": None,
-    "device": "cpu",
-}
+NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "stem", "normalize_observation", "scale_images")
+NETWORK_OPTIONS += ("squash", "log_std", "state_dependent_std")
 
 
 def check_enough(agent: object, advantage: Tensor) -> None:
-    """ValueError for one row alone, whose standardized advantage is 0: nothing would be learned from it."""
+    """Raise ValueError for an update of a single row, whose standardized advantage is 0."""
     if advantage.numel() < 2:
-        name = type(agent).__name__
-        raise ValueError(f"{name}(normalize_advantage=True): an update of one row; give it more, or turn that off")
+        raise ValueError(
+            f"{type(agent).__name__}(normalize_advantage=True): an update of one row; use more environments, a longer "
+            "rollout or fewer minibatches, or normalize_advantage=False"
+        )
 
 
-class OnPolicyAgent(Configurable, abc.ABC):
-    """An actor-critic and its rollout. A subclass says how it learns from a full one, and has no other business."""
+class OnPolicyAgent(NetworkAgent):
+    """Actor-critic with a rollout. A subclass implements `update(rollout)`, which is called with a full rollout.
 
-    reports = (*METRICS, "grad_norm", "explained_variance")  # the metrics of `optimize_model`
-    loaded = False  # whether a state was: what came with it is not drawn anew for a seed
-    gamma: Adjustable = Adjustable(fraction)
-    learning_rate: Scheduled = Scheduled()
-    entropy_coefficient: Scheduled = Scheduled()
+    `rewards()`, `next_values(values)` and `batch(advantages, targets, valid)` turn the rollout into a batch for
+    `self.learners["networks"].step(batch, coefficients)`.
+    """
 
-    @torch.inference_mode(False)  # inference tensors cannot be trained
-    def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **options: Unpack[OnPolicyOptions]
-    ) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-        self._options: dict[str, Any] = {**DEFAULTS, **options}
-        refuse_unknown(self, options, DEFAULTS)
-        self.device = checked_device(self._options["device"])
-        for name in ("gamma", "learning_rate", "entropy_coefficient"):
-            setattr(self, name, self._options[name])
-        not_negative(self, "value_coefficient", self._options["value_coefficient"])
-        self._options["max_grad_norm"] = above_zero(self, "max_grad_norm", self._options["max_grad_norm"])
-        self._options["hidden"] = layers(self, self._options["hidden"])
-        self._rollout = Rollout(at_least_one(self, "rollout_steps", self._options["rollout_steps"]))
-        self._reward_normalizer = RewardNormalizer(self.gamma) if self._options["normalize_reward"] else None
-        self.seed: int | None = None
-        self.env_steps = self.updates = 0
-        seed = checked_seed(self._options["seed"])
-        self._build(secrets.randbits(31) if seed is None else seed)
-        self._learner.check_learning_rate("learning_rate", {"learning_rate": self.learning_rate})
-        self.seed, self._built = seed, True
+    learning_rate: float | Schedule = option(default=3e-4)
+    rollout_steps: int = option(default=32, check=at_least_one, fixed=True, help="vector steps per rollout")
+    value_coefficient: float = option(
+        default=0.5, check=not_negative, fixed=True, help="weight of the value loss, half the squared error"
+    )
+    entropy_coefficient: float | Schedule = option(
+        default=0.0, check=not_negative, help="weight of the entropy bonus; a number or a schedule"
+    )
+    max_grad_norm: float | None = option(default=0.5)
+    hidden: Sequence[int] = option(default=(64, 64))
+    activation: str = option(default="tanh")
+    shared: bool = option(default=False, check=flag, fixed=True, help="share the hidden layers of actor and critic")
+    core: CoreFactory | None = option(
+        default=None,
+        fixed=True,
+        help="factory of a recurrent layer after the hidden layers, such as functools.partial(LSTM, features=64)",
+    )
+    squash: bool | str = option(
+        default=False,
+        fixed=True,
+        help='squash continuous actions into their bounds instead of clipping them; "ball" squashes their norm',
+    )
+    log_std: float = option(
+        default=0.0, check=finite, fixed=True, help="initial log standard deviation of continuous actions"
+    )
+    state_dependent_std: bool = option(
+        default=False, check=flag, fixed=True, help="make the standard deviation an output of the network"
+    )
+    normalize_reward: bool = option(
+        default=False, check=flag, fixed=True, help="divide rewards by the deviation of their running discounted sum"
+    )
 
-    def _build(self, seed: int) -> None:
-        self._root, options = seed, self._options
-        self._generator = generator(seed, "agent", rank(), device=self.device)  # each process acts by its own stream
-        drawn = generator(seed, "networks", device=self.device)
-        shape = {name: options[name] for name in SHAPE}
-        self.networks = ActorCritic(self.observation_space, self.action_space, drawn, **shape)
-        how = {name: options[name] for name in HOW}
-        how["closed_form"] = closed_form_gradient if has_closed_form(self.networks) else None
-        self._learner = Learner(self.networks, policy_loss, options["optimizer"] or default_optimizer, **how)
-        self._graph = graph(self.networks.step, self.device) if options["compile"] else None
-        self._said: tuple[Any, Any] = None, None  # the action and extras of the step that is being taken
-        self._carry: Tensor | None = None  # (N, C) before that step
-        self._next_carry: Tensor | None = None  # after it
-        self._first_carry: Tensor | None = None  # before the first step of the rollout
-        self._reset_N: Tensor | None = None  # whether the carry was zeroed before the step that is being taken
+    reports = (*METRICS, "grad_norm", "explained_variance")
 
-    @torch.inference_mode(False)
-    def reseed(self, seed: int) -> None:
-        """Take `seed` and draw anew what was not loaded; RuntimeError after the first step."""
-        if self.env_steps and not self.loaded:
-            raise RuntimeError(f"reseed({seed}): the agent has taken {self.env_steps} env steps already")
-        seed_anew(self, seed)
+    def build(self, generator: torch.Generator) -> None:
+        """Make the actor-critic, its learner and the rollout."""
+        self.networks = ActorCritic(
+            self.observation_space, self.action_space, generator, **self.options(*NETWORK_OPTIONS)
+        )
+        gradient = closed_form_gradient if has_closed_form(self.networks) else None
+        self._learner = self.add_learner("networks", self.networks, policy_loss, gradient)
+        self._graph = graph(self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
+        self.rollout = Rollout(self.rollout_steps)
+        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+        self.first_carry: Tensor | None = None  # (N, C) before the first step of the rollout
+        self.carry_reset: Tensor | None = None  # (N,) whether the carry was zeroed before the present step
+        self._next_carry: Tensor | None = None  # (N, C) after the present step
+        self._selected: tuple[Any, Any] = None, None  # action and extras of the present step
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """What schedules run on."""
-        return {"env_steps": self.env_steps, "updates": self.updates}
+    @staticmethod
+    def default_optimizer(parameters: Iterable[Any]) -> Any:
+        """Make Adam with the epsilon that policy-gradient methods are tuned with."""
+        return default_optimizer(parameters)
 
-    @property
-    def rollout(self) -> Rollout:
-        """The steps that were recorded and not learned from yet."""
-        return self._rollout
-
-    @property
-    def learners(self) -> dict[str, Learner]:
-        """The learner of the networks, by name."""
-        return {"networks": self._learner}
-
-    @property
-    def optimizer(self) -> Any:
-        """Of the networks' parameters."""
-        return self._learner.optimizer
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
-        return {
-            "observation_space": str(self.observation_space),
-            "action_space": str(self.action_space),
-            **self._described_options(),
-            **adjustable(self),
-            "optimizer": describe_optimizer(self.optimizer),
-            "device": str(self.device),
-            "seed": self.seed,
-        }
+    def act(self, observation: Tree, explore: bool | float) -> Tensor:
+        """Return the mode of the policy, or a sample (N, ...)."""
+        x = self.networks.encoder(observation)
+        if self.networks.carry_size and self.carry is None:
+            self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
+        distribution, self.carry = self.networks.policy(x, self.carry)
+        sample = distribution.sample(self.generator) if explore else distribution.mode()
+        return self.networks.policy_head.to_action(distribution, sample)
 
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """A sample of the policy, and with it `value`, `log_prob` and, where it is not the action, `sample`."""
+        """Sample an action, with `value`, `log_prob` and, if it differs from the action, `sample`."""
         with torch.no_grad():
-            distribution, value_N = self._look(observation)
-            sample = distribution.sample(self._generator)
+            distribution, value_N = self._evaluate(observation)
+            sample = distribution.sample(self.generator)
             action = self.networks.policy_head.to_action(distribution, sample)
             extras = _extras(distribution, value_N, sample, action)
-            self._said = action, dict(extras)  # a dictionary of its own: theirs may be written to
+            self._selected = action, dict(extras)
             return action, extras
 
-    def _look(self, observation: Tree) -> tuple[Distribution, Tensor]:
-        """What the networks say now; that they will have seen it is settled in `record_observation`."""
+    def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
+        """Return distribution and values; `record_observation` advances the carry."""
         x = self.networks.encoder(observation)
-        if self.networks.carry_size and self._carry is None:
-            self._carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
-            self._reset_N = torch.ones(len(x), dtype=torch.bool, device=self.device)
-        distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self._carry)
+        if self.networks.carry_size and self.carry is None:
+            self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
+            self.carry_reset = torch.ones(len(x), dtype=torch.bool, device=self.device)
+        distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self.carry)
         return distribution, value_N
 
     def record_observation(self, transition: Transition) -> None:
-        """Keep it until the rollout is full.
+        """Add a transition to the rollout.
 
-        Where somebody else has acted, who may say with what `log_prob`, what this agent thinks of it is added.
+        If the action is not the one that this agent selected, its value and log probability are computed here. A
+        `log_prob` in the extras of the transition is kept.
         """
-        action, extras = self._said
+        action, extras = self._selected
         if action is None or action is not transition.action:
             transition = transition._replace(action=as_own(transition.action, self.action_space))
-            said, ours = self._say(transition), extras or {}
-            # not what was said of another action, which may still be there beside what they say of theirs
+            computed, ours = self._evaluate_action(transition), extras or {}
+            # extras that describe the replaced action of this agent do not describe the other action
             theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
-            theirs = _typed(theirs, {"sample": transition.action, **said})
-            transition = transition._replace(extras={**said, **theirs, "value": said["value"]})
-        self._said = None, None
-        if self._next_carry is None or self._reset_N is None:
-            self._rollout.append(transition)
+            theirs = _typed(theirs, {"sample": transition.action, **computed})
+            transition = transition._replace(extras={**computed, **theirs, "value": computed["value"]})
+        self._selected = None, None
+        if self._next_carry is None or self.carry_reset is None:
+            self.rollout.append(transition)
         else:
-            if not len(self._rollout):
-                self._first_carry = self._carry
-            self._rollout.append(transition, reset=self._reset_N, next_carry=self._next_carry)
-            self._forget(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
+            if not len(self.rollout):
+                self.first_carry = self.carry
+            self.rollout.append(transition, reset=self.carry_reset, next_carry=self._next_carry)
+            self._reset_carry(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
         self.env_steps += len(transition.reward)
 
-    def _say(self, transition: Transition) -> dict[str, Tensor]:
-        """What `select_action` would have said of an action that it did not select."""
+    def _evaluate_action(self, transition: Transition) -> dict[str, Tensor]:
+        """Return the extras of an action that this agent did not select."""
         with torch.no_grad():
-            distribution, value_N = self._look(transition.observation)
+            distribution, value_N = self._evaluate(transition.observation)
             sample = self.networks.policy_head.from_action(distribution, transition.action)
-            action = self.networks.policy_head.to_action(distribution, sample)  # so that it is kept where ours would be
+            action = self.networks.policy_head.to_action(distribution, sample)
             return _extras(distribution, value_N, sample, action)
 
-    def _forget(self, mask_N: Tensor, carry_NC: Tensor) -> None:
-        """Go on from this carry, and from the beginning in the environments of the mask."""
-        self._carry, self._reset_N = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0), mask_N
+    def _reset_carry(self, mask_N: Tensor, carry_NC: Tensor) -> None:
+        """Continue from this carry, and from zeros in the environments of the mask."""
+        self.carry, self.carry_reset = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0), mask_N
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """No advantage reaches over a reset, and no memory."""
-        if self._reward_normalizer is not None and not len(self._rollout):
-            self._reward_normalizer.observe_reset(mask)
-        self._rollout.observe_reset(mask)
-        if self._carry is not None and self._reset_N is not None:
-            self._forget(mask | self._reset_N, self._carry)
+        """Cut advantages and carry of the environments in `mask` (N,), which were reset outside a step."""
+        if self.reward_normalizer is not None and not len(self.rollout):
+            self.reward_normalizer.observe_reset(mask)
+        self.rollout.observe_reset(mask)
+        if self.carry is not None and self.carry_reset is not None:
+            self._reset_carry(mask | self.carry_reset, self.carry)
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Learn from the rollout when it is full; what is worth knowing of it."""
-        if not self._rollout.full:
+        """Learn from the rollout if it is full, and return metrics."""
+        if not self.rollout.full:
             return {}
-        self._compare_processes(self._learner)
-        set_learning_rate(self.optimizer, self.learning_rate(**self.counts))
-        metrics = self._learn(self._rollout)
-        valid = self._rollout.flat("valid")
-        self.networks.encoder.update(self._rollout.flat("observation"), valid)
-        self._rollout.clear()
+        self.compare_processes()
+        self.set_learning_rates()
+        metrics = dict(self.update(self.rollout))
+        self.networks.encoder.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
+        self.rollout.clear()
         return metrics
 
-    @abc.abstractmethod
-    def _learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Learn from a full rollout, `updates` steps of the optimizer; what is worth knowing of it."""
-
     def rewards(self) -> Tensor:
-        """Of the rollout, (T, N), normalized if asked for."""
-        return self._rollout.rewards(self._reward_normalizer, self.gamma)
+        """Return the rewards of the rollout, (T, N), normalized if `normalize_reward` is set."""
+        return self.rollout.rewards(self.reward_normalizer, self.gamma)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
-        """The value (T, N) of what truly came next, given those of the observations, by the networks as they are."""
+        """Return the values (T, N) of the true next observations, given those of the observations."""
 
         def value_of(field: Any) -> Tensor:
             carry = field("next_carry") if self.networks.carry_size else None
             return self.networks.value(self.networks.encoder(field("next_observation")), carry)
 
         with torch.no_grad():
-            return self._rollout.next_value(value_TN, value_of)
+            return self.rollout.next_value(value_TN, value_of)
 
     def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
-        """The rollout as rows, or as whole sequences where the networks are recurrent."""
-        rollout, recurrent = self._rollout, self.networks.carry_size > 0
+        """Return the rollout as rows, or as whole sequences if the networks are recurrent."""
+        rollout, recurrent = self.rollout, self.networks.carry_size > 0
         take = rollout.__getitem__ if recurrent else rollout.flat
         shaped = (lambda x: x) if recurrent else torch.flatten
         features = self.networks.encoder(rollout.flat("observation"))
@@ -345,64 +210,28 @@ class OnPolicyAgent(Configurable, abc.ABC):
             target=shaped(target_TN),
             valid=None if valid_TN is None else shaped(valid_TN),
             reset=take("reset") if recurrent else None,
-            carry=self._first_carry if recurrent else None,
+            carry=self.first_carry if recurrent else None,
         )
 
-    def policy(self, deterministic: bool = True) -> NetworkPolicy:
-        """Acts by the networks as they are at any time: the mode, or samples drawn under a generator of its own."""
-        own = None if deterministic else generator(self._root, "policy", device=self.device)
-        return NetworkPolicy(self.networks, own, self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Networks, optimizer, generator, counts, memory, statistics and the rollout so far."""
-        rewards = self._reward_normalizer
-        return {
-            "networks": dict(self.networks.state_dict()),
-            "optimizer": self._learner.state_dict(),
-            "generator": self._generator.get_state(),
-            "rollout": self._rollout.state_dict(),
-            "carry": {name: getattr(self, name) for name in _CARRIES},
-            "rewards": None if rewards is None else rewards.state_dict(),
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "seed": self._root,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
-        rewards = state["rewards"]
-        if (rewards is None) != (self._reward_normalizer is None):
-            raise ValueError(f"normalize_reward is {rewards is not None} in the state, and the opposite here")
-        self.networks.load_state_dict(state["networks"])
-        self._learner.load_state_dict(state["optimizer"])
-        restore(self._generator, state["generator"])
-        self._rollout.load_state_dict(to_device(state["rollout"], self.device))
-        for name in _CARRIES:
-            value = state["carry"][name]
-            setattr(self, name, None if value is None else value.to(self.device, copy=True))
-        self._said, self._next_carry = (None, None), None  # of what was here before
-        if self._reward_normalizer is not None:
-            self._reward_normalizer.load_state_dict(rewards)
-        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self._root, self.loaded = int(state["seed"]), True
-
-
-_CARRIES = ("_carry", "_first_carry", "_reset_N")
+        """Load what `state_dict` returned. Raises ValueError if it belongs to an agent with other options."""
+        super().load_state_dict(state)
+        self._selected, self._next_carry = (None, None), None
 
 
 def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
-    said = {"value": value_N, "log_prob": distribution.log_prob(sample)}
-    return said if sample is action else said | {"sample": sample}  # no file needs the same twice
+    extras = {"value": value_N, "log_prob": distribution.log_prob(sample)}
+    return extras if sample is action else extras | {"sample": sample}
 
 
 def _is_ours(value: Tree, ours: Tensor | None) -> bool:
-    """Whether this is what the agent said, be it in a copy, in another type or elsewhere."""
+    """Return whether a value equals an extra of this agent, also as a copy, in another dtype or on another device."""
     if value is ours or ours is None or not isinstance(value, Tensor):
         return value is ours
     return value.shape == ours.shape and torch.equal(value.to(ours), ours)
 
 
 def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tensor]) -> dict[str, Tree]:
-    """These, in the types of `like` where they have a namesake there."""
+    """Cast extras to the dtypes of those in `like` with the same name."""
     alike = {name: x.to(like[name].dtype) for name, x in extras.items() if name in like and isinstance(x, Tensor)}
     return {**extras, **alike}

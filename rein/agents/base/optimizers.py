@@ -84,8 +84,12 @@ class Adam:
         """Take over what `state_dict` gave. Raises ValueError for the state of other parameters."""
         for name, mine in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
             theirs = state[name]
-            if [t.shape for t in theirs] != [m.shape for m in mine]:
-                raise ValueError(f"{name} of the optimizer are those of other parameters")
+            if len(theirs) != len(mine):
+                raise ValueError(f"the optimizer has {len(theirs)} {name} in the state and {len(mine)} here")
+            for index, (mine_i, theirs_i) in enumerate(zip(mine, theirs, strict=True)):
+                if mine_i.shape != theirs_i.shape:
+                    there, here = tuple(theirs_i.shape), tuple(mine_i.shape)
+                    raise ValueError(f"{name}.{index} of the optimizer is {there} in the state and {here} here")
             for mine_i, theirs_i in zip(mine, theirs, strict=True):
                 mine_i.copy_(theirs_i)
 

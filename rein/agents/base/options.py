@@ -1,4 +1,15 @@
-"""How options of agents are checked, assigned in mid-run, and written down."""
+"""Options of agents: one declaration gives the keyword, default, check, help text and entry in run.json.
+
+    class MyAgent(rein.Agent):
+        gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
+        learning_rate: float | Schedule = option(default=1e-3, check=not_negative, help="step size of Adam")
+        hidden: Sequence[int] = option(default=(64, 64), check=layers, fixed=True, help="units of each hidden layer")
+
+A check takes the given value, returns the value to keep, and raises ValueError with the remedy. It runs when the agent
+is built and at every assignment. An option whose type contains `Schedule` accepts a number or a schedule and always
+reads as a `Schedule`; its check is applied to the smallest and the largest value of the schedule. `fixed=True` refuses
+assignment after the agent has been built.
+"""
 
 from __future__ import annotations
 
@@ -7,249 +18,215 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gymnasium.spaces import Space
+import attrs
 
 from rein import foreign_names
-from rein.networks.encoder import has_small_images
-from rein.schedules import Schedule, as_schedule
+from rein.schedules import as_schedule
 
-if TYPE_CHECKING:
-    from rein.agents.base.learner import Learner
+Check = Callable[[Any], Any]
 
 
-def refuse_unknown(agent: object, options: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for an option that is neither in `known` nor a keyword argument of the agent's constructor."""
-    own = inspect.signature(type(agent)).parameters.values()
-    foreign_names.refuse_unknown(
-        type(agent).__name__, {*options} - {*known}, {*known, *(p.name for p in own if p.kind is p.KEYWORD_ONLY)}
-    )
+def option(
+    *, default: Any = attrs.NOTHING, help: str | None = None, check: Check | None = None, fixed: bool = False
+) -> Any:
+    """Declare an option of an agent.
+
+    Args:
+        default: value if the keyword is not given; an option without a default is required.
+        help: one line for the class documentation and the command line. Without it, the option is one of a base class
+            with another default: help, check and `fixed` are those of the base class.
+        check: function that returns the value to keep, or raises ValueError or TypeError with the remedy.
+        fixed: whether the option can only be given when the agent is built.
+    """
+    return attrs.field(default=default, kw_only=True, metadata={"help": help, "check": check, "fixed": fixed})
 
 
-def check_spaces(kind: str, given: Sequence[Any]) -> None:
-    """Raise TypeError unless `given`, the positional arguments of the agent's constructor, begin with two spaces."""
-    if len(given) >= 2 and all(isinstance(space, Space) for space in given[:2]):
-        return
-    how = f"{kind}(environment.single_observation_space, environment.single_action_space, ...)"
-    if any(hasattr(value, "step") for value in given):
-        how += " with environment = rein.envs.gymnasium.GymnasiumEnvironment(id, num_envs)"
-    told = ", ".join(_told(value) for value in given) or "nothing"
-    raise TypeError(f"{kind}: expected an observation space and an action space, got {told}; build it as {how}")
+def at_least_one(value: Any) -> int:
+    """Return a whole number of 1 or more as an int; 1e6 is accepted."""
+    return _whole(value, 1)
 
 
-def _told(value: Any) -> str:
-    return repr(value) if isinstance(value, str | Space) else f"a {type(value).__name__}"
+def not_below_zero(value: Any) -> int:
+    """Return a whole number of 0 or more as an int; 1e6 is accepted."""
+    return _whole(value, 0)
 
 
-def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `__init__` of an agent so that arguments as other libraries take them raise a TypeError that explains."""
-    parameters = inspect.signature(init).parameters
-    takes_spaces = [*parameters][1:3] == ["observation_space", "action_space"]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-    @functools.wraps(init)
-    def checked(self: Any, *spaces: Any, **options: Any) -> None:
-        kind = type(self)
-        if kind.__init__ is checked:  # not called from the constructor of a subclass
-            if takes_spaces:
-                names = ("observation_space", "action_space")[len(spaces) :]
-                check_spaces(kind.__name__, [*spaces, *(options[name] for name in names if name in options)])
-            if not open_ended:
-                foreign_names.refuse_unknown(kind.__name__, options, parameters.keys() - {"self"})
-        init(self, *spaces, **options)
-
-    return checked
-
-
-def at_least_one(agent: object, name: str, count: float) -> int:
-    """The count, a whole number; ValueError for less than 1 and for what is none. 1e6 is one."""
-    return whole(agent, name, count, 1)
-
-
-def whole(agent: object, name: str, count: Any, least: int = 0) -> int:
-    """The count as an int; ValueError for less than `least` and for what is no whole number."""
-    if not _is_number(count) or not math.isfinite(count) or count != int(count):
-        raise ValueError(f"{type(agent).__name__}({name}={count!r}): give a whole number, {least} or more")
-    if count < least:
-        raise ValueError(f"{type(agent).__name__}({name}={count}): give {least} or more")
-    return int(count)
-
-
-def layers(agent: object, hidden: Any) -> tuple[int, ...]:
-    """The features of hidden layers; ValueError for what is no sequence of whole numbers of 1 or more."""
-    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
-        raise ValueError(f"{type(agent).__name__}(hidden={hidden!r}): give the features of each layer, as in (64, 64)")
-    return tuple(whole(agent, "hidden", features, 1) for features in hidden)
-
-
-def fraction(agent: object, name: str, value: float) -> float:
-    """The value; ValueError for less than 0 or more than 1, and for what is no number."""
+def in_unit_interval(value: Any) -> float:
+    """Return a number from 0 to 1 as a float."""
     if not _is_number(value) or not 0.0 <= value <= 1.0:
-        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a number from 0 to 1")
+        raise ValueError("give a number from 0 to 1")
     return float(value)
 
 
-def finite(agent: object, name: str, value: Any) -> Any:
-    """The value, or None; ValueError for NaN and infinity, and for what is no number."""
-    if value is None:
-        return None
+def finite(value: Any) -> float:
+    """Return a finite number as a float."""
     if not _is_number(value) or not math.isfinite(value):
-        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a finite number, or None")
+        raise ValueError("give a finite number")
     return float(value)
 
 
-def flag(agent: object, name: str, value: Any) -> bool:
-    """The value; ValueError for what is neither True nor False."""
+def not_negative(value: Any) -> float:
+    """Return a finite number of 0 or more as a float."""
+    if not _is_number(value) or not 0.0 <= value < math.inf:
+        raise ValueError("give 0 or more")
+    return float(value)
+
+
+def above_zero(value: Any) -> float:
+    """Return a finite number above 0 as a float."""
+    if not _is_number(value) or not 0.0 < value < math.inf:
+        raise ValueError("give a number above 0")
+    return float(value)
+
+
+def flag(value: Any) -> bool:
+    """Return True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give True or False")
+        raise ValueError("give True or False")
     return value
 
 
-def above_zero(agent: object, name: str, value: Any) -> Any:
-    """The value, or None; ValueError for 0 or less, for NaN and infinity, and for what is no number."""
-    if value is None:
-        return None
-    if not _is_number(value) or not 0.0 < value < math.inf:
-        raise ValueError(f"{type(agent).__name__}({name}={value!r}): give a number above 0")
-    return float(value)
+def layers(value: Any) -> tuple[int, ...]:
+    """Return the numbers of units of the hidden layers as a tuple."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError("give the units of each layer, as in (64, 64)")
+    return tuple(at_least_one(units) for units in value)
+
+
+def one_of(*choices: Any) -> Check:
+    """Make a check that accepts these values only."""
+
+    def check(value: Any) -> Any:
+        if value not in choices:
+            raise ValueError(f"give {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
+        return value
+
+    return check
+
+
+def _whole(value: Any, least: int) -> int:
+    if not _is_number(value) or not math.isfinite(value) or value != int(value):
+        raise ValueError(f"give a whole number, {least} or more")
+    if value < least:
+        raise ValueError(f"give {least} or more")
+    return int(value)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one, numpy's included, which sweeps are made of; True and False are none."""
+    """Return whether the value is a real number, numpy's included; True and False are not numbers here."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def not_negative(agent: object, name: str, value: float | Schedule) -> Schedule:
-    """The value as a schedule; ValueError where it is ever below 0, or NaN."""
+def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
+    """Return the value of an option as the agent keeps it.
+
+    Raises ValueError or TypeError that names the class, the option, the given value and the remedy.
+    """
+    check, kind, kept = field.metadata["check"], str(field.type), value
+    if value is None and "None" in kind:
+        return None
     try:
-        schedule = as_schedule(value)
-    except TypeError as error:
-        raise TypeError(f"{type(agent).__name__}({name}={value!r}): {error}") from None
-    if not schedule.bounds[0] >= 0.0:
-        raise ValueError(f"{type(agent).__name__}({name}={value}): give 0 or more")
-    return schedule
+        if "Schedule" in kind:
+            kept = as_schedule(value)  # type: ignore[arg-type]
+            for bound in kept.bounds if check else ():
+                check(bound)  # type: ignore[misc]
+        elif check:
+            kept = check(value)
+        return kept
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{type(agent).__name__}({field.name}={value!r}): {error}") from None
 
 
-class Adjustable:
-    """An option that may be assigned in mid-run, and is checked then as it was at first.
+def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Return the fields of a class of agents: the spaces and the options, with their checks.
 
-    What was assigned is no part of the agent's state: who resumes the run assigns it again, as a handler of it does.
+    attrs calls this with every annotated name of the class body; other names are ordinary attributes.
     """
-
-    def __init__(self, check: Callable[[object, str, Any], Any]) -> None:
-        self._check = check
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, agent: Any, owner: type | None = None) -> Any:
-        """What it is now."""
-        if agent is None:  # of the class, as for documentation
-            return self
-        if self._name not in agent.__dict__:
-            raise AttributeError(f"{type(agent).__name__}.{self._name} is not there before its constructor has run")
-        return agent.__dict__[self._name]
-
-    def __set__(self, agent: Any, value: Any) -> None:
-        """Raises ValueError where the check does."""
-        value = self._check(agent, self._name, value)
-        agent.__dict__[self._name] = value
-        agent.__dict__.setdefault(f"_first_{self._name}", value)
+    kept = [
+        field for field in fields if "help" in field.metadata or field.name in ("observation_space", "action_space")
+    ]
+    return [_with_check(cls, field) if "help" in field.metadata else field for field in kept]
 
 
-class Scheduled(Adjustable):
-    """An option that is a schedule, 0 or more at any time and `high` at most; a number may be assigned to it too.
+def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
+    if field.metadata["help"] is None:
+        bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
+        inherited = next((found for found in bases if found is not None), None)
+        if inherited is None:
+            raise TypeError(f"{cls.__name__}.{field.name}: give help=, which says what the option does")
+        field = field.evolve(metadata=inherited.metadata, type=inherited.type)
 
-    An `optional` one may be None.
-    """
+    def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:
+        return checked(agent, field, value)
 
-    def __init__(self, high: float = math.inf, *, optional: bool = False) -> None:
-        self._high, self._optional = high, optional
-        super().__init__(self._schedule)
-
-    def _schedule(self, agent: object, name: str, value: Any) -> Schedule | None:
-        if self._optional and value is None:
-            return None
-        schedule = not_negative(agent, name, value)
-        if schedule.bounds[1] > self._high:
-            raise ValueError(f"{type(agent).__name__}({name}={value!r}): give {self._high:g} or less")
-        return schedule
-
-
-def adjustable(agent: object) -> dict[str, Any]:
-    """The options of an agent that may be assigned in mid-run, as they were when it was built, as JSON."""
-    found = [(name, option) for cls in type(agent).__mro__ for name, option in vars(cls).items()]
-    names = dict.fromkeys(name for name, option in found if isinstance(option, Adjustable))
-    return {name: as_json(agent.__dict__.get(f"_first_{name}", getattr(agent, name))) for name in names}
-
-
-OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
-
-
-@foreign_names.explain(foreign_names.AGENT_METHODS)
-class Configurable:
-    """Base class of agents: checks the arguments of constructors, and assignments to options.
-
-    Raises TypeError for unknown keyword arguments and for a class attribute that hides an option of a base class,
-    AttributeError for an assignment to an option that is read only when the agent is built.
-    """
-
-    config: Any
-    _options: dict[str, Any] = {}  # noqa: RUF012  # replaced, never changed
-    observation_space: Any
-    _built = False
-    _compared = False
-
-    def _compare_processes(self, learner: Learner, **more: Any) -> None:
-        """Raise ValueError if data-parallel processes have different options; before they first exchange anything."""
-        if not self._compared:
-            options = {name: value for name, value in self.config.items() if name not in OF_ONE_PROCESS}
-            learner.compare_processes({"agent": type(self).__name__, **options, **more})
-            self._compared = True
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        if "__init__" in vars(cls):
-            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
-        for base in cls.__mro__[1:]:
-            for name, option in vars(base).items():
-                if isinstance(option, Adjustable) and not isinstance(inspect.getattr_static(cls, name), Adjustable):
-                    raise TypeError(
-                        f"{cls.__name__}.{name} hides an option of {base.__name__}: give {name}= to its constructor"
-                    )
-
-    def _described_options(self) -> dict[str, Any]:
-        """The options as JSON for `config`.
-
-        `scale_images` is left out if files of versions without that option mean the same.
-        """
-        scaled = self._options.get("scale_images") and not has_small_images(self.observation_space)
-        return {
-            name: as_json(value) for name, value in self._options.items() if not (name == "scale_images" and scaled)
-        }
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._built and name in self._options and name not in self.__dict__ and not hasattr(type(self), name):
+    def assign(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
+        if field.metadata["fixed"] and "env_steps" in vars(agent):
             raise AttributeError(
-                f"{type(self).__name__}.{name} is read when the agent is built, and would change nothing now: "
-                f"give {name}= to its constructor"
+                f"{type(agent).__name__}.{field.name} is read when the agent is built: "
+                f"give {field.name}= to its constructor"
             )
-        super().__setattr__(name, value)
+        return checked(agent, field, value)
+
+    return field.evolve(converter=attrs.Converter(convert, takes_self=True, takes_field=True), on_setattr=assign)  # type: ignore[call-arg]
 
 
-def as_json(option: Any) -> Any:
-    """An option as it is written down: schedules and the like by their config, functions by their names."""
-    if isinstance(option, float) and math.isinf(option):
-        return str(option)
-    if isinstance(config := getattr(option, "config", None), dict | float | int):  # schedules, noises
+def refuse_hidden(cls: type) -> None:
+    """Raise TypeError if a class attribute, of the class or of a mixin, hides an option of a base class."""
+    declaring = {name: kind for kind in reversed(cls.__mro__) for name in vars(kind).get("__annotations__", ())}
+    for kind in cls.__mro__[:-1]:
+        for name in options_of(cls).keys() & vars(kind).keys():
+            if cls.__mro__.index(kind) < cls.__mro__.index(declaring[name]):
+                raise TypeError(
+                    f"{cls.__name__}.{name} hides an option of {declaring[name].__name__}: declare {name} with "
+                    f"option(default=...), or give {name}= to the constructor"
+                )
+
+
+def options_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the declared options of a class of agents, by name."""
+    return {field.name: field for field in attrs.fields(cls) if "help" in field.metadata}
+
+
+def refuse_unknown(cls: type, given: Iterable[str]) -> None:
+    """Raise TypeError for keywords that are not options of the class, with rein's name for those of other libraries."""
+    known = options_of(cls).keys()
+    foreign_names.refuse_unknown(cls.__name__, {*given} - {*known, "env", "action_space"}, known)
+
+
+def as_json(value: Any) -> Any:
+    """Return an option as JSON: schedules and noise by their config, functions by their names."""
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    if isinstance(config := getattr(value, "config", None), dict | float | int):
         return config
-    if isinstance(option, functools.partial):
-        given = {"arguments": as_json(option.args)} if option.args else {}
-        given |= {name: as_json(value) for name, value in option.keywords.items()}
-        return {"function": as_json(option.func), **given}
-    if isinstance(option, numbers.Real) and not isinstance(option, bool | int | float):  # numpy's
-        return int(option) if isinstance(option, numbers.Integral) else float(option)
-    if isinstance(option, tuple | list):
-        return [as_json(part) for part in option]
-    return getattr(option, "__name__", type(option).__name__) if callable(option) else option
+    if isinstance(value, functools.partial):
+        given = {"arguments": as_json(value.args)} if value.args else {}
+        given |= {name: as_json(part) for name, part in value.keywords.items()}
+        return {"function": as_json(value.func), **given}
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, tuple | list):
+        return [as_json(part) for part in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return getattr(value, "__name__", None) or (type(value).__name__ if callable(value) else str(value))
+
+
+def document(cls: type) -> None:
+    """Append the options to the docstring of a class and give it the signature of its constructor."""
+    types = {field.name: field.type for field in attrs.fields(cls)}
+    parameters = [*inspect.signature(cls.__init__).parameters.values()][1:]
+    cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(annotation=types.get(parameter.name, Any)) for parameter in parameters]
+    )
+    lines = [
+        f"    {name}: {field.metadata['help']}. Default: {_shown(field.default)}"
+        for name, field in options_of(cls).items()
+    ]
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or cls.__name__)}\n\nOptions:\n" + "\n".join(lines)
+
+
+def _shown(default: Any) -> str:
+    return "required" if default is attrs.NOTHING else repr(default)

@@ -1,4 +1,4 @@
-"""What agents do that choose by the values of actions, and learn these from replay.
+"""Base class of agents that choose Discrete actions by their values, learned from replay.
 
 Shapes: N environments, B rows of a batch, A actions.
 """
@@ -6,126 +6,150 @@ Shapes: N environments, B rows of a batch, A actions.
 from __future__ import annotations
 
 import abc
-import copy
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rein.agents.base.exploration import Amount, Plateau, as_amount
-from rein.agents.base.learner import Learner
-from rein.agents.base.options import above_zero
-from rein.agents.base.policies import ValuePolicy, exploring
-from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.q_network import QNetwork
-from rein.networks.quantile_network import QuantileNetwork
-from rein.networks.target import OnlineAndTarget
+from rein.agents.base.agent import AgentPolicy
+from rein.agents.base.exploration import Amount, as_amount
+from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, option
+from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.ops.exploration import boltzmann, epsilon_greedy
-from rein.ops.random import generator
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
-from rein.replay.replay import Replay, Sample
-from rein.schedules import linear
+from rein.replay.replay import Sample
+from rein.schedules import Schedule, linear
 from rein.types import Tree
 
-Networks = TypeVar("Networks", bound=OnlineAndTarget[QNetwork] | OnlineAndTarget[QuantileNetwork])
 
-EPSILON = linear(1.0, 0.05, env_steps=10_000)
-DEFAULTS: Mapping[str, Any] = {
-    "learning_rate": 1e-3,
-    "hidden": (128, 128),
-    "batch_size": 128,
-    "max_grad_norm": 10.0,
-}
+def probability(value: Any) -> Amount:
+    """Return a number, a schedule or a `Plateau` from 0 to 1 as an amount of exploration."""
+    return _within(value, 1.0, "give a number from 0 to 1, or a schedule or Plateau within these bounds")
 
 
-class ValueAgent(ReplayAgent[Networks]):
-    """Chooses among Discrete actions: epsilon-greedily, or with a `temperature` by a softmax of their values.
+def softmax_temperature(value: Any) -> Amount:
+    """Return a number, a schedule or a `Plateau` of 0 or more as an amount of exploration."""
+    return _within(value, float("inf"), "give a number of 0 or more, or a schedule or Plateau of such numbers")
 
-    Its networks are `online`, which turns features into values (N, A), and `target`, which follows it. A subclass makes
-    them and `_learner`, and says what is learned from a sample; its options have `epsilon`, `temperature`, `huber` and
-    those of `DEFAULTS`.
+
+def _within(value: Any, high: float, remedy: str) -> Amount:
+    amount = as_amount(value)
+    if not 0.0 <= amount.bounds[0] <= amount.bounds[1] <= high:
+        raise ValueError(remedy)
+    return amount
+
+
+class EpsilonGreedy(DiscreteActions):
+    """Acting with the values of Discrete actions: greedily, epsilon-greedily or with another epsilon."""
+
+    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> AgentPolicy:
+        """Return a policy that follows the parameters of the agent.
+
+        Args:
+            deterministic: act greedily; otherwise explore as much as the agent does at any time.
+            epsilon: act epsilon-greedily with this probability of a random action instead.
+        """
+        if epsilon is None:
+            return AgentPolicy(self, not deterministic)  # type: ignore[arg-type]
+        try:
+            return AgentPolicy(self, in_unit_interval(epsilon))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}.policy(epsilon={epsilon!r}): {error}") from None
+
+    def choose(self, value_NA: Tensor, explore: bool | float) -> Tensor:
+        """Return actions (N,) for values: greedy, exploring (`explore=True`) or with `explore` as epsilon."""
+        if explore is False:
+            index_N = value_NA.argmax(1)
+        elif explore is True:
+            index_N = self.explore_by(value_NA)
+        else:
+            index_N = epsilon_greedy(value_NA, explore, self.generator)  # type: ignore[attr-defined]
+        return index_N + self.first_action if self.first_action else index_N
+
+    def explore_by(self, value_NA: Tensor) -> Tensor:
+        """Return exploring indices (N,) of actions."""
+        raise NotImplementedError
+
+
+class ValueAgent(EpsilonGreedy, ReplayAgent):
+    """Agent with a network of action values `self.networks.online` and its target network `self.networks.target`.
+
+    A subclass makes them in `build_networks`, with their learner, and implements `batch`.
     """
 
+    learning_rate: float | Schedule = option(default=1e-3)
+    batch_size: int = option(default=128)
+    hidden: Sequence[int] = option(default=(128, 128))
+    max_grad_norm: float | None = option(default=10.0)
+    epsilon: float | Amount = option(
+        default=linear(1.0, 0.05, env_steps=10_000),
+        check=probability,
+        fixed=True,
+        help="probability of a random action; a number, a schedule or a Plateau",
+    )
+    temperature: float | Amount | None = option(
+        default=None,
+        check=softmax_temperature,
+        fixed=True,
+        help="sample actions from softmax(values / temperature) instead of epsilon-greedily",
+    )
+    double: bool = option(
+        default=True, fixed=True, help="choose next actions with the online network (van Hasselt et al. 2016)"
+    )
+    huber: float | None = option(
+        default=1.0,
+        check=above_zero,
+        fixed=True,
+        help="error at which the Huber loss becomes linear; None for the squared error",
+    )
+    frame_stack: int | None = option(
+        default=None,
+        check=at_least_one,
+        fixed=True,
+        help="frames that an observation stacks in its first or last axis; the replay then stores each frame once",
+    )
+
     reports = ("value_loss", "action_value", "grad_norm", "epsilon")
-    exploration: Amount
-    _learner: Learner
 
-    def _check(self, options: dict[str, Any]) -> None:
-        super()._check(options)
-        if options["temperature"] is not None:
-            self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)
-        options["huber"] = above_zero(self, "huber", options["huber"])
-        low, high = as_amount(self._explored).bounds
-        if not (low >= 0.0 and (options["temperature"] is not None or high <= 1.0)):
-            named = options["temperature"] is None
-            name, limit = ("epsilon", "between 0 and 1") if named else ("temperature", "0 or more")
-            raise ValueError(f"{type(self).__name__}: {name} goes from {low} to {high}; it is {limit}")
+    def build(self, generator: torch.Generator) -> None:
+        """Make the replay, the networks and their learner."""
+        if self.temperature is not None:
+            self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)  # type: ignore[misc]
+        self.exploration = self.epsilon if self.temperature is None else self.temperature
+        super().build(generator)
 
-    @property
-    def _explored(self) -> float | Amount:
-        options = self._options
-        return options["epsilon"] if options["temperature"] is None else options["temperature"]
-
-    def _build(self, seed: int) -> None:
-        self.exploration = copy.deepcopy(as_amount(self._explored))  # one of its own, at its beginning
-        super()._build(seed)
-        self._first_action = int(self.action_space.start)  # type: ignore[attr-defined]  # the networks want Discrete
-
-    def _make_replay(self) -> Replay:
-        options = self._options
-        if options["frame_stack"] is None:
-            return super()._make_replay()
-        stacks = (options["capacity"], options["frame_stack"], self.observation_space.shape or ())
-        how = {"storage": options["storage"], "device": self.device}
-        if not options["prioritized"]:
+    def build_replay(self) -> Any:
+        """Make the replay, of single frames if `frame_stack` is set."""
+        if self.frame_stack is None:
+            return super().build_replay()
+        stacks = (self.capacity, self.frame_stack, self.observation_space.shape or ())
+        how: dict[str, Any] = {"storage": self.storage, "device": self.device}
+        if not self.prioritized:
             return FrameReplay(*stacks, **how)
-        how |= {"alpha": options["priority_alpha"], "normalize": options["priority_normalize"]}
+        how |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
         return PrioritizedFrameReplay(*stacks, **how)
 
-    def _explore(self, observation: Tree) -> Tensor:
+    def act(self, observation: Tree, explore: bool | float) -> Tensor:
+        """Return actions (N,), greedy or exploring."""
         online = self.networks.online
-        return self._choose(online(online.encoder(observation)), self._generator) + self._first_action
+        return self.choose(online(online.encoder(observation)), explore)
 
-    def _choose(self, value_NA: Tensor, drawing: torch.Generator) -> Tensor:
-        how_much = self.exploration(**self.counts)
-        if self._options["temperature"] is None:
-            return epsilon_greedy(value_NA, how_much, drawing)
-        return boltzmann(value_NA, how_much, drawing)
+    def explore_by(self, value_NA: Tensor) -> Tensor:
+        """Return epsilon-greedy or softmax indices (N,) of actions."""
+        amount = self.exploration(**self.counts)
+        return (epsilon_greedy if self.temperature is None else boltzmann)(value_NA, amount, self.generator)
 
     @abc.abstractmethod
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Any:
-        """What is learned from a sample: its rows with their targets, each as much as its weight says."""
+        """Return the rows of a sample with their targets and importance weights."""
 
-    def _update(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        metrics = self._learner.step(self.batch(sample, weight_B), self._options["huber"], report=report)
+    def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Learn from a sample of the replay."""
+        (learner,) = self.learners.values()
+        metrics = learner.step(self.batch(sample, weight_B), self.huber, report=report)
         error_B = metrics.pop("td_error")
         if report:
-            name = "epsilon" if self._options["temperature"] is None else "temperature"
+            name = "epsilon" if self.temperature is None else "temperature"
             metrics[name] = torch.as_tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
-
-    def _taken(self, sample: Sample) -> Tensor:
-        """The actions (B,) int64, counted from 0."""
-        action_B = sample.action.long()  # recorded ones may be of any type
-        return action_B - self._first_action if self._first_action else action_B
-
-    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> ValuePolicy:
-        """The greedy policy of the networks as they are at any time; as it explores where not `deterministic`.
-
-        With an `epsilon`, from 0 to 1, it is greedy but for so many random actions, however the agent explores.
-        """
-        explore = exploring(self, self._choose, epsilon)
-        own = None if deterministic and epsilon is None else generator(self._root, "policy", device=self.device)
-        return ValuePolicy(self.networks.online, self._first_action, explore, own, self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What every agent with a replay has, and how it explores, where that adapts."""
-        how = {"exploration": self.exploration.state_dict()} if isinstance(self.exploration, Plateau) else {}
-        return {**super().state_dict(), **how}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for that of an agent with other options."""
-        super().load_state_dict(state)
-        if isinstance(self.exploration, Plateau):
-            self.exploration.load_state_dict(state["exploration"])

@@ -1,0 +1,296 @@
+"""Base class of agents.
+
+Shapes: N environments, B rows.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+import attrs
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein import foreign_names
+from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
+from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
+from rein.ops.devices import checked_device
+from rein.ops.parallel import rank
+from rein.ops.random import checked_seed, generator, own_state, restore_own
+from rein.ops.trees import leaves
+from rein.types import Transition, Tree
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option, attrs.field))
+class _HasOptions:
+    """Class whose annotated `option(...)` attributes become keyword arguments of the constructor."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        attrs.define(cls, slots=False, eq=False, repr=False, field_transformer=declared)
+        refuse_hidden(cls)
+        document(cls)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """Refuse unknown options by name, before the constructor."""
+            refuse_unknown(cls, options)
+            return super().__new__(cls)
+
+
+@foreign_names.explain(foreign_names.AGENT_METHODS)
+class Agent(_HasOptions, abc.ABC):
+    """Base class of agents: subclasses give `build`, `act` and `update`, and declare their options.
+
+    - `build(generator)` makes networks, optimizers and memory and assigns them to attributes. It runs when the agent is
+      built, and again if a seed is given later. Draw parameters under `generator`.
+    - `act(observation, explore)` returns a distribution or an action (N, ...), or a pair of it and a dictionary of
+      tensors (N, ...) to record with it. It runs without gradients. If it draws, it draws from `self.generator`.
+    - `update(batch)` learns and returns metrics as tensors without gradients. If `build` assigned `self.rollout`, it is
+      called with the full rollout. If it assigned `self.replay`, it is called with a sample in every step after
+      `learning_starts` env steps (0 without such an option) of `batch_size` rows (64 without such an option).
+      Otherwise it is called with the last `Transition`.
+
+    The state of an agent is every attribute without a leading underscore that is not an option: modules, optimizers,
+    generators, objects with `state_dict`, tensors, numbers, None, and dictionaries and lists of these. It is saved with
+    the run and restored bit for bit.
+
+    Args:
+        env: an environment, or the space of one environment's observations.
+        action_space: the space of one environment's actions, if `env` is a space.
+    """
+
+    observation_space: Any = attrs.field(alias="env", kw_only=False)
+    action_space: Any = attrs.field(default=None, kw_only=False)
+    seed: int | None = option(default=None, check=checked_seed, fixed=True, help="seed of all random streams")
+    device: Any = option(default="cpu", check=checked_device, fixed=True, help="device of networks and memory")
+
+    reports: ClassVar[tuple[str, ...]] = ()  # metrics of `update` that every epoch has, NaN without an update
+
+    def __attrs_post_init__(self) -> None:
+        if self.action_space is None and hasattr(self.observation_space, "single_action_space"):
+            environment = self.observation_space
+            self.observation_space = environment.single_observation_space
+            self.action_space = environment.single_action_space
+        for name in ("observation_space", "action_space"):
+            if not isinstance(space := getattr(self, name), spaces.Space):
+                hint = "give an environment, or the observation space and the action space of one environment"
+                if hasattr(space, "unwrapped"):
+                    hint = "wrap it first, environment = GymnasiumEnvironment(id_or_factory, num_envs)"
+                raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
+        self._config = self._describe()
+        options = {name: getattr(self, name) for name in options_of(type(self))}
+        self._stateful_options = {name: value for name, value in options.items() if has_state(value)}
+        self._loaded = False
+        self.env_steps = self.updates = 0
+        self._start(secrets.randbits(31) if self.seed is None else self.seed)
+
+    def _start(self, seed: int) -> None:
+        """Draw everything under this seed."""
+        self._root_seed = seed
+        vars(self).update(copy.deepcopy(self._stateful_options))  # agents never share noise or normalizers
+        self.last_transition: Transition | None = None  # recorded and not learned from yet
+        self.learners: dict[str, Any] = {}
+        self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
+        self.generator = generator(seed, "agent", rank(), device=self.device)
+        with torch.device(self.device), torch.inference_mode(False):  # inference tensors cannot be trained
+            self.build(generator(seed, "networks", device=self.device))
+
+    @abc.abstractmethod
+    def build(self, generator: torch.Generator) -> None:
+        """Make networks, optimizers and memory."""
+
+    @abc.abstractmethod
+    def act(self, observation: Tree, explore: bool | float) -> Any:
+        """Return a distribution or an action (N, ...), optionally with a dictionary of what to record with it."""
+
+    @abc.abstractmethod
+    def update(self, batch: Any, /) -> Mapping[str, Tensor]:
+        """Learn from a full rollout, a sample of the replay or a transition, and return metrics."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a state was loaded; a seed that is given later then leaves the parameters alone."""
+        return self._loaded
+
+    @loaded.setter
+    def loaded(self, loaded: bool) -> None:
+        self._loaded = loaded
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The clocks of schedules."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
+
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
+        """Return an exploring action (N, ...) and what to record with it."""
+        with torch.no_grad():
+            return self._sampled(self.act(observation, True), True)
+
+    def _sampled(self, chosen: Any, explore: bool | float) -> tuple[Tree, dict[str, Tensor]]:
+        """Return the action and the extras for what `act` returned."""
+        action, extras = chosen if type(chosen) is tuple else (chosen, {})
+        if hasattr(action, "log_prob"):
+            action = action.sample(self.generator) if explore else action.mode()
+        return action, extras
+
+    def record_observation(self, transition: Transition) -> None:
+        """Add one transition of every environment to the memory."""
+        if (memory := self._memory) is None:
+            self.last_transition = transition
+        else:
+            memory.append(transition)
+        self.env_steps += len(transition.reward)
+
+    @property
+    def _memory(self) -> Any:
+        attributes = vars(self)
+        return attributes.get("rollout", attributes.get("replay"))
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """Cut the running episodes of the environments in `mask` (N,), which were reset outside a step."""
+        if (memory := self._memory) is not None:
+            memory.observe_reset(mask)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Call `update` if there is something to learn from, and return its metrics."""
+        if (batch := self._batch()) is None:
+            return {}
+        before = self.updates
+        metrics = dict(self.update(batch))
+        if self.updates == before:
+            self.updates += 1
+        if (rollout := vars(self).get("rollout")) is not None:
+            rollout.clear()
+        return metrics
+
+    def _batch(self) -> Any:
+        attributes = vars(self)
+        if (rollout := attributes.get("rollout")) is not None:
+            return rollout if rollout.full else None
+        if (replay := attributes.get("replay")) is not None:
+            ready = len(replay) and self.env_steps >= getattr(self, "learning_starts", 0)
+            return replay.sample(getattr(self, "batch_size", 64), self.generator) if ready else None
+        transition, self.last_transition = self.last_transition, None
+        return transition
+
+    def policy(self, deterministic: bool = True) -> AgentPolicy:
+        """Return a policy that follows the parameters of the agent; acting with it does not change the agent."""
+        return AgentPolicy(self, not deterministic)
+
+    def reseed(self, seed: int) -> None:
+        """Start all random streams from `seed`; parameters that were loaded stay.
+
+        Raises RuntimeError if the agent has learned or recorded anything.
+        """
+        seed = checked_seed(seed)  # type: ignore[assignment]
+        if self.env_steps and not self._loaded:
+            raise RuntimeError(f"reseed({seed}): the agent has recorded {self.env_steps} env steps already")
+        if not self._loaded:
+            before = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+            self._start(seed)
+            for name, module in before.items():
+                share_parameters(module, getattr(self, name))
+        elif not self.env_steps:
+            self._root_seed, self.generator = seed, generator(seed, "agent", rank(), device=self.device)
+        vars(self)["seed"] = seed
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The spaces, and the options as they were when the agent was built, as JSON."""
+        return {**self._config, "seed": self.seed, "device": str(self.device)}
+
+    def _describe(self) -> dict[str, Any]:
+        """The options as they are when the agent is built, as JSON."""
+        options = {name: as_json(getattr(self, name)) for name in options_of(type(self))}
+        return {
+            "observation_space": str(self.observation_space),
+            "action_space": str(self.action_space),
+            **options,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: every public attribute that is not an option, and the seed."""
+        state = {name: save_state(value) for name, value in self._state().items()}
+        return {**state, "seed": self._root_seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError, before any change, for an agent with other options."""
+        mine = self._state()
+        if differ := sorted({*mine, "seed"} ^ {*state}):
+            raise ValueError(f"{type(self).__name__}: the state has other entries than this agent: {', '.join(differ)}")
+        for name, value in mine.items():
+            check_state(f"{type(self).__name__}.{name}", value, state[name])
+        for name, value in mine.items():
+            vars(self)[name] = load_state(value, state[name], torch.device(self.device))
+        self._root_seed, self._loaded = int(state["seed"]), True
+
+    def _state(self) -> dict[str, Any]:
+        skip = {name for name in options_of(type(self)) if not has_state(getattr(self, name))}
+        return public_state(self, skip | {"observation_space", "action_space"})
+
+    def __repr__(self) -> str:
+        options = options_of(type(self))
+        changed = {
+            name: value
+            for name, value in self.config.items()
+            if name in options and value != as_json(options[name].default)
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+
+class AgentPolicy:
+    """Policy of an agent: greedy, or exploring with a generator of the policy.
+
+    Networks and statistics are those of the agent at any time. Acting does not change the agent: the generator and the
+    carry of a recurrent agent are replaced by those of the policy while it acts.
+    """
+
+    def __init__(self, agent: Agent, explore: bool | float) -> None:
+        """`explore` is passed to `agent.act`: whether to explore, or how much for agents that accept a number."""
+        self.device = agent.device
+        self._agent, self._explore = agent, explore
+        self._generator = None if explore is False else generator(agent._root_seed, "policy", device=agent.device)
+        self._carry: Tensor | None = None
+
+    @torch.no_grad()
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
+        """Return an action (N, ...) for an observation (N, ...)."""
+        agent = self._agent
+        of_agent = agent.generator, agent.carry
+        rows = len(next(leaf for _, leaf in leaves(observation)))
+        carry = self._carry if self._carry is not None and len(self._carry) == rows else None
+        agent.generator, agent.carry = self._generator or agent.generator, carry
+        try:
+            return agent._sampled(agent.act(observation, self._explore), self._explore)[0], {}
+        finally:
+            self._carry = agent.carry
+            agent.generator, agent.carry = of_agent
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Begin new episodes in the environments of `mask` (N,), or in all."""
+        if self._carry is not None:
+            self._carry = None if mask is None else self._carry.masked_fill(mask.unsqueeze(1), 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator and the carry; networks belong to the agent."""
+        return {"generator": own_state(self._generator), "carry": self._carry}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError for the state of the other kind of policy."""
+        restore_own(self._generator, state["generator"])
+        self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+
+
+def share_parameters(before: nn.Module, after: nn.Module) -> None:
+    """Let `before` use the parameters and buffers of `after`, so that policies built on `before` follow them."""
+    for old, new in ((before.parameters(), after.parameters()), (before.buffers(), after.buffers())):
+        for mine, theirs in zip(old, new, strict=True):
+            theirs.requires_grad_(mine.requires_grad)
+            mine.data = theirs.data

@@ -1,0 +1,147 @@
+"""Base class of agents that train neural networks with `Learner`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from rein.agents.base.agent import Agent
+from rein.agents.base.learner import Gradient, Learner, Loss
+from rein.agents.base.optimizers import (
+    Adam,
+    Guard,
+    OptimizerFactory,
+    check_learning_rate,
+    describe_optimizer,
+    set_learning_rate,
+)
+from rein.agents.base.options import (
+    above_zero,
+    at_least_one,
+    flag,
+    in_unit_interval,
+    layers,
+    not_negative,
+    one_of,
+    option,
+)
+from rein.networks.encoder import StemFactory
+from rein.schedules import Schedule
+
+OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
+
+
+class NetworkAgent(Agent):
+    """Agent with networks, and a `Learner` for each part of them that has an optimizer.
+
+    `build` assigns `self.networks` and makes learners with `self.add_learner`. A learner named `actor` has the learning
+    rate `actor_learning_rate` if the agent has such an option and it is not None, otherwise `learning_rate`.
+    """
+
+    learning_rate: float | Schedule = option(
+        default=3e-4, check=not_negative, help="learning rate of the optimizers; a number or a schedule"
+    )
+    gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
+    hidden: Sequence[int] = option(default=(256, 256), check=layers, fixed=True, help="units of each hidden layer")
+    activation: str = option(default="relu", fixed=True, help='activation function: "relu", "tanh", "silu" or "gelu"')
+    stem: StemFactory | None = option(
+        default=None,
+        fixed=True,
+        help="factory (observation_space, generator) of the features extractor before the hidden layers; None for "
+        "convolutions if observations are images",
+    )
+    normalize_observation: bool = option(
+        default=False, check=flag, fixed=True, help="normalize observations by their running mean and deviation"
+    )
+    scale_images: bool = option(
+        default=True, check=flag, fixed=True, help='divide bytes of images by 255; see "Images" in docs/agents.md'
+    )
+    max_grad_norm: float | None = option(
+        default=None,
+        check=above_zero,
+        fixed=True,
+        help="global norm to which gradients are clipped; None for no clipping",
+    )
+    optimizer: OptimizerFactory | None = option(
+        default=None, fixed=True, help="factory of the optimizer from parameters; None for Adam"
+    )
+    guard: Guard | None = option(
+        default=None,
+        fixed=True,
+        help="function of (metrics, gradients) that is called before each optimizer step; False skips the step",
+    )
+    micro_batch: int | None = option(
+        default=None,
+        check=at_least_one,
+        fixed=True,
+        help="rows whose gradient is computed at once; changes speed and memory only; None for 4,096 on the CPU and "
+        "all rows on other devices",
+    )
+    threads: int = option(
+        default=1, check=at_least_one, fixed=True, help="threads that compute the gradients of micro-batches"
+    )
+    compile: bool = option(default=False, check=flag, fixed=True, help="compile losses with torch.compile")
+    precision: str = option(
+        default="float32",
+        check=one_of("float32", "bfloat16"),
+        fixed=True,
+        help="precision of matrix products in updates",
+    )
+
+    _compared = False
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        for name, learner in self.learners.items():
+            own = f"{name}_learning_rate"
+            rates = {own: getattr(self, own, None) or self.learning_rate, "learning_rate": self.learning_rate}
+            check_learning_rate(learner.optimizer, own if hasattr(self, own) else "learning_rate", rates)  # type: ignore[arg-type]
+
+    def add_learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
+        """Make the learner that trains `networks` on `loss`, with its `gradient` in closed form if there is one."""
+        learner = Learner(
+            networks,
+            loss,
+            self.optimizer or self.default_optimizer,
+            max_grad_norm=self.max_grad_norm,
+            guard=self.guard,
+            micro_batch=self.micro_batch,
+            threads=self.threads,
+            compile=self.compile,
+            precision=self.precision,
+            closed_form=gradient,
+        )
+        self.learners[name] = learner
+        return learner
+
+    @staticmethod
+    def default_optimizer(parameters: Iterable[Any]) -> Any:
+        """Make the optimizer that is used without the option `optimizer`."""
+        return Adam(parameters)
+
+    def set_learning_rates(self) -> None:
+        """Set the learning rate of every optimizer to its present value."""
+        for name, learner in self.learners.items():
+            rate: Any = getattr(self, f"{name}_learning_rate", None)
+            rate = self.learning_rate if rate is None else rate
+            set_learning_rate(learner.optimizer, rate(**self.counts))
+
+    def compare_processes(self, **more: Any) -> None:
+        """Raise ValueError if data-parallel processes have different options; called before the first exchange."""
+        if not self._compared:
+            options = {name: value for name, value in self.config.items() if name not in OF_ONE_PROCESS}
+            first = next(iter(self.learners.values()))
+            first.compare_processes({"agent": type(self).__name__, **options, **more})
+            self._compared = True
+
+    def options(self, *names: str) -> dict[str, Any]:
+        """Return some of the options by name, as keyword arguments."""
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The spaces, and the options as they were when the agent was built, as JSON."""
+        first = next(iter(self.learners.values()))
+        return {**super().config, "optimizer": describe_optimizer(first.optimizer)}
