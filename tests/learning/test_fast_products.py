@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
 from rein.agents.awac import AWAC
 from rein.agents.bc import BC
@@ -51,6 +52,7 @@ def permitted() -> str:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What float32 was multiplied by in each product of hidden layers, as if oneDNN suited this machine."""
     monkeypatch.setattr(products, "suits_onednn", lambda: True)
+    get_torch_obj_rule_map()  # cached: otherwise a later compilation in this process would not know torch.baddbmm
     product, found = torch.baddbmm, []
 
     def watched(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
