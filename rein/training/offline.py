@@ -143,7 +143,7 @@ def _turns(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
 ITERATIONS = 100  # of an epoch, where nobody says
 ROUNDING = 2.0**-9  # of a Box's width or bounds, by which actions may lie outside: what bfloat16 is off by, half less
 
-_by_chance: WeakSet[ReplayAgent] = WeakSet()  # agents whose seed was drawn here, for nobody had given one
+_by_chance: WeakSet[ReplayAgent] = WeakSet()  # agents without a seed of the caller; theirs was drawn here
 
 
 @runtime_checkable

@@ -155,7 +155,7 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
         bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
         inherited = next((found for found in bases if found is not None), None)
         if inherited is None:
-            raise TypeError(f"{cls.__name__}.{field.name}: give help=, which says what the option does")
+            raise TypeError(f"{cls.__name__}.{field.name}: give help=, a description of the option")
         field = field.evolve(metadata=inherited.metadata, type=inherited.type)
 
     def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:

@@ -40,7 +40,7 @@ def _within(value: Any, high: float, remedy: str) -> Amount:
     return amount
 
 
-class EpsilonGreedy(DiscreteActions):
+class EpsilonGreedy(DiscreteActions, abc.ABC):
     """Acting with the values of Discrete actions: greedily, epsilon-greedily or with another epsilon."""
 
     def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> AgentPolicy:
@@ -67,9 +67,9 @@ class EpsilonGreedy(DiscreteActions):
             index_N = epsilon_greedy(value_NA, explore, self.generator)  # type: ignore[attr-defined]
         return index_N + self.first_action if self.first_action else index_N
 
+    @abc.abstractmethod
     def explore_by(self, value_NA: Tensor) -> Tensor:
         """Return exploring indices (N,) of actions."""
-        raise NotImplementedError
 
 
 class ValueAgent(EpsilonGreedy, ReplayAgent):
