@@ -143,8 +143,11 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Agent(Protocol):
-    """Acts and learns. Owns its modules, optimizers, buffers and random generator, and counts its own clocks."""
+class AgentProtocol(Protocol):
+    """Agent as the training loop uses it. `rein.agents.Agent` is a base class that provides most of it.
+
+    An agent owns its networks, optimizers, replay and random generator, and counts env steps and updates.
+    """
 
     @property
     def observation_space(self) -> Any:

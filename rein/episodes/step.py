@@ -18,7 +18,7 @@ from rein.episodes.finite import FiniteData
 from rein.episodes.partly import step_active
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
-from rein.protocols import Agent, Environment, Store
+from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import Rows
 from rein.types import StepState, TimeStep, Transition, Tree
 
@@ -31,7 +31,7 @@ def silent(name: str) -> None:
 
 def batch_step(
     state: State,
-    agent: Agent,
+    agent: AgentProtocol,
     environment: Environment,
     rows: Rows | None = None,
     emit: Callable[[str], None] = silent,
@@ -89,7 +89,7 @@ def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None
     return state.step_state
 
 
-def _apply(agent: Agent, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
+def _apply(agent: AgentProtocol, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
     """Step the environments. Returns their result on their own device and on the agent's."""
     if agent.device == environment.device:
         time_step = step_active(environment, known.action, known.active)
@@ -187,11 +187,11 @@ def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> Non
             )
 
 
-def check_fit(agent: Agent, environment: Environment, store: Store | None) -> None:
+def check_fit(agent: AgentProtocol, environment: Environment, store: Store | None) -> None:
     """Raises TypeError where one lacks something of its protocol, ValueError where their spaces do not go together."""
-    if lacking(agent, Agent) and isinstance(environment, Agent):
+    if lacking(agent, AgentProtocol) and isinstance(environment, AgentProtocol):
         raise TypeError("training_loop: agent and environment are the other way round; give the agent first")
-    check_part("training_loop", agent, Agent)
+    check_part("training_loop", agent, AgentProtocol)
     check_part("training_loop", environment, Environment)
     if store is not None:
         check_part("training_loop", store, Store)
@@ -236,7 +236,7 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
         hint = f"give rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
     elif protocol is Store and isinstance(part, str | os.PathLike):
         hint = f'give rein.HDF5Store({os.fspath(part)!r}, exist="new")'
-    raise TypeError(f"{caller}: {kind} is no {protocol.__name__}; {hint}")
+    raise TypeError(f"{caller}: {kind} is no {protocol.__name__.removesuffix('Protocol')}; {hint}")
 
 
 def check_held(environment: Environment, store: Store | None) -> None:

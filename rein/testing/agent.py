@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.trees import leaves, map_tree
-from rein.protocols import Agent, Environment, Policy
+from rein.protocols import AgentProtocol, Environment, Policy
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 
@@ -56,7 +56,7 @@ class AgentContract:
     def test_it_is_an_agent(self) -> None:
         """Names and first values of the protocol; a policy is a Policy."""
         agent = self.make(0)
-        assert isinstance(agent, Agent)
+        assert isinstance(agent, AgentProtocol)
         assert isinstance(agent.policy(), Policy)
         assert (agent.seed, agent.env_steps, agent.updates) == (0, 0, 0)
         json.dumps(agent.config, allow_nan=False)

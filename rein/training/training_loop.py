@@ -31,7 +31,7 @@ from rein.loop.state import State
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
-from rein.protocols import Agent, Environment, Store
+from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import Rows
 from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 
@@ -44,7 +44,7 @@ STEPS = 128  # of an epoch of a continuing run, where nobody says
 @check_keywords
 @torch.inference_mode(False)
 def training_loop(
-    agent: Agent,
+    agent: AgentProtocol,
     environment: Environment,
     store: Store | None = None,
     *,
@@ -113,7 +113,7 @@ def training_loop(
 
 
 def train(
-    agent: Agent,
+    agent: AgentProtocol,
     environment: Environment,
     store: Store | None = None,
     *,
@@ -182,7 +182,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
 
 def reset_environments(
     loop: Loop,
-    agent: Agent,
+    agent: AgentProtocol,
     environment: Environment,
     statistics: EpisodeStatistics,
     finite: FiniteData | None = None,
@@ -264,7 +264,7 @@ def halt_when_all_ended(loop: Loop) -> None:
             state.halt_epoch()
 
 
-def warn_without_update(loop: Loop, agent: Agent) -> None:
+def warn_without_update(loop: Loop, agent: AgentProtocol) -> None:
     """Log a warning if a run ends and the agent has never updated its parameters."""
 
     @loop.completed.wire

@@ -30,7 +30,7 @@ LEVELS = """
     types
     loop schedules
     ops files
-    errors foreign_names
+    errors foreign_names lazy
 """
 LEVEL = {name: level for level, line in enumerate(LEVELS.strip().splitlines()) for name in line.split()}
 LOOP_IMPORTS = {"rein.errors", "rein.foreign_names", "rein.ops.devices", "rein.ops.trees"}
@@ -53,7 +53,7 @@ ONLY_IN = {
     "gymnasium.spaces": LEVEL.keys() - {"ops", "errors", "loop", "schedules"},
     **dict.fromkeys(("pickle", "_pickle", "dill", "marshal", "shelve"), frozenset()),
 }
-COMPUTED_IMPORTS = {"__init__", "cli", "training"}
+COMPUTED_IMPORTS = {"__init__", "lazy", "cli", "training"}
 COMPUTED = "a computed name"
 
 
