@@ -27,6 +27,7 @@ test: .venv/installed-test .venv/installed-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/mypy --strict --follow-imports=silent tests/typed
 	$(PYTEST)
 
 test-slow: .venv/installed-test

@@ -22,7 +22,7 @@ from rein.episodes.step import check_part
 from rein.errors import NonFiniteError
 from rein.foreign_names import check_keywords
 from rein.ops.trees import to_device
-from rein.protocols import Environment, Policy, Replayable
+from rein.protocols import AgentProtocol, Environment, Policy, Replayable
 from rein.types import Tree
 
 
@@ -63,7 +63,7 @@ class Evaluation(NamedTuple):
 
 @check_keywords
 def evaluate(
-    policy: Policy,
+    policy: Policy | AgentProtocol,
     environment: Environment,
     episodes: int,
     *,
@@ -71,7 +71,9 @@ def evaluate(
     recorder: Recorder | None = None,
     episode_seeds: Tensor | None = None,
 ) -> Evaluation:
-    """Run `episodes` episodes of the policy in environments that are used for nothing else meanwhile.
+    """Run `episodes` episodes of a policy, or of the greedy policy of an agent.
+
+    The environments must not be used for anything else meanwhile.
 
     All environments begin together, each plays exactly one episode, and then all begin again: counting the first
     episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
@@ -82,7 +84,8 @@ def evaluate(
     policy and for environments that cannot begin the episodes of seeds. Raises NonFiniteError if a reward is NaN or
     infinite, or an observation that the policy acts on; a `RandomPolicy` uses no observation.
     """
-    check_parts(policy, environment)
+    acting: Policy = greedy_policy(policy)
+    check_parts(acting, environment)
     if not isinstance(episodes, numbers.Integral) or episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes!r}): give a whole number, 1 or more")
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -97,9 +100,14 @@ def evaluate(
             if episode_seeds is not None:
                 begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
             how = _Round(begin, index_N < episodes)
-            result = _play(policy, environment, max_episode_steps, recorder, how)
+            result = _play(acting, environment, max_episode_steps, recorder, how)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def greedy_policy(policy: Any) -> Any:
+    """Return the greedy policy of an agent, and any other object as it is."""
+    return policy if isinstance(policy, type) or not hasattr(policy, "policy") else policy.policy()
 
 
 def check_parts(policy: Any, environment: Any) -> None:
@@ -108,8 +116,6 @@ def check_parts(policy: Any, environment: Any) -> None:
         hint = ""
         if isinstance(environment, Policy):
             hint = "; give the policy first and the environment second"
-        elif hasattr(policy, "policy"):
-            hint = "; give agent.policy()"
         elif callable(policy):
             hint = (
                 "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "

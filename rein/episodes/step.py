@@ -6,7 +6,6 @@ Whether an agent, an environment and a store go together."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -234,8 +233,8 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
         hint = f"wrap Gymnasium's with rein.envs.gymnasium.{wrapper}"
     elif protocol is Environment and isinstance(part, str):
         hint = f"give rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
-    elif protocol is Store and isinstance(part, str | os.PathLike):
-        hint = f'give rein.HDF5Store({os.fspath(part)!r}, exist="new")'
+    elif protocol is Store:
+        hint = f"give the path of a new run or a rein.HDF5Store; {hint}"
     raise TypeError(f"{caller}: {kind} is no {protocol.__name__.removesuffix('Protocol')}; {hint}")
 
 

@@ -1,1 +1,5 @@
-"""Plug-ins, each a plain function of a loop; `docs/handlers.md` shows every one in use."""
+"""Handlers, each a function of a loop. The names are in `__init__.pyi`; docs/handlers.md shows each in use."""
+
+from rein.lazy import export
+
+export(__name__)

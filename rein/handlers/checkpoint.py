@@ -16,7 +16,7 @@ logger = logging.getLogger("rein")
 
 def checkpoint(
     loop: Loop,
-    store: Any,
+    store: Any = None,
     *,
     event: str = "epoch_ended",
     keep_last: int | None = 3,
@@ -28,9 +28,10 @@ def checkpoint(
 ) -> Saver:
     """Save the state of the loop and of every part that it owns when `event` fires, and when a run ends unfailed.
 
-        checkpoint(loop, store, every=10, keep_last=3, keep_best=("evaluation_return", "max"))
+        rein.checkpoint(loop, every=10, keep_last=3, keep_best=("evaluation_return", "max"))
 
-    `store` is an `HDF5Store`, whose run folder takes the checkpoints, or a `rein.Checkpoints(folder)`. Attach it after
+    `store` is an `HDF5Store`, whose run folder takes the checkpoints, or a `rein.Checkpoints(folder)`. By default it is
+    the store of the training loop. Attach it after
     the other plug-ins. The loop takes a checkpoint at the next edge, when all handlers have run: trajectories are
     flushed, the state is copied, and a thread writes it while training goes on.
 
@@ -47,6 +48,7 @@ def checkpoint(
     Raises ValueError for invalid rules, and TypeError if `store` does not keep files. Raises CheckpointError at the
     first checkpoint if a handler or the step uses an object with a state that the loop does not own.
     """
+    store = loop.parts.get("store") if store is None else store
     checkpoints = getattr(store, "checkpoints", store)
     if not hasattr(checkpoints, "take"):
         raise TypeError(f"checkpoint(loop, {type(store).__name__}): give an HDF5Store or a rein.Checkpoints(folder)")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rein.episodes import Evaluation, Recorder
 from rein.episodes import evaluate as play
-from rein.episodes.evaluation import check_parts
+from rein.episodes.evaluation import check_parts, greedy_policy
 from rein.episodes.step import check_held
 from rein.loop import Loop
 from rein.loop.events import Event
@@ -20,7 +20,7 @@ from rein.loop.info import run_info
 from rein.loop.interruptible import Interruptible, Unfinished
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
-from rein.protocols import Environment, Policy, Stateful, Store
+from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store
 from rein.types import Tree
 
 logger = logging.getLogger("rein")
@@ -36,7 +36,7 @@ _FOUND = {  # metric -> attribute of the evaluation
 
 def evaluate_every(
     loop: Loop,
-    policy: Policy,
+    policy: Policy | AgentProtocol,
     environment: Environment,
     *,
     episodes: int,
@@ -49,9 +49,9 @@ def evaluate_every(
     store: Store | None = None,
     **filters: Any,
 ) -> None:
-    """Run whole episodes when `event` fires; what they are worth are metrics that begin with `name`.
+    """Evaluate a policy, or the greedy policy of an agent, when `event` fires, and add metrics that begin with `name`.
 
-        evaluate_every(loop, agent.policy(), Gridworld(num_envs=16, seed=1), episodes=100, every=10)
+        rein.evaluate_every(loop, agent, rein.envs.Gridworld(num_envs=16, seed=1), episodes=100, every=10)
 
     The metrics are the means `<name>_return` and `<name>_length`, and of the returns the spread: `<name>_return_std`,
     `<name>_return_min`, `<name>_return_max`. Each evaluation plays new episodes, or with `same_episodes` those of the
@@ -80,7 +80,8 @@ def evaluate_every(
     one episode, for `same_episodes` in environments that cannot begin an episode again, and for a store that cannot
     hold their spaces.
     """
-    check_parts(policy, environment)
+    acting: Policy = greedy_policy(policy)
+    check_parts(acting, environment)
     if on_failure not in ("raise", "drop"):
         raise ValueError(f'evaluate_every(on_failure={on_failure!r}): give "raise" or "drop"')
     if episodes < 1:
@@ -94,12 +95,12 @@ def evaluate_every(
         )
     loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
     loop.own(f"{name}_environment", environment)
-    if isinstance(policy, Stateful):
-        loop.own(f"{name}_policy", policy)
+    if isinstance(acting, Stateful):
+        loop.own(f"{name}_policy", acting)
     recorder = None if store is None else _record(loop, environment, store, name)
     evaluated = loop.events.get("evaluated") or loop.define("evaluated")
     options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
-    evaluator = _Evaluator(policy, environment, options, name, evaluated, on_failure == "drop", same_episodes)
+    evaluator = _Evaluator(acting, environment, options, name, evaluated, on_failure == "drop", same_episodes)
     if at_end:
         loop.on("completed", "halted")(evaluator.evaluate_end)
 

@@ -46,6 +46,11 @@ def progress(
         event.observe(display.end)
 
 
+def is_interactive() -> bool:
+    """Return whether standard output is a terminal or the output of a notebook."""
+    return "ipykernel" in sys.modules or (sys.stdout is not None and sys.stdout.isatty())
+
+
 class _Sample(NamedTuple):
     """What one drawing has read."""
 

@@ -27,6 +27,7 @@ from rein.agents.base.segments import Segments
 from rein.errors import CheckpointError
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
+from rein.protocols import Policy
 from rein.schedules import as_schedule
 from rein.store.checkpoint import Checkpoint, describe_part, differences
 from rein.store.parts import part_at, put
@@ -54,6 +55,14 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
     or options that a file cannot say: such a one is built first, and loaded by `rein.load`.
     """
     return rebuilt(part_at(path, name), options)
+
+
+def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "agent", **options: Any) -> Policy:
+    """Return the policy of a saved agent, for evaluation or deployment; see `load_agent`.
+
+    The policy takes the greedy action, or samples with `deterministic=False`.
+    """
+    return load_agent(path, name=name, **options).policy(deterministic)
 
 
 def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from rein.episodes.step import check_fit
 from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
 from rein.handlers.loggers.csv import CSVLogger
+from rein.handlers.progress import is_interactive
+from rein.handlers.progress import progress as show_progress
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop, checks
 from rein.loop.events import Event
@@ -46,7 +49,7 @@ STEPS = 128  # of an epoch of a continuing run, where nobody says
 def training_loop(
     agent: AgentProtocol,
     environment: Environment,
-    store: Store | None = None,
+    store: Store | str | Path | None = None,
     *,
     episodic: bool = False,
     seed: int | None = None,
@@ -59,6 +62,9 @@ def training_loop(
 ) -> Loop:
     """Build a loop that trains `agent` in `environment` and appends each epoch's trajectories to `store`.
 
+    `store` is a store, or the path of a new `HDF5Store`: a number is added to the path if it exists, `runs/cartpole-2`.
+    The store is `loop.parts["store"]`.
+
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
     `epochs` (1) and `iterations` are the defaults of `loop.run`; an epoch of a continuing run has 128 steps by default.
@@ -70,7 +76,8 @@ def training_loop(
     Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
     `torch.inference_mode()`.
     """
-    check_fit(agent, environment, store)
+    is_path = isinstance(store, str | Path)
+    check_fit(agent, environment, None if is_path else store)
     if state_to_trajectory is not None and store is None:
         raise ValueError("training_loop(state_to_trajectory=...): its fields are for a store, and there is none")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
@@ -104,6 +111,11 @@ def training_loop(
         halt_when_all_ended(loop)
     warn_without_update(loop, agent)
     if store is not None:
+        if isinstance(store, str | Path):
+            from rein.store.hdf5 import HDF5Store  # imports h5py, which a run without files does not need
+
+            store = HDF5Store(store, exist="new")
+            check_fit(agent, environment, store)
         loop.own("store", store)
         if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
             loop.started.wire(lambda state: begin(state.clocks.epochs))
@@ -115,21 +127,24 @@ def training_loop(
 def train(
     agent: AgentProtocol,
     environment: Environment,
-    store: Store | None = None,
+    store: Store | str | Path | None = None,
     *,
     epochs: int | None = None,
     env_steps: int | None = None,
     iterations: int | None = None,
     episodic: bool = False,
     seed: int | None = None,
+    progress: bool = True,
     **options: Any,
 ) -> State:
-    """`training_loop(...)` and its run in one call, for a number of `epochs` or for `env_steps` env steps more.
+    """Build a `training_loop` and run it, for a number of `epochs` or for `env_steps` more env steps.
 
-    Further `options` are those of `training_loop`. Raises ValueError unless exactly one of the two is given, and
-    TypeError for an unknown option.
+    `progress` shows a progress bar on a terminal, and lines in a notebook. Further `options` are those of
+    `training_loop`.
+
+    Raises ValueError unless exactly one of `epochs` and `env_steps` is given, and TypeError for an unknown option.
     """
-    refuse_unknown("train", options, {*inspect.signature(training_loop).parameters, "env_steps"})
+    refuse_unknown("train", options, {*inspect.signature(training_loop).parameters, "env_steps", "progress"})
     if (epochs is None) == (env_steps is None):
         given = "neither" if epochs is None else "both"
         raise ValueError(
@@ -139,6 +154,8 @@ def train(
     loop = training_loop(agent, environment, store, **options)
     if env_steps is not None:
         stop_at(loop, env_steps=agent.env_steps + env_steps)
+    if progress and is_interactive():
+        show_progress(loop)
     return loop.run()
 
 

@@ -53,7 +53,7 @@ ONLY_IN = {
     "gymnasium.spaces": LEVEL.keys() - {"ops", "errors", "loop", "schedules"},
     **dict.fromkeys(("pickle", "_pickle", "dill", "marshal", "shelve"), frozenset()),
 }
-COMPUTED_IMPORTS = {"__init__", "lazy", "cli", "training"}
+COMPUTED_IMPORTS = {"lazy", "cli", "training"}
 COMPUTED = "a computed name"
 
 

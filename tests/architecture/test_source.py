@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import typing
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -64,13 +64,28 @@ def test_tensors_stay_on_their_device() -> None:
     assert MAY_FETCH.keys() <= found.keys(), "a module that is allowed to fetch no longer does: take it off the list"
 
 
-def test_the_public_names_are_those_in_all() -> None:
-    names = {name: getattr(rein, name) for name in {*dir(rein), *rein.__all__} if not name.startswith("_")}
-    public = {name for name, value in names.items() if not isinstance(value, ModuleType)}
-    tools = {name for name in public if name == "annotations" or hasattr(typing, name)}  # to write re-exports with
-    modules = names.keys() - public
-    assert sorted(set(rein.__all__) - modules) == sorted(public - tools)
-    assert len(rein.__all__) == len(set(rein.__all__))
+@pytest.mark.parametrize("package", [rein, rein.agents, rein.envs, rein.handlers])
+def test_every_exported_name_exists(package: ModuleType) -> None:
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert isinstance(value, ModuleType) or value.__name__ == name
+
+
+def test_an_exported_function_stays_when_the_module_of_its_name_is_imported() -> None:
+    importlib.import_module("rein.handlers.checkpoint")
+    from rein.handlers import checkpoint
+
+    assert callable(checkpoint)
+    assert rein.checkpoint is rein.handlers.checkpoint is checkpoint
+
+
+def test_the_names_of_all_agents_and_handlers_are_exported() -> None:
+    assert {*rein.agents.__all__, *rein.handlers.__all__} <= {*rein.__all__}
+
+
+def test_an_unknown_name_suggests_the_closest_one() -> None:
+    with pytest.raises(AttributeError, match="PPO"):
+        _ = rein.PP0
 
 
 def test_a_long_function_is_found() -> None:

@@ -228,10 +228,7 @@ API = {  # what a newcomer writes, and a part of the one line
         lambda: rein.training_loop(on_cartpole(), "CartPole-v1"),
         "GymnasiumEnvironment",
     ),
-    "training_loop(agent, env, 'runs/x')": (
-        lambda: rein.training_loop(on_cartpole(), CartPole(2), "runs/x"),
-        "HDF5Store",
-    ),
+    "training_loop(agent, env, 3)": (lambda: rein.training_loop(on_cartpole(), CartPole(2), 3), "HDF5Store"),
     "offline_loop(n_epochs=)": (lambda: offline_loop(SAC(VECTOR, VECTOR), n_epochs=1), "use epochs"),
     "IQL(buffer_size=)": (lambda: IQL(VECTOR, VECTOR, buffer_size=9), "capacity"),
     "evaluate(policy, gymnasium env)": (
@@ -242,17 +239,12 @@ API = {  # what a newcomer writes, and a part of the one line
         lambda: rein.evaluate(on_cartpole().policy(), gymnasium.make_vec("CartPole-v1", 1), 1),
         "GymnasiumVectorEnvironment",
     ),
-    "evaluate(agent, env)": (lambda: rein.evaluate(on_cartpole(), CartPole(1), 1), "agent.policy()"),
     "evaluate(env, policy)": (lambda: rein.evaluate(CartPole(1), on_cartpole().policy(), 1), "policy first"),
     "evaluate(n_eval_episodes=)": (
         lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), n_eval_episodes=1),
         "use episodes",
     ),
     "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "whole number"),
-    "handlers.evaluate(loop, agent, env)": (
-        lambda: evaluate_during(loop(), on_cartpole(), CartPole(1), episodes=1),
-        "agent.policy()",
-    ),
     "handlers.evaluate(loop, policy, gymnasium env)": (
         lambda: evaluate_during(loop(), on_cartpole().policy(), single(), episodes=1),
         "GymnasiumEnvironment",
@@ -282,7 +274,7 @@ API = {  # what a newcomer writes, and a part of the one line
     "handler is a number": (lambda: loop().epoch_ended(3), "function"),
     "epoch_ended(every_n=)": (lambda: loop().epoch_ended(every_n=3), "every"),
     "stop_at(timesteps=)": (lambda: stop_at(loop(), timesteps=3), "use env_steps"),
-    "rein.PPO": (lambda: rein.PPO, "from rein.agents.ppo import PPO"),
+    "rein.Ppo": (lambda: rein.Ppo, "rein.PPO"),
     "rein.HDF5store": (lambda: rein.HDF5store, "rein.HDF5Store"),
     "open_run of nothing": (lambda: rein.open_run("nowhere"), "does not exist"),
     "load_agent of nothing": (lambda: rein.load_agent("nowhere"), "no checkpoint"),

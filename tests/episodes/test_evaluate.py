@@ -87,9 +87,13 @@ def test_nonsense_is_refused(scripted, listening, arguments, text):
         rein.evaluate(listening(environment), environment, **arguments)
 
 
-def test_an_agent_is_no_policy_and_the_error_says_what_is(scripted):
-    environment = scripted([2])
+def test_something_that_is_no_policy_is_refused(scripted):
     with pytest.raises(TypeError, match=r"int is no Policy$"):
-        rein.evaluate(3, environment, 1)
-    with pytest.raises(TypeError, match=r"Agent is no Policy; give agent.policy\(\)"):
-        rein.evaluate(type("Agent", (), {"policy": None})(), environment, 1)
+        rein.evaluate(3, scripted([2]), 1)  # type: ignore[arg-type]
+
+
+def test_evaluating_an_agent_evaluates_its_greedy_policy():
+    environment = CartPole(4, seed=0)
+    agent = rein.PPO(environment, seed=0)
+    results = [rein.evaluate(policy, CartPole(4, seed=1), episodes=8) for policy in (agent, agent.policy())]
+    assert results[0].episode_return.equal(results[1].episode_return)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -488,8 +489,33 @@ def test_strict_lets_an_agent_learn_when_it_likes(scripted, listening):
 
 def test_something_that_is_no_store_is_refused(scripted, listening):
     environment = scripted([4])
-    with pytest.raises(TypeError, match=r"str is no Store; give .*HDF5Store"):
-        rein.training_loop(listening(environment), environment, "runs/x")
+    with pytest.raises(TypeError, match=r"int is no Store; give .*HDF5Store"):
+        rein.training_loop(listening(environment), environment, 3)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_becomes_a_new_store_that_is_flushed_at_the_end_of_the_run(scripted, listening, tmp_path, kind):
+    for folder in ("run", "run-2"):
+        environment = scripted([4])
+        loop = rein.training_loop(listening(environment), environment, kind(tmp_path / "run"))
+        loop.run(epochs=2, iterations=6)
+        assert loop.parts["store"].path == tmp_path / folder
+        assert [*rein.open_run(tmp_path / folder).epochs["number"]] == [1, 2]
+
+
+def test_parts_that_do_not_fit_create_no_folder(scripted, listening, tmp_path):
+    with pytest.raises(ValueError, match="observations"):
+        rein.training_loop(listening(scripted([4])), CartPole(1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, {}), (False, {"progress": False}), (False, {})])
+def test_train_shows_progress_on_a_terminal_only(scripted, listening, capsys, monkeypatch, terminal, shown):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal or bool(shown), raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    environment = scripted([4])
+    rein.train(listening(environment), environment, env_steps=8, iterations=4, **shown)
+    assert ("env_steps" in capsys.readouterr().out) == terminal
 
 
 def test_a_state_can_be_loaded_into_a_loop_that_has_run(scripted, listening, caplog):

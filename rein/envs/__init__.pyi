@@ -1,0 +1,14 @@
+from rein.envs import base as base
+from rein.envs import gymnasium as gymnasium
+from rein.envs import probes as probes
+from rein.envs import wrappers as wrappers
+from rein.envs.acrobot import Acrobot as Acrobot
+from rein.envs.base.simulation import SimulatedEnvironment as SimulatedEnvironment
+from rein.envs.cartpole import CartPole as CartPole
+from rein.envs.gridworld import Gridworld as Gridworld
+from rein.envs.gymnasium.adapter import GymnasiumEnvironment as GymnasiumEnvironment
+from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment as GymnasiumVectorEnvironment
+from rein.envs.mountain_car import MountainCar as MountainCar
+from rein.envs.mountain_car_continuous import MountainCarContinuous as MountainCarContinuous
+from rein.envs.pendulum import Pendulum as Pendulum
+from rein.envs.turtleworld import Turtleworld as Turtleworld

@@ -1,0 +1,43 @@
+"""Environments from Gymnasium ids, factories and vector environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+
+from rein.envs.gymnasium.adapter import GymnasiumEnvironment, Source
+from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment
+
+
+def make(
+    env: Source | VectorEnv[Any, Any, Any],
+    num_envs: int | None = None,
+    seed: int | None = None,
+    *,
+    processes: bool = False,
+    **options: Any,
+) -> GymnasiumEnvironment | GymnasiumVectorEnvironment:
+    """Build environments that are stepped together.
+
+        env = rein.make("CartPole-v1", num_envs=8, seed=0)
+        env = rein.make(lambda: FrameStackObservation(gymnasium.make("ALE/Pong-v5"), 4), num_envs=8, processes=True)
+
+    Args:
+        env: Gymnasium id, function that returns a `gymnasium.Env`, or `gymnasium.vector.VectorEnv`.
+        num_envs: number of environments, 1 by default. A `VectorEnv` has its own number.
+        seed: seed of all episodes. `training_loop(seed=)` seeds environments that have none.
+        processes: step each environment in a process of its own, for environments that take milliseconds per step.
+        **options: options of `GymnasiumEnvironment` or `GymnasiumVectorEnvironment`. Options that neither has are
+            passed to `gymnasium.make`.
+
+    Raises:
+        ValueError: if Gymnasium does not know the id, or the environments have different spaces.
+        TypeError: if `env` is an environment instead of a function that makes one, or a space cannot be a tensor.
+    """
+    if isinstance(env, VectorEnv):
+        return GymnasiumVectorEnvironment(env, num_envs, seed, **options)
+    num_envs = 1 if num_envs is None else num_envs
+    if processes:
+        return GymnasiumVectorEnvironment.in_processes(env, num_envs, seed, **options)
+    return GymnasiumEnvironment(env, num_envs, seed, **options)
