@@ -1,18 +1,23 @@
-"""Every example runs to its end as its reader would run it, with warnings being errors; its parts keep contracts."""
+"""Examples run without warnings, and their agents fulfil the contract of agents."""
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import rein
+from rein.agents import Agent
 from rein.envs.cartpole import CartPole
+from rein.schedules import linear
 from rein.testing import AgentContract
+from rein.testing.stateful import copy_state, first_difference
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
@@ -25,37 +30,71 @@ def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-class TestOwnAgent(AgentContract):
-    """That of `examples/own_agent.py`, to which docs/parts.md leads whoever writes one."""
+class CartPoleContract(AgentContract):
+    """Contract of an agent of an example, on CartPole."""
 
-    def make(self, seed: int | None) -> Any:
-        environment = CartPole(num_envs=1)
-        agent = runpy.run_path(str(FOLDER / "own_agent.py"))["ActorCritic"]
-        return agent(environment.single_observation_space, environment.single_action_space, seed=seed)
+    example: str
+    options: ClassVar[dict[str, Any]] = {}
 
-    def environment(self, num_envs: int, seed: int) -> CartPole:
-        return CartPole(num_envs, seed=seed, max_episode_steps=20)
-
-
-class TestOwnReplay(AgentContract):
-    """That of `examples/own_replay.py`, as docs/parts.md shows it."""
-
-    def make(self, seed: int | None) -> Any:
-        environment = CartPole(num_envs=1)
-        agent = runpy.run_path(str(FOLDER / "own_replay.py"))["Remembering"]
-        return agent(
-            environment.single_observation_space, environment.single_action_space, seed=seed, learning_starts=100
+    def kind(self) -> Any:
+        (agent,) = (
+            value
+            for value in runpy.run_path(str(FOLDER / f"{self.example}.py")).values()
+            if isinstance(value, type) and issubclass(value, Agent) and value is not Agent
         )
+        return agent
+
+    def make(self, seed: int | None) -> Any:
+        return self.kind()(CartPole(num_envs=1), seed=seed, **self.options)
 
     def environment(self, num_envs: int, seed: int) -> CartPole:
         return CartPole(num_envs, seed=seed, max_episode_steps=20)
 
-    def learned(self, agent: Any) -> Any:
-        return dict(agent.network.state_dict())
+    def test_a_resumed_run_is_equal_to_an_uninterrupted_run(self) -> None:
+        def parts() -> Any:
+            environment = CartPole(8, seed=0)
+            agent = self.kind()(environment, seed=0, **self.options)
+            return agent, environment, rein.training_loop(agent, environment, seed=0)
 
-    def test_the_page_shows_what_it_does(self) -> None:
-        page = (FOLDER.parent / "docs" / "parts.md").read_text(encoding="utf-8")
-        (shown,) = re.findall(r"^```python\n(def record_observation.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        there = (FOLDER / "own_replay.py").read_text(encoding="utf-8")
-        shown, there = (" ".join(text.split()) for text in (shown, there))  # the page's stand in no class
-        assert shown in there
+        agent, _, loop = parts()
+        loop.run(epochs=4, iterations=25)
+        first, environment, interrupted = parts()
+        interrupted.run(epochs=2, iterations=25)
+        state = copy_state([interrupted.state_dict(), first.state_dict(), environment.state_dict()])
+        resumed, environment, loop = parts()
+        for part, saved in zip((loop, resumed, environment), state, strict=True):
+            part.load_state_dict(saved)
+        loop.run(epochs=4, iterations=25)
+        assert first_difference(agent.state_dict(), resumed.state_dict()) is None
+
+    def test_the_learning_rate_of_the_optimizer_follows_the_schedule(self) -> None:
+        options = {**self.options, "learning_rate": linear(1e-3, 0.0, updates=4)}
+        agent = self.kind()(CartPole(8, seed=0), seed=0, **options)
+        rates = []
+        for _ in self._learning(agent):
+            if len(rates) < agent.updates:
+                rates.append(agent.optimizer.param_groups[0]["lr"])
+        assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0])
+
+    def test_the_class_is_short(self) -> None:
+        tree = ast.parse((FOLDER / f"{self.example}.py").read_text(encoding="utf-8"))
+        (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+        assert (kind.end_lineno or 0) - kind.lineno < 50
+
+
+class TestReinforce(CartPoleContract):
+    example = "reinforce"
+    options: ClassVar[dict[str, Any]] = {"rollout_steps": 8}
+
+    def test_the_page_shows_the_example(self) -> None:
+        page = (FOLDER.parent / "docs/agents.md").read_text(encoding="utf-8")
+        (shown,) = (
+            block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Reinforce" in block
+        )
+        example = (FOLDER / "reinforce.py").read_text(encoding="utf-8")
+        assert shown.strip() in example
+
+
+class TestOwnReplay(CartPoleContract):
+    example = "own_replay"
+    options: ClassVar[dict[str, Any]] = {"learning_starts": 100, "batch_size": 16}

@@ -137,7 +137,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
     def batch(self, rollout: Rollout) -> Batch:
         """Return the rollout as rows, with targets made by the present network."""
         valid_TN = rollout.valid()
-        next_value_TN = rollout.next_value(rollout["value"], lambda of: self._values(of("next_observation")).amax(1))
+        next_value_TN = rollout.next_values(rollout["value"], lambda observation: self._values(observation).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
         settings = {"gamma": self.gamma, "lambda_": self.q_lambda}
         reward_TN = rollout.rewards(self.reward_normalizer, self.gamma)

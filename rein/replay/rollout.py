@@ -210,22 +210,30 @@ class Rollout:
         normalizer.gamma = gamma
         return normalizer.scale(self["reward"], self["terminated"] | self["truncated"], self["valid"])
 
-    def next_value(self, value_TN: Tensor, value_of: Callable[[Callable[[str], Tree]], Tensor]) -> Tensor:
-        """The value (T, N) of what truly came next, given those of the observations.
+    @torch.no_grad()
+    def next_values(self, value: Tensor, value_of: Callable[..., Tensor], *fields: str) -> Tensor:
+        """Return the values (T, N) of the true next observations.
 
-        It is that of the next row, but for the last row and those whose episode was cut: there `value_of` is asked,
-        with a function that gives a field by its name, in the rows in question. On the host these rows alone;
-        elsewhere, where to know them would be to wait, all.
+        They are the values of the next rows. In the last row, and where an episode was truncated, they are computed
+        from `next_observation`. On the CPU, only these rows are computed; on other devices, where selecting rows would
+        wait for the device, all are.
+
+        Args:
+            value: the values (T, N) or (B,) of the observations of the rollout.
+            value_of: function from next observations (R, ...) of R rows, and from `fields` of these rows, to values
+                (R,), such as a critic.
+            fields: names of further fields that `value_of` is called with.
         """
+        names, value_TN = ("next_observation", *fields), value.detach().view(self["reward"].shape)
         cut_TN = self["truncated"] & ~self["terminated"] & self["valid"]
         cut_TN[-1] = True
         next_value_TN = torch.cat((value_TN[1:], value_TN[-1:]))
         flat_B, cut_B = next_value_TN.view(-1), cut_TN.view(-1)
         if value_TN.device.type == "cpu":
             (row_R,) = cut_B.nonzero(as_tuple=True)
-            flat_B[row_R] = value_of(lambda name: map_tree(lambda rows: rows[row_R], self.flat(name)))
+            flat_B[row_R] = value_of(*(map_tree(lambda rows: rows[row_R], self.flat(name)) for name in names))
             return next_value_TN
-        return torch.where(cut_B, value_of(self.flat), flat_B).view_as(next_value_TN)
+        return torch.where(cut_B, value_of(*map(self.flat, names)), flat_B).view_as(next_value_TN)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Environment, Policy
@@ -46,10 +46,14 @@ class AgentContract:
         raise NotImplementedError
 
     def learned(self, agent: Any) -> Any:
-        """What learning changes, as a tree of tensors: every floating-point tensor of the state.
+        """Return the tensors that learning changes: the parameters of all modules of the agent.
 
-        Override it for an agent whose state holds data as well, in a replay buffer for example.
+        For an agent without modules, these are the floating-point tensors of its state. Override this method if they
+        contain other data.
         """
+        modules = {name: value for name, value in vars(agent).items() if isinstance(value, nn.Module)}
+        if modules:
+            return {name: dict(module.named_parameters()) for name, module in modules.items()}
         tensors = ((path, leaf) for path, leaf in leaves(agent.state_dict()) if isinstance(leaf, Tensor))
         return {path: tensor for path, tensor in tensors if tensor.is_floating_point()}
 

@@ -29,9 +29,6 @@ class TestDiscrete(AgentContract):
     steps, num_envs = 40, 4
     options: ClassVar[dict[str, Any]] = {"normalize_advantage": True}
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, **self.options)
 

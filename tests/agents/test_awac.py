@@ -28,9 +28,6 @@ SMALL: dict[str, Any] = {
 class TestAgent(AgentContract):
     options: ClassVar[dict[str, Any]] = {"learning_starts": 24}
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         environment = self.environment(1, 0)
         given = environment.single_observation_space, environment.single_action_space

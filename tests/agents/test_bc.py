@@ -24,9 +24,6 @@ SMALL |= {"update_to_data": 0.125}
 class TestDiscrete(AgentContract):
     bootstraps = False
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         environment = self.environment(1, 0)
         return BC(environment.single_observation_space, environment.single_action_space, **SMALL, seed=seed)

@@ -28,9 +28,6 @@ class TestDDPG(AgentContract):
     steps, num_envs = 40, 4
     options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, **self.options)
 

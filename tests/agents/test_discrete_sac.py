@@ -23,9 +23,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "learning_starts": 20, "capacity": 2
 class TestContract(AgentContract):
     steps, num_envs = 24, 4
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         environment = self.environment(1, 0)
         return DiscreteSAC(environment.single_observation_space, environment.single_action_space, seed=seed, **SMALL)

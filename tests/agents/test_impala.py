@@ -38,9 +38,6 @@ class TestDiscrete(AgentContract):
 
     steps, num_envs = 40, 4
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, update_epochs=2, minibatches=2)
 

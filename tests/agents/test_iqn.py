@@ -40,9 +40,6 @@ def fitted(environment: Any, **options: Any) -> IQN:
 class TestAgent(AgentContract):
     options: ClassVar[dict[str, Any]] = {}
 
-    def learned(self, agent):
-        return dict(agent.networks.named_parameters())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, **self.options)
 

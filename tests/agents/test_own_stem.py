@@ -131,9 +131,6 @@ class _WithStem(AgentContract):
     def environment(self, num_envs, seed) -> Any:
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
-    def learned(self, agent):
-        return dict(agent.networks.named_parameters())
-
     def _acts(self, policy):
         policy.reset()
         return super()._acts(policy)

@@ -35,9 +35,6 @@ class TestDiscrete(AgentContract):
 
     steps, num_envs = 40, 4
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed)
 
@@ -47,9 +44,6 @@ class TestDiscrete(AgentContract):
 
 class TestContinuous(AgentContract):
     steps, num_envs = 40, 4
-
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
 
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, learning_rate=linear(1e-3, 0.0, env_steps=10_000))

@@ -31,9 +31,6 @@ def fitted(environment, **options) -> PQN:
 class TestAgent(AgentContract):
     options: ClassVar[dict[str, Any]] = {}
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, **self.options)
 
@@ -51,9 +48,6 @@ class TestWithEveryPart(TestAgent):
         "learning_rate": linear(1e-3, 0.0, env_steps=10_000),
         "max_grad_norm": None,
     }
-
-    def learned(self, agent):
-        return dict(agent.networks.named_parameters())  # the statistics of observations are not learned
 
 
 class TestState(StatefulContract):

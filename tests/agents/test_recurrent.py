@@ -46,9 +46,6 @@ class _Recurrent(AgentContract):
     def environment(self, num_envs, seed):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def _acts(self, policy):
         policy.reset()  # or it would act by what it remembers of the last time
         return super()._acts(policy)

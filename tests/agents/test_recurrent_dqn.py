@@ -60,9 +60,6 @@ class TestLSTM(AgentContract):
     def environment(self, num_envs, seed):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
-    def learned(self, agent):
-        return dict(agent.networks.named_parameters())  # the statistics of observations are not learned
-
     def _acts(self, policy):
         policy.reset()  # or it would act by what it remembers of the last time
         return super()._acts(policy)

@@ -37,9 +37,6 @@ def fitted(environment: Any, **options: Any) -> PPO:
 class TestContract(AgentContract):
     options: ClassVar[dict[str, Any]] = {}
 
-    def learned(self, agent):
-        return dict(agent.networks.state_dict())
-
     def make(self, seed):
         segments = Segments(beta=linear(0.2, 1.0, updates=100), rho_clip=float("inf"))
         return fitted(self.environment(1, 0), seed=seed, segments=segments, reward_smoothing=0.5, **self.options)

@@ -44,11 +44,11 @@ def values(rollout: Rollout) -> tuple[Tensor, list[Tensor]]:
     """The next values, where that of an observation is itself; and which next observations were looked at."""
     asked: list[Tensor] = []
 
-    def value_of(field: Any) -> Tensor:
-        asked.append(field("next_observation")["x"])
+    def value_of(observation: Any) -> Tensor:
+        asked.append(observation["x"])
         return asked[-1].clone()
 
-    return rollout.next_value(rollout["observation"]["x"].clone(), value_of), asked
+    return rollout.next_values(rollout["observation"]["x"].clone(), value_of), asked
 
 
 class _Filled(StatefulContract):
@@ -113,7 +113,7 @@ def test_the_values_handed_in_stay_as_they_are() -> None:
     rollout = filled(truncated={0: (0,)})
     value_TN = rollout["observation"]["x"].clone()
     kept = value_TN.clone()
-    rollout.next_value(value_TN, lambda field: field("next_observation")["x"])
+    rollout.next_values(value_TN, lambda observation: observation["x"])
     assert torch.equal(value_TN, kept)
 
 
@@ -128,11 +128,11 @@ def test_where_waiting_for_the_device_would_cost_more_all_rows_are_asked(monkeyp
     value_TN = rollout["observation"]["x"].clone().as_subclass(Elsewhere)
     asked: list[Tensor] = []
 
-    def value_of(field: Any) -> Tensor:
-        asked.append(field("next_observation")["x"])
+    def value_of(observation: Any) -> Tensor:
+        asked.append(observation["x"])
         return asked[-1].clone()
 
-    found = rollout.next_value(value_TN, value_of).as_subclass(Tensor)
+    found = rollout.next_values(value_TN, value_of).as_subclass(Tensor)
     assert len(asked[0]) == T * N
     assert torch.equal(found, expected)
 

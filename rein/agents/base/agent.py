@@ -17,12 +17,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein import foreign_names
+from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.ops.devices import checked_device
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import leaves
+from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
 
@@ -54,8 +56,10 @@ class Agent(_HasOptions, abc.ABC):
       tensors (N, ...) to record with it. It runs without gradients. If it draws, it draws from `self.generator`.
     - `update(batch)` learns and returns metrics as tensors without gradients. If `build` assigned `self.rollout`, it is
       called with the full rollout. If it assigned `self.replay`, it is called with a sample in every step after
-      `learning_starts` env steps (0 without such an option) of `batch_size` rows (64 without such an option).
-      Otherwise it is called with the last `Transition`.
+      `learning_starts` env steps (0 without such an option) of `batch_size` rows (64 without such an option), with
+      `n_step` and `gamma` if the agent has these options. Otherwise it is called with the last `Transition`.
+    - If there is an option `learning_rate` that may be a schedule, its present value is written into every optimizer
+      before each call of `update`.
 
     The state of an agent is every attribute without a leading underscore that is not an option: modules, optimizers,
     generators, objects with `state_dict`, tensors, numbers, None, and dictionaries and lists of these. It is saved with
@@ -163,6 +167,7 @@ class Agent(_HasOptions, abc.ABC):
         if (batch := self._batch()) is None:
             return {}
         before = self.updates
+        self.set_learning_rates()
         metrics = dict(self.update(batch))
         if self.updates == before:
             self.updates += 1
@@ -176,9 +181,21 @@ class Agent(_HasOptions, abc.ABC):
             return rollout if rollout.full else None
         if (replay := attributes.get("replay")) is not None:
             ready = len(replay) and self.env_steps >= getattr(self, "learning_starts", 0)
-            return replay.sample(getattr(self, "batch_size", 64), self.generator) if ready else None
+            return self.sample() if ready else None
         transition, self.last_transition = self.last_transition, None
         return transition
+
+    def sample(self) -> Any:
+        """Draw a batch from `self.replay`."""
+        settings = {name: getattr(self, name) for name in ("n_step", "gamma") if hasattr(self, name)}
+        return self.replay.sample(getattr(self, "batch_size", 64), self.generator, **settings)  # type: ignore[attr-defined]
+
+    def set_learning_rates(self) -> None:
+        """Set the learning rate of every optimizer to the present value of the option `learning_rate`."""
+        if isinstance(rate := getattr(self, "learning_rate", None), Schedule):
+            for value in vars(self).values():
+                if hasattr(value, "param_groups"):
+                    set_learning_rate(value, rate(**self.counts))
 
     def policy(self, deterministic: bool = True) -> AgentPolicy:
         """Return a policy that follows the parameters of the agent; acting with it does not change the agent."""

@@ -187,13 +187,12 @@ class OnPolicyAgent(NetworkAgent):
 
     def next_values(self, value_TN: Tensor) -> Tensor:
         """Return the values (T, N) of the true next observations, given those of the observations."""
+        networks = self.networks
 
-        def value_of(field: Any) -> Tensor:
-            carry = field("next_carry") if self.networks.carry_size else None
-            return self.networks.value(self.networks.encoder(field("next_observation")), carry)
+        def value_of(observation: Tree, carry: Tensor | None = None) -> Tensor:
+            return networks.value(networks.encoder(observation), carry)
 
-        with torch.no_grad():
-            return self.rollout.next_value(value_TN, value_of)
+        return self.rollout.next_values(value_TN, value_of, *(("next_carry",) if networks.carry_size else ()))
 
     def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
         """Return the rollout as rows, or as whole sequences if the networks are recurrent."""

@@ -1,0 +1,145 @@
+"""Networks for custom agents: observations of an environment in, distributions over actions or values out.
+
+Shapes: B rows, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.networks.encoder import Encoder, features_of, stem_for, through
+from rein.networks.heads import ContinuousHead, DiscreteHead, action_head, has_width
+from rein.networks.mlp import Stack, orthogonal_linear
+from rein.ops.distributions import Distribution
+from rein.types import Tree
+
+
+class ActionDistribution(NamedTuple):
+    """Distribution over the actions of a space, one for each of B rows."""
+
+    head: DiscreteHead | ContinuousHead
+    of_samples: Distribution
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Draw actions (B, ...)."""
+        return self.head.to_action(self.of_samples, self.of_samples.sample(generator))
+
+    def mode(self) -> Tensor:
+        """Return the most likely actions (B, ...); of a squashed Gaussian, the median."""
+        return self.head.to_action(self.of_samples, self.of_samples.mode())
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return the log probabilities or densities (B,) of actions (B, ...)."""
+        return self.of_samples.log_prob(self.head.from_action(self.of_samples, action))
+
+    def entropy(self) -> Tensor:
+        """Return the entropies (B,) in nats."""
+        return self.of_samples.entropy()
+
+
+class ObservationNetwork(nn.Module):
+    """Encoder, for images convolutions, and hidden layers. Subclasses add a head."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        generator: torch.Generator,
+        hidden: Sequence[int],
+        activation: str,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_space, generator.device)
+        self.stem = stem_for(observation_space, generator)
+        self.hidden = Stack(1, features_of(self.stem, self.encoder.features), hidden, activation, generator)
+
+    def features(self, observation: Tree) -> Tensor:
+        """Return the features (B, H) of observations (B, ...)."""
+        return self.hidden(through(self.stem, self.encoder(observation)))[0]
+
+
+class ActorNetwork(ObservationNetwork):
+    """Observations (B, ...) -> `ActionDistribution`."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        hidden: Sequence[int],
+        activation: str,
+    ) -> None:
+        super().__init__(observation_space, generator, hidden, activation)
+        squash = isinstance(action_space, spaces.Box) and has_width(action_space)
+        self.head = action_head(self.hidden.features, action_space, generator, squash=squash)
+
+    def forward(self, observation: Tree) -> ActionDistribution:
+        """Return the distribution over actions."""
+        return ActionDistribution(self.head, self.head(self.features(observation)))
+
+
+class ValueNetwork(ObservationNetwork):
+    """Observations (B, ...) -> values (B,) of states, or (B, A) of actions."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        actions: int | None,
+        generator: torch.Generator,
+        hidden: Sequence[int],
+        activation: str,
+    ) -> None:
+        super().__init__(observation_space, generator, hidden, activation)
+        self._of_states = actions is None
+        self.head = orthogonal_linear(self.hidden.features, actions or 1, 1.0, generator)
+
+    def forward(self, observation: Tree) -> Tensor:
+        """Return the values."""
+        values = self.head(self.features(observation))
+        return values.squeeze(-1) if self._of_states else values
+
+
+def actor(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    generator: torch.Generator,
+    hidden: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+) -> ActorNetwork:
+    """Return a network from observations (B, ...) to a distribution over actions.
+
+    The distribution has `sample(generator)`, `mode()`, `log_prob(action)` and `entropy()`. It is categorical for
+    Discrete and MultiDiscrete actions. For a Box of one dimension it is a Gaussian, squashed by tanh if the bounds are
+    finite. Images go through convolutions, other observations are flattened. Parameters are drawn under `generator`.
+    """
+    return ActorNetwork(observation_space, action_space, generator, hidden, activation)
+
+
+def critic(
+    observation_space: spaces.Space[Any],
+    *,
+    generator: torch.Generator,
+    hidden: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+) -> ValueNetwork:
+    """Return a network from observations (B, ...) to the values (B,) of states."""
+    return ValueNetwork(observation_space, None, generator, hidden, activation)
+
+
+def q_network(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    generator: torch.Generator,
+    hidden: Sequence[int] = (64, 64),
+    activation: str = "relu",
+) -> ValueNetwork:
+    """Return a network from observations (B, ...) to the values (B, A) of A Discrete actions."""
+    if not isinstance(action_space, spaces.Discrete):
+        raise ValueError(f"the action space is {action_space}; q_network requires Discrete actions")
+    return ValueNetwork(observation_space, int(action_space.n), generator, hidden, activation)
