@@ -17,9 +17,9 @@ from rein.cli.output import say
 
 
 def recipe_names() -> list[str]:
-    """Return the names of all recipes: the modules of `rein.recipes` but `base`, with hyphens."""
+    """Return the names of all recipes: the modules of `rein.recipes` except `base` and `tasks`, with hyphens."""
     modules = (module.name for module in pkgutil.iter_modules(rein.recipes.__path__))
-    return sorted(name.replace("_", "-") for name in modules if name != "base")
+    return sorted(name.replace("_", "-") for name in modules if name not in ("base", "tasks"))
 
 
 def find(name: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import io
 import itertools
@@ -17,6 +18,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from rein.foreign_names import refuse_unknown, written
+from rein.schedules import Schedule
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # colors and lines of boxes
 
@@ -24,7 +26,7 @@ _PATH = re.compile(r"[/\\]|^[.~]|\.[A-Za-z]\w*$")
 _ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # of an environment, as ALE/Pong-v5
 _COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # which take no memory
 _LARGEST = 1 << 20
-_SIDES = {"size": 512, "width": 4096, "height": 4096}  # of boards and pictures
+_SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64}  # of boards, pictures and agents
 _TOGETHER = 1 << 26  # rows of an epoch, or weights between two layers
 _LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
 
@@ -65,21 +67,21 @@ def parse(
     words that do not fit, and for a value of `before` that is of another type, a path or too large: the file may come
     from anybody.
     """
+    hints = {**get_type_hints(common), **get_type_hints(recipe)}
     own = dict(inspect.signature(recipe).parameters)
     own.pop("store", None)
     shared = {k: p for k, p in inspect.signature(common).parameters.items() if k not in own}
-    parameters = {k: p.replace(kind=p.KEYWORD_ONLY) for k, p in (own | shared).items()}
-    hints = {**get_type_hints(common), **get_type_hints(recipe)}
+    every = {k: p.replace(kind=p.KEYWORD_ONLY) for k, p in (own | shared).items()}
+    hints = {key: _flag_type(hints.get(key, type(p.default))) for key, p in every.items()}
+    parameters = {key: p for key, p in every.items() if hints[key] is not None}
     flags = {word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
     told = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
     told = {key: value for key, value in told.items() if _as(value, parameters[key].default) != parameters[key].default}
     check_options(told)
     for key, value in told.items():
-        hint = hints.get(key, type(parameters[key].default))
-        if not _fits(value, hint):
+        if not _fits(value, hints[key]):
             raise ValueError(f"run.json: {key}={value!r:.80} cannot be taken from a file; give {_flag(key)} yourself")
         parameters[key] = parameters[key].replace(default=_as(value, parameters[key].default))
-    hints = {key: hints.get(key, type(p.default)) for key, p in parameters.items()}
     return _parse(inspect.Signature(list(parameters.values())), hints, _document(recipe, shared), program, words)
 
 
@@ -96,7 +98,8 @@ def _parse(
         return values
 
     options.__signature__ = signature  # type: ignore[attr-defined]
-    options.__annotations__ = {key: _with_whole_numbers(hints[key]) for key in signature.parameters}
+    defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
+    options.__annotations__ = {key: _with_constructor(hints[key], default) for key, default in defaults.items()}
     options.__doc__ = document
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
     command, told = program.removeprefix("rein "), io.StringIO()
@@ -128,13 +131,39 @@ def _in_one_line(text: str) -> str:
     return words.removeprefix("Error parsing ").rstrip(".")
 
 
-def _with_whole_numbers(hint: Any) -> Any:
-    """Return the type with a constructor for whole numbers that accepts 1e5 as well."""
+def _flag_type(hint: Any) -> Any:
+    """Return the part of a type that a flag can give: numbers, texts, paths and choices; None if there is none."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        kept = [kind for one in inner if (kind := _flag_type(one)) is not None]
+        return Union[tuple(kept)] if kept != [types.NoneType] else None  # noqa: UP007  # of a list
+    if origin is Sequence:
+        return None if get_origin(inner[0]) else tuple[inner[0], ...]
+    if origin in (Annotated, Literal, tuple, list, set, dict):
+        return hint
+    simple = isinstance(hint, type) and (hint.__module__ in ("builtins", "types") or issubclass(hint, Path | enum.Enum))
+    return hint if simple else None
+
+
+def _with_constructor(hint: Any, default: Any) -> Any:
+    """Return the type with a constructor for whole numbers that accepts 1e5, or for a default that is a schedule."""
+    if isinstance(default, Schedule):
+        return Annotated[Any, _number_or_schedule()]
     if hint is int:
         return Annotated[int, _whole_number("INT")]
     if hint == int | None:
         return Annotated[int | None, _whole_number("{None}|INT")]
     return hint
+
+
+def _number_or_schedule() -> PrimitiveConstructorSpec[Any]:
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT",
+        instance_from_str=lambda given: float(given[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: ["a schedule"],
+    )
 
 
 def _whole_number(metavar: str) -> PrimitiveConstructorSpec[Any]:

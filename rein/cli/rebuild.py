@@ -90,7 +90,7 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
         return None
     told = {key: value for key, value in options.items() if key in own}
     values = parse(recipe, f"rein train {name}", [], {**told, "num_envs": num_envs_of(run), **given})
-    return recipe(**{key: value for key, value in values.items() if key in own})
+    return recipe(**{key: value for key, value in values.items() if key in own and value != own[key].default})
 
 
 def num_envs_of(run: Run | Described) -> int:

@@ -88,7 +88,8 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
     made = Recipe(name, {k: v for k, v in options.items() if k not in ("run", "resume", "quiet", "debug")}, given)
     with _terminable() as settle:
         try:
-            loop = recipe(**{k: v for k, v in options.items() if k in own}, **({"store": store} if store else {}))
+            changed_options = {k: v for k, v in options.items() if k in own and v != own[k].default}
+            loop = recipe(**changed_options, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
             _tell_of_name(name, options, store)

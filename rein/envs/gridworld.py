@@ -41,6 +41,13 @@ class Gridworld:
     "vector" gives (N, 6) float32 (x/s, y/s, t_x/s, t_y/s, 1 at the target and 0 elsewhere, Euclidean distance to the
     target as a fraction of the longest), with s = `size` - 1.
 
+    Args:
+        possible_targets: targets (x, y), one of which is drawn per episode.
+        observation: "cell" for integers, "vector" for floats.
+        size: cells of a side of the board.
+        start_columns: number of columns in which episodes start; None for all.
+        max_episode_steps: steps after which an episode is truncated; None for no limit.
+
     Raises ValueError for options out of range, and for targets that are off the board.
     """
 

@@ -45,6 +45,12 @@ class Turtleworld(SimulatedEnvironment):
     The observation is (N, 7) float32: x/5, y/5, t_x/5, t_y/5, cos h, sin h, and the distance to the target as a
     fraction of the box's diagonal.
 
+    Args:
+        possible_targets: targets (x, y), one of which is drawn per episode.
+        speed: distance per unit of time.
+        dt: time of a step.
+        radius: distance to the target within which an episode terminates.
+
     Raises ValueError for options out of range.
     """
 

@@ -1,22 +1,185 @@
-"""Code that recipes share."""
+"""Recipes: functions that build a loop, with every option of its environment, its agent and its run as a keyword.
+
+    @recipe(CartPole, PPO, num_envs=128, gamma=0.98, epochs=100, iterations=64)
+    def cartpole(build: Builder, stop_when_solved: bool = True) -> Loop:
+        '''PPO on CartPole-v1: solved at a mean return of 475.'''
+        environment = build.environment()
+        agent = build.agent(environment)
+        loop = build.loop(agent, environment)
+        solved(loop, "episode_return_100", at_least=475.0, stop=stop_when_solved)
+        return loop
+
+    loop = cartpole(store, num_envs=64, clip=0.1)
+
+The decorated function takes a store and keyword arguments: the options that its environment and its agent declare,
+those of the run (`seed`, `device`, `epochs`, `iterations`), and its own parameters. A parameter of the function
+replaces an option of the same name. The signature and the docstring list all options, and the command line makes its
+flags from them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, get_type_hints
 
-from gymnasium.wrappers import AtariPreprocessing
+import attrs
 
-from rein.envs.gymnasium.adapter import make
+from rein.agents.base.options import options_of
+from rein.envs.gymnasium.adapter import GymnasiumEnvironment
+from rein.foreign_names import refuse_unknown
+from rein.loop import Loop
+from rein.ops.random import stream_seed
+from rein.protocols import Store
+from rein.training.training_loop import training_loop
+
+RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128}
+HELP = {
+    "store": "store of the trajectories, or None",
+    "num_envs": "environments stepped together",
+    "seed": "seed of all random streams",
+    "device": "device of the agent, and of environments that are simulated in torch",
+    "compile": "compile losses, and environments that are simulated in torch, with torch.compile",
+    "epochs": "epochs at most",
+    "env_steps": "env steps in all",
+    "iterations": "steps of every environment in an epoch",
+    "rollout_steps": "vector steps per rollout; None for one rollout per epoch",
+    "evaluate_every": "epochs from one evaluation of the greedy policy to the next",
+    "evaluation_episodes": "episodes of an evaluation",
+    "stop_when_solved": "end the run when the task is solved",
+}
+_LEFT_OUT = ("threads",)  # of an agent: on the command line, --threads sets torch's number of threads
+
+Parameters = dict[str, inspect.Parameter]
 
 
-def optimal_return(target_x: int, target_y: int) -> float:
-    """Compute the mean over the five starts of the best return: -(d - 1) - ... - 1 - 0 from d steps away."""
-    distances = [target_y + abs(target_x - x) for x in range(5)]
-    return -sum(d * (d - 1) / 2 for d in distances) / len(distances)
+@attrs.frozen
+class Builder:
+    """Builds the parts of a recipe with the options that the recipe declares or that its caller gives.
+
+    Keyword arguments of the methods replace these options.
+    """
+
+    options: Mapping[str, Any]
+    store: Store | None
+    environment_class: Callable[..., Any]
+    agent_class: type[Any]
+
+    def environment(self, **replaced: Any) -> Any:
+        """Build the environment."""
+        return self.environment_class(**self._of(_environment_options(self.environment_class), replaced))
+
+    def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
+        """Build an environment for evaluations, with a seed that differs from that of training."""
+        seed = stream_seed(self.options["seed"], "evaluation")
+        return self.environment(num_envs=num_envs, seed=seed, **replaced)
+
+    def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
+        """Build the agent, or one of another class with the options that this class has."""
+        agent_class = agent_class or self.agent_class
+        known = _agent_options(agent_class)
+        if "rollout_steps" in known and self.options.get("rollout_steps") is None:
+            replaced = {"rollout_steps": self.options["iterations"], **replaced}
+        return agent_class(environment, **self._of(known, replaced))
+
+    def loop(self, agent: Any, environment: Any, **options: Any) -> Loop:
+        """Build the training loop; `options` are further ones of `rein.training_loop`.
+
+        If the recipe has an option `env_steps`, the run has as many epochs as these take, rounded up.
+        """
+        run = {name: self.options[name] for name in ("seed", "epochs", "iterations") if name in self.options}
+        if "env_steps" in self.options:
+            run["epochs"] = -(-self.options["env_steps"] // (run["iterations"] * environment.num_envs))
+        return training_loop(agent, environment, self.store, **(run | options))
+
+    def _of(self, known: Collection[str], replaced: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name in known} | dict(replaced)
 
 
-def screen(size: int = 84) -> Any:
-    """Make Pong as DQN saw it (Mnih et al. 2015): every fourth frame, max of two frames, `size` x `size` in grey."""
-    # the wrapper reads the emulator itself; grey is the cheapest observation that Gymnasium returns besides
-    raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
-    return AtariPreprocessing(raw, screen_size=size)
+def recipe(
+    environment: Callable[..., Any] | str, agent: type[Any], *, computed: Collection[str] = (), **defaults: Any
+) -> Callable[[Callable[..., Loop]], Callable[..., Loop]]:
+    """Decorate a function that builds a loop with a `Builder`, its first argument.
+
+    Args:
+        environment: class or function that makes the environment, or an id of Gymnasium's.
+        agent: class of the agent.
+        computed: options of the environment or the agent that the function computes, and its caller cannot give.
+        defaults: defaults of the recipe that differ from those of the environment, the agent and the run.
+
+    Raises TypeError if no part of the recipe has one of these options.
+    """
+    make = functools.partial(GymnasiumEnvironment, environment) if isinstance(environment, str) else environment
+
+    def decorate(function: Callable[..., Loop]) -> Callable[..., Loop]:
+        own = dict([*inspect.signature(function, eval_str=True).parameters.items()][1:])
+        run = {name: _parameter(name, default, type(default)) for name, default in RUN.items()}
+        if "env_steps" in own:
+            del run["epochs"]
+        parts = _environment_options(make) | _agent_options(agent)
+        known = {**own, **run, **parts, **run, **own}  # in this order, where the first two replace options of the parts
+        known = {name: parameter for name, parameter in known.items() if name not in computed}
+        refuse_unknown(f"@recipe of {function.__name__}", defaults, known)
+        parameters = {
+            name: parameter.replace(kind=parameter.KEYWORD_ONLY, default=defaults.get(name, parameter.default))
+            for name, parameter in known.items()
+        }
+        always = {name: parameters[name].default for name in (*run, *own, *defaults)}
+
+        @functools.wraps(function)
+        def build(store: Store | None = None, **options: Any) -> Loop:
+            refuse_unknown(function.__name__, options, parameters)
+            options = always | options
+            builder = Builder(options, store, make, agent)
+            return function(builder, **{name: options[name] for name in own})
+
+        store = inspect.Parameter(
+            "store", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Store | None
+        )
+        signature = inspect.Signature([store, *parameters.values()], return_annotation=Loop)
+        build.__signature__ = signature  # type: ignore[attr-defined]
+        build.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        text = inspect.getdoc(function) or function.__name__
+        build.__doc__ = _document(text, signature.parameters, agent, getattr(make, "func", make))
+        return build
+
+    return decorate
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _environment_options(make: Callable[..., Any]) -> Parameters:
+    parameters = inspect.signature(make, eval_str=True).parameters.values()
+    return {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is not p.empty}
+
+
+def _agent_options(agent: type[Any]) -> Parameters:
+    types = get_type_hints(agent)
+    options = {name: field for name, field in options_of(agent).items() if name not in _LEFT_OUT}
+    found = {name: _parameter(name, field.default, types[name]) for name, field in options.items()}
+    if "rollout_steps" in found:
+        found["rollout_steps"] = _parameter("rollout_steps", None, int | None)
+    return found
+
+
+def _document(text: str, names: Collection[str], agent: type[Any], environment: Any) -> str:
+    """Return the docstring of a recipe with a line for each option that it does not describe itself."""
+    missing = [name for name in names if not re.search(rf"^    {name}: ", text, re.MULTILINE)]
+    lines = [f"    {name}: {_help(name, agent, environment)}." for name in missing]
+    return "\n".join([text if "Args:\n" in text else f"{text}\n\nArgs:", *lines])
+
+
+def _help(name: str, agent: type[Any], environment: Any) -> str:
+    """Return the help of an option: the common one, that of the agent, or a docstring line of the environment."""
+    if name in HELP:
+        return HELP[name]
+    if name in options_of(agent):
+        return options_of(agent)[name].metadata["help"]
+    for part in inspect.getmro(environment) if inspect.isclass(environment) else [environment]:
+        if found := re.search(rf"^ +{name}: (.+?)\.?$", inspect.getdoc(part) or "", re.MULTILINE):
+            return found[1]
+    return "option of the environment"

@@ -1,4 +1,4 @@
-"""PPO on Pendulum-v1, with the environments in torch."""
+"""PPO on Pendulum-v1, simulated in torch."""
 
 from __future__ import annotations
 
@@ -6,58 +6,25 @@ from rein.agents.ppo import PPO
 from rein.envs.pendulum import Pendulum
 from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.protocols import Store
-from rein.training.training_loop import training_loop
+from rein.recipes.base import Builder, recipe
 
 
-def pendulum_ppo(
-    store: Store | None = None,
-    *,
-    num_envs: int = 64,
-    learning_rate: float = 3e-3,
-    gamma: float = 0.95,
-    gae_lambda: float = 0.95,
-    update_epochs: int = 4,
-    minibatches: int = 8,
-    hidden: tuple[int, ...] = (32, 32),
-    seed: int = 0,
-    epochs: int = 100,
-    iterations: int = 64,
-    device: str = "cpu",
-    stop_when_solved: bool = True,
-) -> Loop:
-    """PPO on Pendulum-v1: solved when the last 100 training episodes have a mean return of at least -250.
-
-    Args:
-        store: where trajectories go.
-        num_envs: environments stepped together.
-        learning_rate: of Adam.
-        gamma: discount factor.
-        gae_lambda: how far advantages look.
-        update_epochs: passes over a rollout.
-        minibatches: updates in a pass.
-        hidden: features of the hidden layers, of actor and critic each.
-        seed: of everything random.
-        epochs: epochs at most.
-        iterations: steps of every environment in an epoch, which is one rollout.
-        device: where environments and networks are.
-        stop_when_solved: end the run when it is solved.
-    """
-    environment = Pendulum(num_envs, seed=seed, device=device)
-    agent = PPO(
-        environment.single_observation_space,
-        environment.single_action_space,
-        learning_rate=learning_rate,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        rollout_steps=iterations,
-        update_epochs=update_epochs,
-        minibatches=minibatches,
-        hidden=hidden,
-        normalize_reward=True,
-        seed=seed,
-        device=device,
-    )
-    loop = training_loop(agent, environment, store, seed=seed, epochs=epochs, iterations=iterations)
+@recipe(
+    Pendulum,
+    PPO,
+    num_envs=64,
+    learning_rate=3e-3,
+    gamma=0.95,
+    minibatches=8,
+    hidden=(32, 32),
+    normalize_reward=True,
+    epochs=100,
+    iterations=64,
+)
+def pendulum_ppo(build: Builder, stop_when_solved: bool = True) -> Loop:
+    """PPO on Pendulum-v1: solved when the last 100 training episodes have a mean return of at least -250."""
+    environment = build.environment()
+    agent = build.agent(environment)
+    loop = build.loop(agent, environment)
     solved(loop, "episode_return_100", at_least=-250.0, stop=stop_when_solved)
     return loop

@@ -42,7 +42,7 @@ LEAVES = {
     "envs/probes": {"base"},
     "handlers": {"base", "loggers"},
     "handlers/loggers": {"base"},
-    "recipes": {"base"},
+    "recipes": {"base", "tasks"},
 }
 
 # Third-party packages that only these subpackages may import; the longest name decides.

@@ -51,7 +51,7 @@ COMMANDS = [  # the words, and a part of the one line
     ("train cartpole --total-timesteps 1000", "--env-steps"),
     ("train cartpole --total_timesteps=1000", "--env-steps"),
     ("train cartpole --n-envs 4", "--num-envs"),
-    ("train cartpole --num-steps 128", "--iterations"),
+    ("train cartpole --num-steps 128", "--rollout-steps"),
     ("train cartpole --n-epochs 4", "--update-epochs"),
     ("train cartpole --clip-range 0.1", "--clip"),
     ("train cartpole --max-epochs 3", "--epochs"),

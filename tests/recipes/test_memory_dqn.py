@@ -9,10 +9,18 @@ from rein.cli import main
 from rein.cli.listing import find
 from rein.episodes import evaluate
 from rein.ops.random import stream_seed
-from rein.recipes.memory_dqn import CORES, memory_dqn
+from rein.recipes.memory_dqn import memory_dqn
+from rein.recipes.tasks import CORES
 from rein.testing.stateful import first_difference
 
-SMALL = {"num_envs": 4, "iterations": 8, "epochs": 3, "learning_starts": 20, "steps_per_update": 4}
+SMALL = {
+    "num_envs": 4,
+    "iterations": 8,
+    "epochs": 3,
+    "learning_starts": 20,
+    "train_frequency": 4,
+    "update_to_data": 0.25,
+}
 
 
 def test_the_agent_is_built_with_the_options_of_the_recipe():

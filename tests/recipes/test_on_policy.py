@@ -15,10 +15,11 @@ from rein.ops.random import stream_seed
 from rein.recipes.acrobot import acrobot
 from rein.recipes.halfcheetah_ppo import halfcheetah_ppo
 from rein.recipes.lunarlander import lunarlander
-from rein.recipes.memory_ppo import CORES, memory_ppo
+from rein.recipes.memory_ppo import memory_ppo
 from rein.recipes.mountaincar import mountaincar
 from rein.recipes.pendulum_ppo import pendulum_ppo
 from rein.recipes.pong import pong
+from rein.recipes.tasks import CORES
 from rein.testing.stateful import first_difference
 
 NATIVE: list[Any] = [acrobot, pendulum_ppo, mountaincar, memory_ppo]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rein
-from rein.recipes.base import optimal_return
 from rein.recipes.cartpole import cartpole
 from rein.recipes.gridworld import gridworld
+from rein.recipes.tasks import optimal_return
 from rein.recipes.taxi import taxi
 from rein.testing.stateful import first_difference
 

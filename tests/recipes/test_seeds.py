@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rein.recipes.base import optimal_return
 from rein.recipes.gridworld import gridworld
+from rein.recipes.tasks import optimal_return
 from rein.recipes.taxi import taxi
 
 

@@ -31,6 +31,10 @@ class SimulatedEnvironment(ABC):
 
     `options` are what `config` tells beside `num_envs`, `seed` and `device`: `max_episode_steps` and `compile`, if they
     are not given.
+
+    Args:
+        max_episode_steps: steps after which an episode is truncated; None for no limit.
+        compile: compile the physics with torch.compile.
     """
 
     replayable = True

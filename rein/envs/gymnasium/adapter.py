@@ -207,6 +207,11 @@ class GymnasiumEnvironment:
     The actions of open episodes are kept so that a resumed run can repeat them, up to `max_replay_steps` steps of each
     episode. A run that is resumed within a longer episode begins new episodes.
 
+    Args:
+        info: entries of the infos to store, with their values for steps without them.
+        replayable: whether a seed and actions reproduce an episode.
+        max_replay_steps: steps of an open episode that a resumed run can repeat.
+
     Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
     space that is no tensor and an `info` that is no dictionary of numbers.
     """

@@ -27,6 +27,11 @@ class Memory(Probe):
     The best return is 1. Whoever acts on the last observations only, be it on `delay` + 1 of them stacked, gets
     1 / cues at best.
 
+    Args:
+        cues: number of cues.
+        delay: blank steps between the cue and the answer.
+        continuous: answer with an action in [-1, 1] instead of an integer.
+
     Raises ValueError for fewer than two cues or a negative delay.
     """
 

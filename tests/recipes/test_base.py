@@ -1,0 +1,146 @@
+"""The decorator of recipes: options, defaults, signature, docstring and flags."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from rein.agents.dqn import DQN
+from rein.agents.ppo import PPO
+from rein.agents.q_learning import QLearning
+from rein.agents.recurrent_dqn import RecurrentDQN
+from rein.cli.options import parse
+from rein.envs.cartpole import CartPole
+from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.loop import Loop
+from rein.recipes.base import Builder, recipe
+from rein.schedules import Schedule, linear
+
+
+@recipe(CartPole, PPO, num_envs=4, hidden=(8,), epochs=2, iterations=16)
+def small(build: Builder, gamma: float = 0.9, evaluate_every: int = 5) -> Loop:
+    """PPO on few carts.
+
+    Args:
+        gamma: discount factor of the test.
+    """
+    environment = build.environment()
+    return build.loop(build.agent(environment, gamma=gamma), environment)
+
+
+def test_parts_have_the_declared_and_the_given_options():
+    parts = small(num_envs=3, clip=0.1, max_episode_steps=7, seed=5).parts
+    agent, environment = parts["agent"].config, parts["environment"].config
+    assert [environment[name] for name in ("num_envs", "max_episode_steps", "seed")] == [3, 7, 5]
+    assert [agent[name] for name in ("hidden", "clip", "gamma", "seed")] == [[8], 0.1, 0.9, 5]
+    assert agent["value_coefficient"] == PPO(CartPole(1)).config["value_coefficient"]
+
+
+def test_a_rollout_is_an_epoch_unless_its_length_is_given():
+    assert small(iterations=8).parts["agent"].config["rollout_steps"] == 8
+    assert small(iterations=8, rollout_steps=4).parts["agent"].config["rollout_steps"] == 4
+
+
+def test_epochs_and_iterations_are_those_of_the_run():
+    state = small().run()
+    assert (state.epoch, state.total_iterations) == (2, 32)
+
+
+def test_env_steps_give_the_number_of_epochs_rounded_up():
+    @recipe(CartPole, PPO, num_envs=4, iterations=16)
+    def counted(build: Builder, env_steps: int = 65) -> Loop:
+        environment = build.environment()
+        return build.loop(build.agent(environment), environment)
+
+    assert "epochs" not in inspect.signature(counted).parameters
+    assert counted().run().epoch == 2
+
+
+def test_signature_and_docstring_list_every_option():
+    parameters = inspect.signature(small).parameters
+    assert next(iter(parameters)) == "store"
+    assert [parameters[name].default for name in ("num_envs", "hidden", "gamma", "clip", "epochs")] == [
+        *(4, (8,), 0.9, 0.2, 2)
+    ]
+    assert small.__doc__ is not None
+    for line in ("gamma: discount factor of the test.", "minibatches: updates per pass.", "num_envs: environments"):
+        assert line in small.__doc__
+    assert all(f"\n    {name}: " in small.__doc__ for name in parameters)
+
+
+def test_an_unknown_option_is_a_type_error_with_a_suggestion():
+    with pytest.raises(TypeError, match="small: there is no option clipp; did you mean clip"):
+        small(clipp=0.1)
+    with pytest.raises(TypeError, match="small: there is no option n_envs; use num_envs"):
+        small(n_envs=2)
+
+
+def test_a_declared_default_without_an_option_is_a_type_error():
+    with pytest.raises(TypeError, match="@recipe of broken: there is no option hiden; did you mean hidden"):
+
+        @recipe(CartPole, PPO, hiden=(8,))
+        def broken(build: Builder) -> Loop:
+            raise AssertionError
+
+
+def test_computed_options_cannot_be_given():
+    @recipe(Gridworld, QLearning, computed=["possible_targets"], epochs=1, iterations=5)
+    def computed(build: Builder) -> Loop:
+        environment = build.environment(possible_targets=[(1, 1)])
+        return build.loop(build.agent(environment), environment)
+
+    assert computed().parts["environment"].config["possible_targets"] == [[1, 1]]
+    with pytest.raises(TypeError, match="no option possible_targets"):
+        computed(possible_targets=[(2, 2)])
+
+
+def test_an_environment_may_be_an_id_of_gymnasium_or_a_function():
+    def carts(num_envs: int = 2, seed: int | None = None, *, limit: int = 9) -> CartPole:
+        """Make carts.
+
+        Args:
+            limit: steps of an episode.
+        """
+        return CartPole(num_envs, seed=seed, max_episode_steps=limit)
+
+    def build_loop(build: Builder) -> Loop:
+        environment = build.environment()
+        return build.loop(build.agent(environment), environment)
+
+    by_id = recipe("CartPole-v1", PPO, num_envs=3)(build_loop)().parts["environment"]
+    assert isinstance(by_id, GymnasiumEnvironment)
+    assert by_id.num_envs == 3
+    by_function = recipe(carts, PPO)(build_loop)
+    assert by_function(limit=4).parts["environment"].max_episode_steps == 4
+    assert "limit: steps of an episode." in (by_function.__doc__ or "")
+
+
+def test_another_class_of_agent_keeps_its_own_defaults():
+    @recipe(CartPole, RecurrentDQN, gamma=0.5)
+    def either(build: Builder) -> Loop:
+        environment = build.environment()
+        return build.loop(build.agent(environment, DQN), environment)
+
+    config = either(burn_in=3, tau=0.25).parts["agent"].config
+    assert (config["gamma"], config["tau"], config["batch_size"]) == (0.5, 0.25, 128)
+
+
+def test_flags_are_the_options_that_words_can_give():
+    @recipe(CartPole, DQN)
+    def scheduled(build: Builder) -> Loop:
+        raise AssertionError
+
+    options = parse(scheduled, "x", ["--learning-rate", "0.5", "--hidden", "4", "5", "--huber", "None"])
+    assert (options["learning_rate"], options["hidden"], options["huber"]) == (0.5, (4, 5), None)
+    assert isinstance(options["epsilon"], Schedule)
+    assert parse(scheduled, "x", ["--epsilon", "0.25"])["epsilon"] == 0.25
+    assert not {"stem", "optimizer", "guard", "store"} & options.keys()
+    with pytest.raises(ValueError, match="no option --stem"):
+        parse(scheduled, "x", ["--stem", "y"])
+
+
+def test_in_python_an_option_may_be_a_schedule():
+    schedule = linear(0.3, 0.1, env_steps=100)
+    assert small(clip=schedule).parts["agent"].config["clip"] == schedule.config
