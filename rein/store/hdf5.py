@@ -18,10 +18,10 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from rein.errors import StoreError
-from rein.files import absolute, inside
+from rein.files import absolute, inside, short
 from rein.store.checkpoints import FOLDER as CHECKPOINTS
 from rein.store.checkpoints import Checkpoints
-from rein.store.folder import ASIDE, TRAJECTORIES, claim, is_whole, move_aside, newer_files
+from rein.store.folder import ASIDE, TRAJECTORIES, claim, is_whole, list_files, move_aside, newer_files
 from rein.store.format.files import write_whole
 from rein.store.gathering import Files
 from rein.store.host import check_names, to_host
@@ -191,6 +191,10 @@ class HDF5Store:
 
     def _set_aside(self, after: int) -> None:
         move_aside(self.path, newer_files(self.path, after), f"epoch-{after:06d}")
+
+    def __repr__(self) -> str:
+        sizes = [file.stat().st_size for file in list_files(self._files.folder)]
+        return f"HDF5Store({str(short(self.path))!r}, {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB)"
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

@@ -26,6 +26,9 @@ class MemoryStore:
         """What it was built with, as JSON: nothing."""
         return {}
 
+    def __repr__(self) -> str:
+        return f"MemoryStore({len(self.trajectories)} epochs)"
+
     def begin(self, epochs: int) -> None:
         """A run begins, or goes on, that has had so many epochs. Raises ValueError where there are more of another."""
         if self.trajectories and (last := self.trajectories[-1].epoch) > epochs:

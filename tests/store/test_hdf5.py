@@ -1,3 +1,4 @@
+import contextlib
 import json
 import threading
 from itertools import count
@@ -219,3 +220,12 @@ def test_an_epoch_without_rows_is_kept_however_large_its_next_observation_is(tmp
         store.append(trajectory)
     store.close()
     assert_equal(read(store.path), given)
+
+
+def test_the_representation_names_folder_files_and_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(HDF5Store("run")) as store:
+        assert repr(store) == "HDF5Store('run', 0 files, 0.0 MiB)"
+        store.append(make_trajectory(1))
+        store.flush()
+        assert "1 files" in repr(store)

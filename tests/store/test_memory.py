@@ -18,3 +18,9 @@ class TestStateOfMemoryStore(StatefulContract):
     def step(self, store):
         store.append(make_trajectory(len(store.trajectories) + 1))
         return store.trajectories[-1]
+
+
+def test_the_representation_names_the_epochs():
+    store = MemoryStore()
+    store.append(make_trajectory(1))
+    assert repr(store) == "MemoryStore(1 epochs)"
