@@ -1,15 +1,13 @@
 """No events at all: the five phases of a step in a `for` of one's own."""
 
 import rein
-from rein.agents.q_learning import QLearning
-from rein.envs.gridworld import Gridworld
 
-environment = Gridworld(num_envs=64, seed=0)
-agent = QLearning(environment.single_observation_space, environment.single_action_space, learning_rate=0.5, seed=0)
+environment = rein.envs.Gridworld(num_envs=64, seed=0)
+agent = rein.QLearning(environment, learning_rate=0.5, seed=0)
 
 state = rein.State(step_state=rein.StepState(environment.reset()))
 for _ in range(500):
     state.step_state = rein.batch_step(state, agent, environment)
 
 print(state.clocks)
-print(rein.evaluate(agent.policy(), Gridworld(num_envs=50, seed=1), episodes=50).mean_return)
+print(rein.evaluate(agent, rein.envs.Gridworld(num_envs=50, seed=1), episodes=50).mean_return)

@@ -9,15 +9,12 @@ import sys
 
 import rein
 from rein.agents.base.parallel import mean_of_processes, process_group
-from rein.agents.ppo import PPO
-from rein.envs.cartpole import CartPole
 
 
 def train():
     with process_group() as group:
-        environment = CartPole(num_envs=128 // group.processes, seed=group.rank)
-        spaces = environment.single_observation_space, environment.single_action_space
-        agent = PPO(*spaces, rollout_steps=32, minibatches=8, learning_rate=3e-3, seed=0)
+        environment = rein.envs.CartPole(num_envs=128 // group.processes, seed=group.rank)
+        agent = rein.PPO(environment, rollout_steps=32, minibatches=8, learning_rate=3e-3, seed=0)
         store = rein.HDF5Store("runs/data-parallel", exist="new") if group.rank == 0 else None
         loop = rein.training_loop(agent, environment, store)
 

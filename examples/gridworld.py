@@ -1,15 +1,12 @@
 """Train Q-learning on a Gridworld and look at what it believes."""
 
 import rein
-from rein.agents.q_learning import QLearning
-from rein.envs.gridworld import Gridworld
-from rein.handlers.log import log
 
-environment = Gridworld(num_envs=64, possible_targets=[(2, 4)], seed=0)
-agent = QLearning(environment.single_observation_space, environment.single_action_space, learning_rate=0.5, seed=0)
+environment = rein.envs.Gridworld(num_envs=64, possible_targets=[(2, 4)], seed=0)
+agent = rein.QLearning(environment, learning_rate=0.5, seed=0)
 
 loop = rein.training_loop(agent, environment, episodic=True)
-log(loop, every=10)
+rein.log(loop, every=10)
 loop.run(epochs=40, iterations=20)
 
 for x, y in [(2, 3), (1, 4), (3, 4)]:

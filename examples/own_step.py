@@ -1,7 +1,6 @@
 """The loop runs anything that takes steps: here Newton's method."""
 
 import rein
-from rein.handlers.early_stop import early_stop
 
 
 def newton(state):
@@ -12,7 +11,7 @@ def newton(state):
 
 loop = rein.Loop(newton)
 loop.metric("residual", lambda state: abs(state.step_state**2 - state.batch), reduce="last")
-early_stop(loop, "residual", mode="min", patience=0)
+rein.early_stop(loop, "residual", mode="min", patience=0)
 
 for state in loop.stream([2.0], epochs=50, init=1.0):
     print(f"epoch {state.epoch}: {state.step_state:.15f}, residual {state.metrics['residual']:.1e}")

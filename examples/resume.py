@@ -3,13 +3,11 @@
 import torch
 
 import rein
-from rein.agents.q_learning import QLearning
-from rein.envs.gridworld import Gridworld
 
 
 def make_loop():
-    environment = Gridworld(num_envs=8, seed=0)
-    agent = QLearning(environment.single_observation_space, environment.single_action_space, learning_rate=0.5, seed=0)
+    environment = rein.envs.Gridworld(num_envs=8, seed=0)
+    agent = rein.QLearning(environment, learning_rate=0.5, seed=0)
     return rein.training_loop(agent, environment)
 
 

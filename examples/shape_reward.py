@@ -1,11 +1,9 @@
 """Shape a reward between two phases of a step: the agent learns the shaped one, statistics keep the raw one."""
 
 import rein
-from rein.agents.q_learning import QLearning
-from rein.envs.gridworld import Gridworld
 
-environment = Gridworld(num_envs=16, seed=0)
-agent = QLearning(environment.single_observation_space, environment.single_action_space, learning_rate=0.5, seed=0)
+environment = rein.envs.Gridworld(num_envs=16, seed=0)
+agent = rein.QLearning(environment, learning_rate=0.5, seed=0)
 store = rein.MemoryStore()
 loop = rein.training_loop(agent, environment, store)
 

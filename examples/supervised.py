@@ -4,9 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rein.handlers.early_stop import early_stop
-from rein.handlers.log import log
-from rein.handlers.monitor import reduce_learning_rate
+import rein
 from rein.ops.classification import accuracy
 from rein.training.supervised import evaluator, trainer, validate
 
@@ -26,9 +24,9 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
 loop = trainer(model, nn.functional.cross_entropy, optimizer, epochs=100)
 validate(loop, model, held_out, {"loss": nn.functional.cross_entropy, "accuracy": accuracy})
-reduce_learning_rate(loop, optimizer, "validation_loss", mode="min", factor=0.3, patience=2)
-early_stop(loop, "validation_loss", mode="min", patience=8)
-log(loop, every=5)
+rein.reduce_learning_rate(loop, optimizer, "validation_loss", mode="min", factor=0.3, patience=2)
+rein.early_stop(loop, "validation_loss", mode="min", patience=8)
+rein.log(loop, every=5)
 
 state = loop.run(data)
 print(state.status, "-", state.reason)
