@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.actions import as_own
-from rein.agents.base.learner import graph, mean_metrics
+from rein.agents.base.learner import mean_metrics
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import at_least_one, flag, in_unit_interval, option
@@ -20,6 +20,7 @@ from rein.agents.base.value_agent import EpsilonGreedy
 from rein.agents.base.value_loss import Batch, squared_error
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_network import QNetwork
+from rein.ops.backend import graph
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
 from rein.ops.statistics import minibatches

@@ -19,7 +19,6 @@ from rein.networks.flatten import Tree
 from rein.networks.heads import has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.ops.distributions import SquashedNormal
-from rein.ops.stack import linear_value
 
 LOG_STD = (-20.0, 2.0)  # the least and the largest that an actor says
 
@@ -118,7 +117,7 @@ class Critics(nn.Module):
     def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
         """The values (K, B)."""
         h_KBH = self.hidden(torch.cat((through(self.stem, x_BF), action_BA), 1))
-        return linear_value(h_KBH, self.weight, self.bias)
+        return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
 
     def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
         """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
@@ -129,7 +128,7 @@ class Critics(nn.Module):
         x = torch.cat((seen, action_BA), 1)
         # without hidden layers, `through` would not know how many members were asked for
         h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight), *x.shape)
-        return linear_value(h_KBH, weight, bias)
+        return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
 
 
 class ContinuousNetworks(nn.Module):

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rein.ops.stack import FUSED, fused_stack, stack_forward
+from rein.ops import backend
+from rein.ops.stack import FUSED, stack_forward
 
 
 class Tanh(nn.Module):
@@ -99,17 +100,15 @@ class Stack(nn.Module):
         return self.through(x_BI, [parameter[k : k + 1] for parameter in self.layers])[0]
 
     def through(self, x_BI: Tensor, layers: Sequence[Tensor]) -> Tensor:
-        """What networks of these weights and biases, in turns, make of x: (K, B, H)."""
-        if layers and self.activation in FUSED and not torch.compiler.is_compiling() and not _casting(x_BI):
-            if not torch.is_grad_enabled():
-                return stack_forward(x_BI, layers, self.activation)[0]
-            return fused_stack(x_BI, layers, self.activation)
+        """Evaluate networks with these weights and biases, in turn: (K, B, H)."""
+        if layers and self.activation in FUSED and not torch.is_grad_enabled() and _fuses(x_BI):
+            return stack_forward(x_BI, layers, self.activation)[0]
         x = x_BI.expand(len(layers[0]) if layers else self.members, *x_BI.shape[-2:])
         for weight, bias in zip(layers[::2], layers[1::2], strict=True):
             x = self._apply_activation(torch.baddbmm(bias, x, weight))
         return x
 
 
-def _casting(x: Tensor) -> bool:
-    """Whether autocast chooses the types of products here, which it cannot within one operation."""
-    return torch.is_autocast_enabled(x.device.type)
+def _fuses(x: Tensor) -> bool:
+    """Return whether layers may be evaluated as one: not while compiling, and not under autocast."""
+    return not (backend.PLAIN or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type))

@@ -1,8 +1,14 @@
-"""Matrix products of oneDNN on processors where they are faster than MKL's, and methods without gradients."""
+"""Optimizations for particular hardware. A reader of the algorithms can skip this module.
+
+`REIN_PLAIN=1` in the environment turns them off, along with the fused layers of `rein.ops.stack`, the closed-form
+gradients of `rein.agents.base.learner` and the numba code of `rein.replay`. Results are the same up to rounding.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import re
 import sys
 import threading
@@ -14,18 +20,99 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-WIDE_SINCE = 26  # AMD's family of Zen 5, the first whose units for 512 bits are no two halves, but in some laptops
-ENOUGH = 6_000_000  # multiplications of a product: with less, what oneDNN takes to begin one is more than it saves
+from rein.ops.trees import map_tree
+
+PLAIN = os.environ.get("REIN_PLAIN", "0") not in ("", "0")  # whether all optimizations are off
+
+WIDE_SINCE = 26  # AMD's family of Zen 5, the first with full 512-bit units, except in some laptops
+ENOUGH = 6_000_000  # multiplications from which a product by oneDNN saves more time than it takes to start
 NO_FACTORS = nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd
 CPUINFO = Path("/proc/cpuinfo")
 
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's declarations lack it
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def without_gradient(method: Method) -> Method:
+    """Decorate a method of a `ReplayAgent` to run without gradients, with the matmul precision of `Learner`."""
+
+    @functools.wraps(method)
+    def run(agent: Any, *args: Any, **options: Any) -> Any:
+        with torch.no_grad(), fast_products(agent.batch_size * agent.largest_matrix):
+            return method(agent, *args, **options)
+
+    return run  # type: ignore[return-value]  # takes the arguments of `method`
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for later allocations instead of returning it to the system.
+
+    Otherwise the memory of activations may be returned and faulted in again for every batch: always in threads, which
+    took a fourth of the time, and in some single-threaded runs, which took half of it. Does nothing without glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" and not PLAIN else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+
+
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Compile a function with `torch.compile`, with CUDA graphs on GPUs; each set of shapes is compiled once."""
+    return _Graphed(function) if has_graphs(device) else torch.compile(function, dynamic=False)
+
+
+def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
+    """Compile a small function on GPUs; None on the CPU, where this does not pay."""
+    return _Graphed(function) if has_graphs(device) else None
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Return whether functions compiled for a device become CUDA graphs."""
+    return device.type == "cuda"
+
+
+class _Graphed:
+    """`torch.compile` with CUDA graphs; outputs are copied, since the next call may overwrite them.
+
+    Gradients of the outputs are such memory too, so a caller that keeps one must copy it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = torch.compile(function, dynamic=False, mode="reduce-overhead")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return map_tree(_copy, self._function(*inputs, **options))
+
+
+def _copy(output: Any) -> Any:
+    return output.clone() if isinstance(output, Tensor) else output
+
+
+def compiled_for(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """Compile a function for exactly the shapes of `inputs`. Returns flags as bytes: compiled code writes bools slowly.
+
+    `torch.compile` would check the inputs in every call, at twice the cost of a step of a thousand environments.
+    """
+    if PLAIN:
+        return function
+    from torch._inductor import compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def lowered(*inputs: Tensor) -> tuple[Tensor, ...]:
+        results = function(*inputs)
+        return tuple(x.to(torch.float32).to(torch.uint8) if x.dtype is torch.bool else x for x in results)
+
+    with torch.no_grad():
+        return compile(make_fx(lowered)(*inputs), list(inputs))  # type: ignore[return-value]  # its return type is not declared
 
 
 def largest_matrix(networks: nn.Module) -> int:
-    """How many numbers the largest matrix has that something is multiplied by on the CPU; 0 where there is none.
+    """Return the number of elements of the largest matrix that inputs are multiplied by on the CPU; 0 without one.
 
-    It stands in the last two axes of a parameter; those that are looked up, or slid over images, are none.
+    A matrix is the last two axes of a parameter. Embeddings and convolutions do not count.
     """
     multiplied = (m for m in networks.modules() if not isinstance(m, NO_FACTORS))
     parameters = (p for module in multiplied for p in module.parameters(recurse=False))
@@ -34,18 +121,16 @@ def largest_matrix(networks: nn.Module) -> int:
 
 @contextmanager
 def fast_products(multiplications: int) -> Iterator[None]:
-    """Products of float32 matrices in here, on the CPU, are oneDNN's where `suits_onednn`; elsewhere nothing changes.
+    """Context manager: compute float32 products on the CPU with oneDNN if `suits_onednn()`; otherwise no change.
 
-    `multiplications` are those of the largest product, its rows times its `largest_matrix`; with less than `ENOUGH` of
-    them nothing changes either. What oneDNN makes of a product differs from what MKL makes of it by rounding, and is
-    the same each time. Whoever has set `torch.backends.mkldnn.matmul.fp32_precision`, or what it follows, has decided:
-    "ieee" is MKL.
+    `multiplications` is the number of rows of the largest product times its `largest_matrix`; nothing changes below
+    `ENOUGH`. Results differ from MKL's by rounding and are deterministic. rein does not change
+    `torch.backends.mkldnn.matmul.fp32_precision` if you have set it, or a setting that it follows; "ieee" selects MKL.
 
-    The permission is the process's: what other threads multiply meanwhile is oneDNN's, too. In here torch refuses
-    to say its `get_float32_matmul_precision()`, which its compiler asks for where it tries several products out
-    (`max_autotune`); with that nothing changes.
+    The setting is global: products in other threads use oneDNN too. Meanwhile torch raises in
+    `get_float32_matmul_precision()`, which its compiler calls for `max_autotune`; with that nothing changes.
     """
-    if multiplications < ENOUGH or not _permission.is_ours or not suits_onednn() or _autotuned():
+    if PLAIN or multiplications < ENOUGH or not _permission.is_ours or not suits_onednn() or _autotuned():
         yield
         return
     _permission.give()
@@ -57,7 +142,7 @@ def fast_products(multiplications: int) -> Iterator[None]:
 
 @functools.cache
 def suits_onednn() -> bool:
-    """Whether oneDNN is the faster one by far on this machine, and rounds as float32 does; found out once."""
+    """Return whether oneDNN is much faster than MKL here and as precise as float32; measured once."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and wide_amd()):
         return False
     before, _MATMUL.fp32_precision = _MATMUL.fp32_precision, "bf16"
@@ -69,10 +154,10 @@ def suits_onednn() -> bool:
 
 
 def wide_amd(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this is an AMD processor with units for 512 bits; False where there is no Linux to say so."""
+    """Return whether this is an AMD processor with 512-bit units. Always False without Linux."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as file:
-            first = file.read(4096)  # the same is said of each core
+            first = file.read(4096)  # every core has the same entry
     except OSError:
         return False
     family = re.search(r"^cpu family\s*:\s*(\d+)$", first, re.MULTILINE)
@@ -81,9 +166,9 @@ def wide_amd(cpuinfo: Path = CPUINFO) -> bool:
 
 
 def rounds_as_float32(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    """Whether products (K, I, J) x (K, J, L) are as good as float32 allows, of standard normals and for some shapes.
+    """Return whether products (K, I, J) x (K, J, L) of normal numbers have the precision of float32, for some shapes.
 
-    The worst of them is then off by some 3e-6 J^(1/2), and by 1e-2 J^(1/2) with factors in bfloat16.
+    The largest error is then about 3e-6 J^(1/2); with factors in bfloat16 it is 1e-2 J^(1/2).
     """
     plain = {"generator": torch.Generator().manual_seed(0), "device": "cpu", "dtype": torch.float32}
     for k, i, j, m in ((1, 64, 128, 64), (2, 64, 17, 64), (1, 64, 64, 2)):
@@ -96,20 +181,20 @@ def rounds_as_float32(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
 
 
 def _autotuned() -> bool:
-    """Whether torch's compiler is to choose products by trying them out."""
-    config = sys.modules.get("torch._inductor.config")  # which is not imported for this
+    """Return whether torch's compiler selects kernels by timing them."""
+    config = sys.modules.get("torch._inductor.config")  # not imported only for this check
     return config is not None and (config.max_autotune or config.max_autotune_gemm)
 
 
 class _Permission:
-    """To multiply by bfloat16: given to all who asked, until the last of them takes it back."""
+    """Counts the open `fast_products` contexts; torch's setting is restored when the last one closes."""
 
     def __init__(self) -> None:
         self._lock, self._asked, self._ours = threading.Lock(), 0, False
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody else has decided."""
+        """Return whether the user has left torch's setting at its default."""
         return self._ours or _MATMUL.fp32_precision == "none"
 
     def give(self) -> None:
@@ -123,22 +208,8 @@ class _Permission:
             self._asked -= 1
             if self._asked == 0 and self._ours:
                 self._ours = False
-                if _MATMUL.fp32_precision == "bf16":  # nobody has decided otherwise meanwhile
+                if _MATMUL.fp32_precision == "bf16":  # the user has not changed it meanwhile
                     _MATMUL.fp32_precision = "none"
 
 
 _permission = _Permission()
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def without_gradient(method: Method) -> Method:
-    """A method of a `ReplayAgent` by which no gradient goes, its products made as those of a `Learner` are."""
-
-    @functools.wraps(method)
-    def run(agent: Any, *given: Any, **named: Any) -> Any:
-        with torch.no_grad(), fast_products(agent.batch_size * agent.largest_matrix):
-            return method(agent, *given, **named)
-
-    return run  # type: ignore[return-value]  # which takes what `method` takes

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rein.ops import backend
 from rein.ops.devices import checked_device
 from rein.replay.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total
 
@@ -218,7 +219,7 @@ class Priorities:
 @functools.cache
 def _compiled_tree() -> Any:
     """`rein.replay.compiled_tree`, which takes half a second to import; None without numba that works."""
-    if importlib.util.find_spec("numba") is None:
+    if backend.PLAIN or importlib.util.find_spec("numba") is None:
         return None
     try:
         return importlib.import_module("rein.replay.compiled_tree")

@@ -12,11 +12,11 @@ import torch
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.base import learner
-from rein.agents.base import learner as module
 from rein.agents.ppo import PPO
 from rein.agents.pqn import PQN
 from rein.envs.cartpole import CartPole
 from rein.networks.recurrent import GRU
+from rein.ops import backend
 from rein.ops.trees import leaves, map_tree
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ class Graphs:
         self.calls, self._last = 0, []
         monkeypatch.setattr(torch, "compile", self._compile)
         monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", self._begin)
-        for user in (module, learner):
+        for user in (backend, learner):
             monkeypatch.setattr(user, "has_graphs", lambda device: True)
 
     def _compile(self, function: Callable[..., Any], dynamic: bool, mode: str) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ class Graphs:
 
 def test_what_a_call_returned_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     Graphs(monkeypatch)
-    double = module.compiled(lambda x: (2 * x, {"twice": [4 * x]}), CPU)
+    double = backend.compiled(lambda x: (2 * x, {"twice": [4 * x]}), CPU)
     first = double(torch.ones(3))
     double(torch.zeros(3))
     assert first[0].tolist() == [2.0] * 3
@@ -89,8 +89,8 @@ def test_an_agent_learns_the_same(agent: Any, options: dict[str, Any], monkeypat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 def test_by_the_compiler_itself_on_the_host_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_graphs", lambda device: True)
-    double = module.compiled(lambda x: (2 * x).sin(), CPU)
+    monkeypatch.setattr(backend, "has_graphs", lambda device: True)
+    double = backend.compiled(lambda x: (2 * x).sin(), CPU)
     for n in range(3):
         x = torch.full((5,), float(n))
         assert torch.allclose(double(x), (2 * x).sin())

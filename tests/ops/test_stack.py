@@ -1,4 +1,4 @@
-"""The fused layers against the same layers in plain autograd.
+"""Forward and backward pass of stacked layers against the same layers in autograd.
 
 Shapes: K networks, B rows, I inputs, H features.
 """
@@ -6,15 +6,13 @@ Shapes: K networks, B rows, I inputs, H features.
 from __future__ import annotations
 
 import itertools
-import weakref
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rein.ops.random import generator
-from rein.ops.stack import FUSED, fused_stack
+from rein.ops.stack import FUSED, stack_backward, stack_forward
 
 B, I = 7, 3  # noqa: E741  # I inputs
 SIZES = (I, 6, 5, 4)
@@ -47,71 +45,53 @@ def plain_stack(x: Tensor, weights_and_biases: list[Tensor], activation: str) ->
 @pytest.mark.parametrize("members", [1, 2, 5])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("activation", FUSED)
-def test_outputs_and_all_gradients_are_those_of_autograd(
+def test_outputs_and_all_gradients_match_autograd(
     activation: str, layers: int, members: int, separate: bool, dtype: torch.dtype
 ) -> None:
     x = numbers(*((members, B, I) if separate else (B, I)), dtype=dtype).requires_grad_()
     p = parameters(members, layers, dtype)
-    mine, expected = (f(x, p, activation) for f in (fused_stack, plain_stack))
-    close: dict[str, Any] = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    torch.testing.assert_close(mine, expected, **close)
+    expected = plain_stack(x, p, activation)
     weight = numbers(*expected.shape, seed=5, dtype=dtype)
-    gradients = (torch.autograd.grad((weight * y).sum(), [x, *p]) for y in (mine, expected))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, **close)
+    of_x, *of_parameters = torch.autograd.grad((weight * expected).sum(), [x, *p])
+    with torch.no_grad():
+        y, way = stack_forward(x, p, activation)
+        gradients, of_input = stack_backward(weight, way, of_input=True)
+    assert of_input is not None
+    found = [y, of_input if separate else of_input.sum(0), *gradients]
+    for one, other in zip(found, [expected, of_x, *of_parameters], strict=True):
+        torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("activation", FUSED)
-def test_inputs_without_a_gradient_leave_those_of_the_parameters_as_they_are(activation: str) -> None:
-    p, x = parameters(2, 2), numbers(B, I)
-    with_x = torch.autograd.grad(fused_stack(x.clone().requires_grad_(), p, activation).sum(), p)
-    without = torch.autograd.grad(fused_stack(x, p, activation).sum(), p)
-    assert all(torch.equal(one, other) for one, other in zip(with_x, without, strict=True))
+@torch.no_grad()
+def test_each_gradient_is_the_same_without_the_others(activation: str) -> None:
+    y, way = stack_forward(numbers(B, I), parameters(2, 2), activation)
+    both, of_input = stack_backward(numbers(*y.shape), way, of_input=True)
+    alone, nothing = stack_backward(numbers(*y.shape), way)
+    none, of_input_alone = stack_backward(numbers(*y.shape), way, of_input=True, of_parameters=False)
+    assert nothing is None and none == []
+    assert all(torch.equal(one, other) for one, other in zip(both, alone, strict=True))
+    assert of_input is not None and of_input_alone is not None and torch.equal(of_input, of_input_alone)
 
 
 @pytest.mark.parametrize("activation", FUSED)
-def test_nothing_that_is_handed_in_is_changed(activation: str) -> None:
-    x, p = numbers(B, I).requires_grad_(), parameters(2, 3)
-    before = [tensor.detach().clone() for tensor in (x, *p)]
-    y = fused_stack(x, p, activation)
+@torch.no_grad()
+def test_inputs_are_not_modified(activation: str) -> None:
+    x, p = numbers(B, I), parameters(2, 3)
+    before = [tensor.clone() for tensor in (x, *p)]
+    y, way = stack_forward(x, p, activation)
     gradient = numbers(*y.shape, seed=5)
     kept = gradient.clone()
-    y.backward(gradient)
+    stack_backward(gradient, way, of_input=True)
     assert torch.equal(gradient, kept)
     assert all(torch.equal(one, other) for one, other in zip(before, (x, *p), strict=True))
 
 
 @pytest.mark.parametrize("activation", FUSED)
-@pytest.mark.parametrize("learns", [False, True])
-def test_what_is_not_used_any_more_is_freed_at_once(activation: str, learns: bool) -> None:
-    """A graph that holds its own result would keep every batch of a run in memory."""
-    x, p = numbers(B, I), parameters(2, 2)
-    y = fused_stack(x, p, activation)
-    alive = weakref.ref(y)
-    if learns:
-        torch.autograd.grad(y.sum(), p)
-    del y
-    assert alive() is None
-
-
-@pytest.mark.parametrize("activation", FUSED)
-def test_a_gradient_may_be_asked_for_twice_where_the_graph_is_kept(activation: str) -> None:
-    p = parameters(2, 2)
-    y = fused_stack(numbers(B, I), p, activation).square().sum()
-    once, again = (torch.autograd.grad(y, p, retain_graph=True) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
-
-
-@pytest.mark.parametrize("activation", FUSED)
-def test_a_gradient_of_a_gradient_is_an_error_that_says_so(activation: str) -> None:
-    x, p = numbers(B, I).requires_grad_(), parameters(2, 2)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(fused_stack(x, p, activation).square().sum(), x, create_graph=True)
-
-
-@pytest.mark.parametrize("activation", FUSED)
+@torch.no_grad()
 def test_large_inputs_saturate_without_overflow(activation: str) -> None:
-    x, p = (1e4 * numbers(B, I, dtype=torch.float32)).requires_grad_(), parameters(2, 3, torch.float32)
-    y = fused_stack(x, p, activation)
-    gradients = torch.autograd.grad(y.sum(), [x, *p])
-    assert all(torch.isfinite(tensor).all() for tensor in (y, *gradients))
+    x, p = 1e4 * numbers(B, I, dtype=torch.float32), parameters(2, 3, torch.float32)
+    y, way = stack_forward(x, p, activation)
+    gradients, of_input = stack_backward(torch.ones_like(y), way, of_input=True)
+    assert of_input is not None
+    assert all(torch.isfinite(tensor).all() for tensor in (y, of_input, *gradients))

@@ -213,7 +213,7 @@ def _forward(
         layers = [parameter[:members] for parameter in layers]
         weight_K1H, bias_K1 = weight_K1H[:members], bias_K1[:members]
     top_KBH, way = stack_forward(torch.cat((x_BF, action_BA), 1), layers, hidden.activation)
-    return torch.baddbmm(bias_K1.unsqueeze(-1), weight_K1H, top_KBH.mT).squeeze(1), top_KBH, way
+    return torch.baddbmm(bias_K1.unsqueeze(-1), top_KBH, weight_K1H.mT).squeeze(-1), top_KBH, way
 
 
 def _of_action(critics: Critics, chosen_B: Tensor, way: Pass, features: int) -> Tensor:

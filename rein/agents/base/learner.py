@@ -5,8 +5,6 @@ Shapes: M rows of a minibatch.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -25,7 +23,8 @@ from rein.agents.base.optimizers import (
     describe_optimizer,
 )
 from rein.agents.base.parallel import average, check_equal, check_same
-from rein.ops.backend import fast_products, largest_matrix
+from rein.ops import backend
+from rein.ops.backend import compiled, fast_products, has_graphs, keep_freed_memory, largest_matrix
 from rein.ops.parallel import processes
 from rein.ops.statistics import explained_variance
 from rein.ops.trees import leaves, load_plain_state, map_tree, plain_state
@@ -34,7 +33,6 @@ from rein.schedules import Schedule
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
 Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 CHECK_EVERY = 100  # steps between two comparisons of the processes
 CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
 
@@ -104,8 +102,9 @@ class Learner:
     ) -> None:
         """`micro_batch=None` chooses: 4,096 rows on the host, all of them elsewhere.
 
-        `closed_form` is the loss's gradient, written out. The loss is differentiated if `closed_form` returns None, in
-        half precision, and while parameters are frozen or hooks are registered.
+        `closed_form` computes the gradient of the loss without autograd. Autograd differentiates the loss if
+        `closed_form` returns None, in half precision, with `REIN_PLAIN=1`, and while parameters are frozen or hooks
+        are registered.
         """
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
@@ -123,7 +122,7 @@ class Learner:
         self._eager_loss, self._loss = loss, compiled(loss, self._device) if compile else loss
         kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
         self._hooks = [getattr(module, kind) for module in networks.modules() for kind in kinds]
-        self._closed_form = None if self._bfloat16 else closed_form
+        self._closed_form = None if self._bfloat16 or backend.PLAIN else closed_form
         if compile and self._closed_form is not None:
             self._closed_form = compiled(self._closed_form, self._device)
         if compile and threads > 1 and has_graphs(self._device):
@@ -131,7 +130,7 @@ class Learner:
         self._copies = compile and has_graphs(self._device)  # gradients, which the next part would write over
         self._pool = _pool(threads) if threads > 1 else None
         if self._device.type == "cpu":
-            _keep_freed_memory()
+            keep_freed_memory()
         self._processes, self._until_check = processes(), 0  # steps before the processes are compared again
 
     def _hooked(self) -> bool:
@@ -318,19 +317,6 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
 
-def _keep_freed_memory() -> None:
-    """Have glibc keep what is freed for what is allocated next.
-
-    By itself it may give the memory of every activation back to the system and fault it in anew: always in threads,
-    where that was a fourth of the time, and in some runs of one thread, by what happens to lie at the heap's end, where
-    it was half of it. Elsewhere than under glibc nothing is changed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_TRIM_THRESHOLD, 256 << 20)
-
-
 def _join(a: Tensor | None, b: Tensor) -> Tensor:
     """Numbers are added; what is said of each row stands in the order of the rows."""
     return b if a is None else torch.cat((a, b)) if b.ndim else a + b
@@ -338,36 +324,3 @@ def _join(a: Tensor | None, b: Tensor) -> Tensor:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a.add_(b)
-
-
-def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """`function` by `torch.compile`, for each set of shapes anew; the same numbers to rounding."""
-    return _Graphed(function) if has_graphs(device) else torch.compile(function, dynamic=False)
-
-
-def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
-    """The same where that is a CUDA graph, else None: on the host, to compile something small does not pay."""
-    return _Graphed(function) if has_graphs(device) else None
-
-
-def has_graphs(device: torch.device) -> bool:
-    """Whether what is compiled for that device becomes CUDA graphs."""
-    return device.type == "cuda"
-
-
-class _Graphed:
-    """`torch.compile` with CUDA graphs: each call may write over what the call before returned, so that is copied.
-
-    A gradient of what it returns is such memory too, until the next call: whoever keeps one copies it.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = torch.compile(function, dynamic=False, mode="reduce-overhead")
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
-        return map_tree(_copy, self._function(*inputs, **options))
-
-
-def _copy(output: Any) -> Any:
-    return output.clone() if isinstance(output, Tensor) else output

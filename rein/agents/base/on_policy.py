@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.actions import as_own
-from rein.agents.base.learner import graph
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import at_least_one, finite, flag, not_negative, option
 from rein.agents.base.policy_loss import METRICS, Batch, closed_form_gradient, has_closed_form, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.normalizers import RewardNormalizer
+from rein.ops.backend import graph
 from rein.ops.distributions import Distribution
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule

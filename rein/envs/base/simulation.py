@@ -20,6 +20,7 @@ from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import tensor_dtype
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
+from rein.ops.backend import compiled_for
 from rein.ops.devices import checked_device
 from rein.ops.random import uniform
 from rein.types import TimeStep
@@ -321,7 +322,7 @@ class Simulation:
             inputs = (*inputs, mask_N)
         if len(inputs) not in self._masked:
             masked = functools.partial(_masked, self._physics, self._limit)
-            self._masked[len(inputs)] = _compiled(masked, inputs) if self._compile else masked
+            self._masked[len(inputs)] = compiled_for(masked, inputs) if self._compile else masked
         self._state_SN, self._steps_N, place_N, *seen = self._masked[len(inputs)](*inputs)
         self._seeds.go_to(place_N)
         return _time_step(mask_N, *(x.view(torch.bool) if x.dtype is torch.uint8 else x for x in seen))
@@ -385,23 +386,6 @@ def _masked(
     state_SN = torch.stack([torch.where(ended_N, new_N, old_N) for new_N, old_N in pairs])  # so as to stay (S, N)
     steps_N = torch.where(ended_N, 0, steps_N)
     return state_SN, steps_N, place_N, observation, reward_N, terminated_N, truncated_N, final_observation
-
-
-def _compiled(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """The function compiled for inputs of exactly these shapes.
-
-    By the compiler that stands behind `torch.compile`, whose checks of inputs that never change cost twice as much as
-    the step of a thousand environments. Flags are returned as bytes, for compiled code writes booleans one by one.
-    """
-    from torch._inductor import compile
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def lowered(*inputs: Tensor) -> tuple[Tensor, ...]:
-        results = function(*inputs)
-        return tuple(x.to(torch.float32).to(torch.uint8) if x.dtype is torch.bool else x for x in results)
-
-    with torch.no_grad():
-        return compile(make_fx(lowered)(*inputs), list(inputs))  # type: ignore[return-value]  # what it returns is not declared
 
 
 def _time_step(
