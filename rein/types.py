@@ -65,6 +65,22 @@ class Episodes(NamedTuple):
     final_observation: Tree  # (E, *O) or None where no store asked for it
 
 
+class Episode(NamedTuple):
+    """One whole episode; numpy arrays on the host."""
+
+    id: int  # counted over the whole run
+    environment: int  # 0..N-1
+    first_step: int  # vector step of the first transition (0-based over the whole run)
+    last_step: int  # vector step of the last transition
+    seed: int  # seed of the episode's reset, or -1 if unknown
+    episode_return: float  # sum of raw rewards
+    length: int  # number of transitions
+    terminated: bool
+    truncated: bool
+    fields: dict[str, Tree]  # name -> (length, ...): observation, action, reward, ...
+    final_observation: Tree  # (*O), or None if it was not stored
+
+
 class Trajectory(NamedTuple):
     """One epoch of N environments as a store receives it, on the host; T may be 0."""
 

@@ -21,9 +21,8 @@ from rein.store.checkpoint import Checkpoint
 from rein.store.finding import find as find_checkpoint
 from rein.store.format.files import write_whole
 from rein.store.parts import load
-from rein.store.pieces import Episode
 from rein.store.reader import Run, open_run
-from rein.types import Tree
+from rein.types import Episode, Tree
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]
 

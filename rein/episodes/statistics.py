@@ -87,6 +87,17 @@ class EpisodeStatistics:
         self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
         self._caught_up = stop
 
+    def open_lengths(self) -> np.ndarray:
+        """Return the number of transitions of each open episode (N,)."""
+        self.catch_up()
+        return self._length_N
+
+    def ended_in_last_row(self) -> list[tuple[int, int, float, int]]:
+        """Return id, environment, return and length of each episode that ended in the last row."""
+        self.catch_up()
+        last = self._rows.length - 1
+        return [(self._ended_before + i, *e[1:]) for i, e in enumerate(self._ended) if e[0] == last]
+
     def read(self, metric: str) -> float:
         """One of `METRICS` now; NaN while there is nothing to take the mean of."""
         self.catch_up()

@@ -60,6 +60,7 @@ class State:
     _stopped: bool = False  # whether the end of the loop was requested since the latest evaluation began
     _left: bool = False  # True: evaluations of this run end early and no other one begins
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
+    _read_episodes: Callable[[], list[Any]] | None = None  # set while `episodes_completed` fires
 
     def __repr__(self) -> str:
         return f"State({self.status}, epoch={self.epoch}, iteration={self.iteration}, {self.clocks!r})"
@@ -105,6 +106,11 @@ class State:
         return given[max(given)] if given else None
 
     halts = property(lambda self: frozenset(self._halts), doc="Which of the `HALT_...` and `INTERRUPT` were asked for.")
+
+    @property
+    def episodes_completed(self) -> list[Any]:
+        """The episodes that ended in this step, in a handler of the event `episodes_completed`; empty elsewhere."""
+        return [] if self._read_episodes is None else self._read_episodes()
 
     def halt_epoch(self) -> None:
         """End this epoch early; it ends as halted, and the next one follows."""

@@ -144,6 +144,7 @@ class Rows:
 
         self._keep({name: map_tree(stored, rows) for name, rows in state["fields"].items()})
         self.length = length
+        self.everything = self.everything or "observation" in self  # all rows of an epoch have the same fields
 
 
 def _gather(name: str, form: Any, value: Any, values: list[Tensor]) -> None:

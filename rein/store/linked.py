@@ -21,7 +21,7 @@ from rein.store.format.files import promised_hash, write_whole
 from rein.store.format.image import Memory
 from rein.store.format.scan import Stored
 from rein.store.format.tables import Content
-from rein.store.pieces import Episode
+from rein.types import Episode
 
 Arrange = Callable[[Episode], tuple[Mapping[str, Any], Mapping[str, Any]]]
 _FILES = 8  # whose flags are remembered: episodes come in the order of time

@@ -6,30 +6,14 @@ Shapes: T steps of an epoch, N environments, K epochs of a file, E episodes of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rein.errors import StoreError
 from rein.ops.trees import leaves, map_tree
 from rein.store.format.tables import Content, Table, read_tree
-from rein.types import Episodes, Trajectory, Tree
-
-
-class Episode(NamedTuple):
-    """One whole episode: what the table says of it, its transitions, and the observation after the last of them."""
-
-    id: int
-    environment: int
-    first_step: int
-    last_step: int
-    seed: int
-    episode_return: float
-    length: int
-    terminated: bool
-    truncated: bool
-    fields: dict[str, Tree]  # name -> (L, ...)
-    final_observation: Tree  # (*O); None where it was not stored
+from rein.types import Episode, Episodes, Trajectory, Tree
 
 
 def join_fields(parts: Sequence[Any], where: Any) -> Any:

@@ -25,9 +25,9 @@ from rein.store.format import files
 from rein.store.format.mapping import Stamp, stamp_of
 from rein.store.format.scan import layouts
 from rein.store.format.tables import EPISODES, EPOCHS, Content, Table, join, read_tree, take_rows
-from rein.store.pieces import Episode, join_fields, read_episode, read_epoch
+from rein.store.pieces import join_fields, read_episode, read_epoch
 from rein.store.rows import whole_episodes
-from rein.types import Trajectory, Tree
+from rein.types import Episode, Trajectory, Tree
 
 if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions

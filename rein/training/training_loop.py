@@ -18,6 +18,7 @@ from torch import Tensor
 from rein.agents.base.finite import check_parameters
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
+from rein.episodes.completed import CompletedEpisodes
 from rein.episodes.finite import FiniteData
 from rein.episodes.statistics import METRICS
 from rein.episodes.step import check_fit
@@ -84,6 +85,7 @@ def training_loop(
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
+    completed = CompletedEpisodes(rows, statistics)
     finite = FiniteData(agent) if check_finite else None
 
     def step(state: State) -> StepState:
@@ -94,14 +96,16 @@ def training_loop(
             if finite is not None:
                 finite.check_rollout(state)
             raise
-        return _announce_ends(state, episodes_completed) if episodes_completed.listened_to else result
+        return _announce_ends(state, ended, completed) if ended.listened_to else result
 
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug, step_state_types=STEP_STATE_TYPES)
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
-    episodes_completed = loop.define("episodes_completed")
-    for name, part in {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics}.items():
+    ended = loop.define("episodes_completed")
+    parts = {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics, "episodes": completed}
+    for name, part in parts.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
+    keep_open_episodes(loop, rows, completed, everything=store is not None)  # before the rows are cleared
     report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
     check_learning(loop, agent, finite, check_finite)
     reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
@@ -300,6 +304,19 @@ def warn_without_update(loop: Loop, agent: AgentProtocol) -> None:
         )
 
 
+def keep_open_episodes(loop: Loop, rows: Rows, completed: CompletedEpisodes, *, everything: bool) -> None:
+    """Keep all fields of a step, and the rows of open episodes, if `episodes_completed` has handlers.
+
+    `everything` keeps all fields in any case, for a store.
+    """
+
+    @loop.epoch_started.wire
+    def begin_epoch(state: State) -> None:
+        listened = bool(loop.episodes_completed.handlers)
+        completed.begin_epoch(listened)
+        rows.everything = everything or listened
+
+
 def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:
     """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`.
 
@@ -383,11 +400,15 @@ def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Traje
     )
 
 
-def _announce_ends(state: State, event: Event) -> StepState:
-    """Fire `episodes_completed` if an episode ended in this step: looked up only when somebody listens."""
+def _announce_ends(state: State, event: Event, completed: CompletedEpisodes) -> StepState:
+    """Fire `episodes_completed` if an episode ended in this step."""
     transition = state.step_state.transition
     if transition is not None and bool(((transition.terminated | transition.truncated) & transition.valid).any()):
-        event.fire(state)
+        state._read_episodes = completed.read
+        try:
+            event.fire(state)
+        finally:
+            state._read_episodes = None
     return state.step_state
 
 

@@ -1,0 +1,93 @@
+"""Episodes that handlers of `episodes_completed` receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rein
+from rein.ops.trees import map_tree
+
+ITERATIONS = 7  # shorter than most episodes
+
+
+def make_loop(store: Any = None, **options: Any) -> tuple[rein.Loop, list[Any]]:
+    env = rein.envs.CartPole(4, seed=0)
+    agent = rein.PPO(env, rollout_steps=16, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, env, store, iterations=ITERATIONS, **options)
+    found: list[Any] = []
+
+    @loop.episodes_completed
+    def collect(state: rein.State) -> None:
+        found.extend(state.episodes_completed)
+
+    return loop, found
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one[:-2] == other[:-2]
+    assert one.fields.keys() == other.fields.keys()
+    map_tree(np.testing.assert_array_equal, one.fields, other.fields)
+    np.testing.assert_array_equal(one.final_observation, other.final_observation)
+
+
+def test_completed_episodes_are_those_in_the_files(tmp_path: Any) -> None:
+    loop, found = make_loop(tmp_path / "run")
+    loop.run(epochs=20)
+    run = rein.open_run(tmp_path / "run")
+    assert len(found) == len(run.episodes["id"]) > 8
+    assert max(episode.length for episode in found) > 2 * ITERATIONS
+    for episode in found:
+        assert_same(episode, run.episode(episode.id))
+
+
+def test_a_loop_without_a_store_hands_over_the_same_episodes(tmp_path: Any) -> None:
+    (stored, with_store), (bare, without) = make_loop(tmp_path / "run"), make_loop()
+    stored.run(epochs=20)
+    bare.run(epochs=20)
+    assert len(with_store) == len(without)
+    for one, other in zip(with_store, without, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("cut", [2 * ITERATIONS, 2 * ITERATIONS + 3], ids=["between epochs", "within an epoch"])
+def test_episodes_that_were_open_at_a_resume_are_whole(cut: int) -> None:
+    whole, expected = make_loop()
+    whole.run(epochs=20)
+    first, before = make_loop()
+    first.iteration_completed(once=cut)(lambda state: first.interrupt("test"))
+    first.run(epochs=20)
+    second, after = make_loop()
+    second.load_state_dict(first.state_dict())
+    second.run(epochs=20)
+    assert len(before) + len(after) == len(expected)
+    for one, other in zip([*before, *after], expected, strict=True):
+        assert_same(one, other)
+
+
+def test_kept_episodes_do_not_change_later() -> None:
+    loop, found = make_loop()
+    loop.run(epochs=5)
+    copies = [map_tree(np.copy, episode.fields) for episode in found]
+    loop.run(epochs=20)
+    assert copies
+    for episode, copy in zip(found, copies, strict=False):
+        map_tree(np.testing.assert_array_equal, episode.fields, copy)
+
+
+def test_other_events_see_no_episodes() -> None:
+    loop, _ = make_loop()
+    seen = []
+    loop.iteration_completed(lambda state: seen.extend(state.episodes_completed))
+    loop.run(epochs=10)
+    assert seen == []
+
+
+def test_without_a_handler_nothing_is_kept() -> None:
+    env = rein.envs.CartPole(2, seed=0)
+    loop = rein.training_loop(rein.PPO(env, seed=0), env)
+    loop.run(epochs=3, iterations=ITERATIONS)
+    assert loop.parts["episodes"].state_dict() == {"earlier": {}}
+    assert "observation" not in loop.parts["rows"].fields()
