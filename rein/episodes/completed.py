@@ -34,27 +34,38 @@ class CompletedEpisodes:
         if not longest:
             self._earlier = {}
         elif self._rows.length:
-            fields = self._rows.fields()
-            earlier = self._earlier if self._earlier.keys() == fields.keys() else {}
-            joined = [earlier, fields] if earlier else [fields]
-            self._earlier = map_tree(lambda *parts: torch.cat(parts)[-longest:].clone(), *joined)
+            self._earlier = map_tree(lambda *parts: torch.cat(parts)[-longest:].clone(), *self._recorded())
 
     def read(self) -> list[Episode]:
-        """Return the episodes that ended in the last row."""
-        return [self._episode(*ended) for ended in self._statistics.ended_in_last_row()]
+        """Return the episodes that ended in the last row, without those whose first transitions were not kept."""
+        if "next_observation" not in self._rows:  # the first handler was attached during this epoch
+            return []
+        recorded = self._recorded()
+        kept = sum(len(trees["valid"]) for trees in recorded)
+        return [self._episode(recorded, *ended) for ended in self._statistics.ended_in_last_row() if ended[-1] <= kept]
 
-    def _episode(self, id: int, environment: int, episode_return: float, length: int) -> Episode:
+    def _recorded(self) -> list[dict[str, Any]]:
+        """Return the fields of the earlier rows, if these can be joined, and of the rows of this epoch."""
+        fields, earlier = self._rows.fields(), self._earlier
+        if earlier and "raw_reward" in fields:  # rewards were not shaped before
+            earlier = {"raw_reward": earlier["reward"], **earlier}
+        if earlier.keys() != fields.keys():
+            return [fields]
+        return [{name: earlier[name] for name in fields}, fields]
+
+    def _episode(
+        self, recorded: list[dict[str, Any]], id: int, environment: int, episode_return: float, length: int
+    ) -> Episode:
         here = min(length, self._rows.length)
 
-        def transitions(now: Any, earlier: Any = None) -> np.ndarray:
+        def transitions(*earlier_and_now: Any) -> np.ndarray:
+            *earlier, now = earlier_and_now
             parts = [now[len(now) - here :, environment]]
-            if earlier is not None and length > here:
-                parts.insert(0, earlier[-(length - here) :, environment])
+            if earlier and length > here:
+                parts.insert(0, earlier[0][-(length - here) :, environment])
             return torch.cat(parts).numpy(force=True)  # copies
 
-        fields = self._rows.fields()
-        trees = [fields, self._earlier] if self._earlier.keys() == fields.keys() else [fields]
-        columns: dict[str, Any] = map_tree(transitions, *trees)
+        columns: dict[str, Any] = map_tree(transitions, *recorded)
         final_observation = map_tree(lambda column: column[-1], columns.pop("next_observation"))
         last_step = self._statistics.first_row_step + self._rows.length - 1
         return Episode(

@@ -77,6 +77,43 @@ def test_kept_episodes_do_not_change_later() -> None:
         map_tree(np.testing.assert_array_equal, episode.fields, copy)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_episodes_that_began_before_the_handler_was_attached_are_left_out(stored: bool, tmp_path: Any) -> None:
+    whole, expected = make_loop()
+    whole.run(epochs=20)
+    env = rein.envs.CartPole(4, seed=0)
+    agent = rein.PPO(env, rollout_steps=16, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, env, tmp_path / "run" if stored else None, iterations=ITERATIONS)
+    found: list[Any] = []
+
+    @loop.iteration_completed(once=3 * ITERATIONS + 2)
+    def attach(state: rein.State) -> None:
+        loop.episodes_completed(lambda state: found.extend(state.episodes_completed))
+
+    loop.run(epochs=20)
+    first_kept = ITERATIONS * (3 if stored else 4)
+    complete = [episode for episode in expected if episode.first_step >= first_kept]
+    assert len(expected) > len(complete) > 4
+    assert len(found) == len(complete)
+    for one, other in zip(found, complete, strict=True):
+        assert_same(one, other)
+
+
+def test_episodes_are_whole_if_rewards_are_shaped_from_a_later_epoch_on() -> None:
+    loop, found = make_loop()
+
+    @loop.action_applied(after=2 * ITERATIONS)
+    def shape(state: rein.State) -> None:
+        transition = state.step_state.transition
+        state.step_state = state.step_state._replace(transition=transition._replace(reward=transition.reward * 2))
+
+    loop.run(epochs=20)
+    assert any(episode.first_step < 2 * ITERATIONS < episode.last_step for episode in found)
+    for episode in found:
+        assert {len(field) for field in episode.fields.values()} == {episode.length}
+        assert episode.episode_return == episode.fields.get("raw_reward", episode.fields["reward"]).sum()
+
+
 def test_other_events_see_no_episodes() -> None:
     loop, _ = make_loop()
     seen = []
