@@ -6,23 +6,66 @@ Shapes: N environments, O an observation (a tensor or a nested dictionary of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
+
+from rein.errors import EnvironmentContractError
 
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
 
-class TimeStep(NamedTuple):
-    """What `Environment.apply_action` returns for N environments, all of it freshly allocated."""
-
-    observation: Tree  # (N, *O) what the agent sees next; already reset where an episode ended
+class _TimeStep(NamedTuple):
+    observation: Tree  # (N, *O) next observation of the agent; first of the next episode if an episode ended
     reward: Tensor  # (N,) float32
     terminated: Tensor  # (N,) bool: the task ended, do not bootstrap
-    truncated: Tensor  # (N,) bool: the clock ran out, bootstrap from final_observation
-    final_observation: Tree  # (N, *O) before any reset; equals observation where nothing ended
-    valid: Tensor  # (N,) bool: False for rows that are no transition (a source that resets in a step of its own)
+    truncated: Tensor  # (N,) bool: the time limit was reached, bootstrap from final_observation
+    final_observation: Tree  # (N, *O) before any reset; equal to observation where no episode ended
+    valid: Tensor  # (N,) bool: False for rows that are no transition, such as a separate reset step
     info: Mapping[str, Tensor]  # success, action masks, ...; usually empty
+
+
+class TimeStep(_TimeStep):
+    """Result of `Environment.apply_action` for N environments. All tensors are new.
+
+    Args:
+        observation: (N, *O) next observation; the first one of the next episode if an episode ended.
+        reward: (N,) float32.
+        terminated: (N,) bool: the task ended, do not bootstrap.
+        truncated: (N,) bool: the time limit was reached, bootstrap from `final_observation`.
+        final_observation: (N, *O) observation before any reset. By default `observation`, which is wrong if a row was
+            truncated: the default then raises EnvironmentContractError. Checking this waits for a GPU, so pass
+            `final_observation` on a GPU.
+        valid: (N,) bool, False for rows that are no transition. By default all True.
+        info: tensors (N, ...) by name. By default empty.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        observation: Tree,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        final_observation: Tree = None,
+        valid: Tensor | None = None,
+        info: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Fill the optional fields."""
+        if final_observation is None:
+            if truncated.any():
+                raise EnvironmentContractError(
+                    f"TimeStep: the episodes of environments {truncated.nonzero().flatten().tolist()} were truncated, "
+                    "but final_observation is missing; pass the observation before the reset, from which agents "
+                    "bootstrap: TimeStep(..., final_observation=...)"
+                )
+            final_observation = observation
+        if valid is None:
+            valid = torch.ones_like(terminated)
+        info = {} if info is None else info
+        return super().__new__(cls, observation, reward, terminated, truncated, final_observation, valid, info)
 
 
 class Transition(NamedTuple):
