@@ -104,7 +104,7 @@ class Replayable(Protocol):
 
 @runtime_checkable
 class PartlyResettable(Protocol):
-    """An environment of which some rows can be reset by themselves. Wrappers: ask with `hasattr`, see `Forwarding`."""
+    """An environment of which some rows can be reset by themselves. Wrappers: ask with `hasattr`, see `Wrapper`."""
 
     def reset_where(self, mask: Tensor) -> Tree:
         """Begin the next episode where `mask` (N,) is True, and leave the others alone. Returns (N, *O), of all."""
@@ -113,7 +113,7 @@ class PartlyResettable(Protocol):
 
 @runtime_checkable
 class PartlySteppable(Protocol):
-    """Environments of which some can be stepped without the others. Test wrappers with `hasattr`, see `Forwarding`.
+    """Environments of which some can be stepped without the others. Test wrappers with `hasattr`, see `Wrapper`.
 
     A row that is not stepped is not valid, nothing ended in it, its reward is 0, and its observation and
     final_observation are the current one. With an attribute `steps_separately = True`, stepping a part costs less than

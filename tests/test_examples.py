@@ -1,4 +1,4 @@
-"""Examples run without warnings, and their agents fulfil the contract of agents."""
+"""Examples run without warnings, and their agents and environments fulfil the contracts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rein
 from rein.agents import Agent
 from rein.envs.cartpole import CartPole
 from rein.schedules import linear
-from rein.testing import AgentContract
+from rein.testing import AgentContract, EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -98,3 +98,45 @@ class TestReinforce(CartPoleContract):
 class TestOwnReplay(CartPoleContract):
     example = "own_replay"
     options: ClassVar[dict[str, Any]] = {"learning_starts": 100, "batch_size": 16}
+
+
+CART = runpy.run_path(str(FOLDER / "own_environment.py"))["Cart"]
+
+
+class TestOwnEnvironment(EnvironmentContract):
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return CART(num_envs, seed=seed, power=30.0, max_episode_steps=9)
+
+    def test_a_resumed_run_is_equal_to_an_uninterrupted_run(self) -> None:
+        def parts() -> Any:
+            environment = CART(8, seed=0, max_episode_steps=20)
+            agent = rein.PPO(environment, seed=0, rollout_steps=8)
+            return agent, environment, rein.training_loop(agent, environment, seed=0)
+
+        agent, _, loop = parts()
+        loop.run(epochs=4, iterations=25)
+        first, environment, interrupted = parts()
+        interrupted.run(epochs=2, iterations=25)
+        state = copy_state([interrupted.state_dict(), first.state_dict(), environment.state_dict()])
+        resumed, environment, loop = parts()
+        for part, saved in zip((loop, resumed, environment), state, strict=True):
+            part.load_state_dict(saved)
+        loop.run(epochs=4, iterations=25)
+        assert first_difference(agent.state_dict(), resumed.state_dict()) is None
+
+    def test_ppo_learns_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        runpy.run_path(str(FOLDER / "own_environment.py"), run_name="__main__")
+        before, after = (float(number) for number in re.findall(r"-\d+\.\d", capsys.readouterr().out))
+        assert after > before / 2
+
+    def test_the_class_is_short(self) -> None:
+        tree = ast.parse((FOLDER / "own_environment.py").read_text(encoding="utf-8"))
+        (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+        assert len(ast.unparse(kind).splitlines()) <= 35
+
+    def test_the_page_shows_the_example(self) -> None:
+        page = (FOLDER.parent / "docs/environments.md").read_text(encoding="utf-8")
+        (shown,) = (
+            block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Cart" in block
+        )
+        assert shown.strip() in (FOLDER / "own_environment.py").read_text(encoding="utf-8")

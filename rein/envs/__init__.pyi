@@ -9,6 +9,6 @@ from rein.envs.gridworld import Gridworld as Gridworld
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment as GymnasiumEnvironment
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment as GymnasiumVectorEnvironment
 from rein.envs.mountain_car import MountainCar as MountainCar
-from rein.envs.mountain_car_continuous import MountainCarContinuous as MountainCarContinuous
+from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuous
 from rein.envs.pendulum import Pendulum as Pendulum
 from rein.envs.turtleworld import Turtleworld as Turtleworld

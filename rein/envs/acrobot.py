@@ -13,13 +13,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import BLUE, GREEN, LINE, PALE, Canvas, Frame
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2
 _TAU = 0.2  # s, one step
 _TOP_SPEED_1, _TOP_SPEED_2 = 4.0 * math.pi, 9.0 * math.pi  # rad/s
 _HEIGHT = 1.0  # m above the bar, for the feet to reach
 _TURN = 2.0 * math.pi
+_BOUNDS = np.array([1.0, 1.0, 1.0, 1.0, _TOP_SPEED_1, _TOP_SPEED_2], np.float32)
 
 
 def _derivative(state_4N: Tensor, torque_N: Tensor) -> Tensor:
@@ -39,28 +40,6 @@ def _derivative(state_4N: Tensor, torque_N: Tensor) -> Tensor:
     alpha_1N = -(inertia_22 * g_1N + inertia_12N * force_N) / determinant_N
     alpha_2N = (inertia_11N * force_N + inertia_12N * g_1N) / determinant_N
     return torch.stack((omega_1N, omega_2N, alpha_1N, alpha_2N))
-
-
-def _move(state_4N: Tensor, torque_N: Tensor) -> Moved:
-    k_1 = _derivative(state_4N, torque_N)  # the classic Runge-Kutta method of order 4
-    k_2 = _derivative(torch.add(state_4N, k_1, alpha=_TAU / 2.0), torque_N)
-    k_3 = _derivative(torch.add(state_4N, k_2, alpha=_TAU / 2.0), torque_N)
-    k_4 = _derivative(torch.add(state_4N, k_3, alpha=_TAU), torque_N)
-    state_4N = torch.add(state_4N, k_1 + k_4 + 2.0 * (k_2 + k_3), alpha=_TAU / 6.0)
-    theta_2N, (omega_1N, omega_2N) = state_4N[:2], state_4N[2:]
-    theta_1N, theta_2N = torch.add(theta_2N, (theta_2N / _TURN).round_(), alpha=-_TURN)  # into [-pi, pi]
-    omega_1N, omega_2N = omega_1N.clamp(-_TOP_SPEED_1, _TOP_SPEED_1), omega_2N.clamp(-_TOP_SPEED_2, _TOP_SPEED_2)
-    terminated_N = theta_1N.cos() + (theta_1N + theta_2N).cos_() < -_HEIGHT
-    state_4N = torch.stack((theta_1N, theta_2N, omega_1N, omega_2N))
-    return Moved(state_4N, terminated_N.to(torch.float32) - 1.0, terminated_N)
-
-
-def _observe(state_4N: Tensor) -> Tensor:
-    theta_1N, theta_2N, omega_1N, omega_2N = state_4N.unbind()
-    return torch.stack((theta_1N.cos(), theta_1N.sin(), theta_2N.cos(), theta_2N.sin(), omega_1N, omega_2N))
-
-
-_PHYSICS = Physics(_move, starts=((-0.1, 0.1),) * 4, controls=(-1.0, 0.0, 1.0), observe=_observe)
 
 
 class Acrobot(SimulatedEnvironment):
@@ -84,6 +63,10 @@ class Acrobot(SimulatedEnvironment):
     equations are those of Sutton and Barto's book, which correct the paper's.
     """
 
+    single_observation_space = spaces.Box(-_BOUNDS, _BOUNDS)
+    single_action_space = spaces.Discrete(3)
+    initial_range = ((-0.1, 0.1),) * 4
+    action_values = (-1.0, 0.0, 1.0)
     render_fps = 15  # frames per second of its videos
 
     def __init__(
@@ -95,19 +78,29 @@ class Acrobot(SimulatedEnvironment):
         device: torch.device | str = "cpu",
         compile: bool = False,
     ) -> None:
-        high = np.array([1.0, 1.0, 1.0, 1.0, _TOP_SPEED_1, _TOP_SPEED_2], np.float32)
-        super().__init__(
-            _PHYSICS,
-            spaces.Box(-high, high),
-            spaces.Discrete(3),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=max_episode_steps,
-            device=device,
-            compile=compile,
-        )
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def dynamics(self, state_4N: Tensor, torque_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply a torque between the links for 0.2 s."""
+        k_1 = _derivative(state_4N, torque_N)  # the classic Runge-Kutta method of order 4
+        k_2 = _derivative(torch.add(state_4N, k_1, alpha=_TAU / 2.0), torque_N)
+        k_3 = _derivative(torch.add(state_4N, k_2, alpha=_TAU / 2.0), torque_N)
+        k_4 = _derivative(torch.add(state_4N, k_3, alpha=_TAU), torque_N)
+        state_4N = torch.add(state_4N, k_1 + k_4 + 2.0 * (k_2 + k_3), alpha=_TAU / 6.0)
+        theta_2N, (omega_1N, omega_2N) = state_4N[:2], state_4N[2:]
+        theta_1N, theta_2N = torch.add(theta_2N, (theta_2N / _TURN).round_(), alpha=-_TURN)  # into [-pi, pi]
+        omega_1N, omega_2N = omega_1N.clamp(-_TOP_SPEED_1, _TOP_SPEED_1), omega_2N.clamp(-_TOP_SPEED_2, _TOP_SPEED_2)
+        terminated_N = theta_1N.cos() + (theta_1N + theta_2N).cos_() < -_HEIGHT
+        state_4N = torch.stack((theta_1N, theta_2N, omega_1N, omega_2N))
+        return state_4N, terminated_N.to(torch.float32) - 1.0, terminated_N
+
+    def observe(self, state_4N: Tensor) -> Tensor:
+        """Return cosine and sine of both angles, and both velocities."""
+        theta_1N, theta_2N, omega_1N, omega_2N = state_4N.unbind()
+        return torch.stack((theta_1N.cos(), theta_1N.sin(), theta_2N.cos(), theta_2N.sin(), omega_1N, omega_2N))
+
+    def draw(self, state: list[float]) -> Frame:
+        """Draw both links and the height to reach."""
         theta_1, theta_2, _, _ = state
         hips = math.sin(theta_1), -math.cos(theta_1)
         feet = hips[0] + math.sin(theta_1 + theta_2), hips[1] - math.cos(theta_1 + theta_2)

@@ -13,34 +13,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import DARK, RED, Canvas, Frame
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 10.0  # m/s^2
 _MASS, _LENGTH = 1.0, 1.0  # kg, m, of a thin rod
 _TAU = 0.05  # s, one step
 _TOP_SPEED, _TOP_TORQUE = 8.0, 2.0  # rad/s, N m
 _TURN = 2.0 * math.pi
+_BOUNDS = np.array([1.0, 1.0, _TOP_SPEED], np.float32)
 _FALL, _LIFT = 3.0 * _GRAVITY / (2.0 * _LENGTH) * _TAU, 3.0 / (_MASS * _LENGTH**2) * _TAU
-
-
-def _move(state_2N: Tensor, action_N1: Tensor) -> Moved:
-    theta_N, omega_N = state_2N.unbind()
-    torque_N = action_N1[:, 0].clamp(-_TOP_TORQUE, _TOP_TORQUE)
-    reward_N = -(theta_N.square() + 0.1 * omega_N.square() + 0.001 * torque_N.square())
-    omega_N = omega_N + (_FALL * theta_N.sin() + _LIFT * torque_N)
-    omega_N = omega_N.clamp_(-_TOP_SPEED, _TOP_SPEED)
-    theta_N = torch.add(theta_N, omega_N, alpha=_TAU)
-    # Gymnasium's angle grows without end, and with it the rounding of float32; this one stays in [-pi, pi]
-    theta_N = torch.add(theta_N, (theta_N / _TURN).round_(), alpha=-_TURN)
-    return Moved(torch.stack((theta_N, omega_N)), reward_N, torch.zeros_like(reward_N, dtype=torch.bool))
-
-
-def _observe(state_2N: Tensor) -> Tensor:
-    theta_N, omega_N = state_2N.unbind()
-    return torch.stack((theta_N.cos(), theta_N.sin(), omega_N))
-
-
-_PHYSICS = Physics(_move, starts=((-math.pi, math.pi), (-1.0, 1.0)), observe=_observe)
 
 
 class Pendulum(SimulatedEnvironment):
@@ -58,6 +39,9 @@ class Pendulum(SimulatedEnvironment):
     Source: the equations are Gymnasium's, in which a thin rod of 1 kg and 1 m hangs in a gravity of 10 m/s^2.
     """
 
+    single_observation_space = spaces.Box(-_BOUNDS, _BOUNDS)
+    single_action_space = spaces.Box(-_TOP_TORQUE, _TOP_TORQUE, (1,))
+    initial_range = ((-math.pi, math.pi), (-1.0, 1.0))
     render_fps = 30  # frames per second of its videos
 
     def __init__(
@@ -69,19 +53,27 @@ class Pendulum(SimulatedEnvironment):
         device: torch.device | str = "cpu",
         compile: bool = False,
     ) -> None:
-        high = np.array([1.0, 1.0, _TOP_SPEED], np.float32)
-        super().__init__(
-            _PHYSICS,
-            spaces.Box(-high, high),
-            spaces.Box(-_TOP_TORQUE, _TOP_TORQUE, (1,)),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=max_episode_steps,
-            device=device,
-            compile=compile,
-        )
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def dynamics(self, state_2N: Tensor, action_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply a torque for 0.05 s."""
+        theta_N, omega_N = state_2N.unbind()
+        torque_N = action_N1[:, 0].clamp(-_TOP_TORQUE, _TOP_TORQUE)
+        reward_N = -(theta_N.square() + 0.1 * omega_N.square() + 0.001 * torque_N.square())
+        omega_N = omega_N + (_FALL * theta_N.sin() + _LIFT * torque_N)
+        omega_N = omega_N.clamp_(-_TOP_SPEED, _TOP_SPEED)
+        theta_N = torch.add(theta_N, omega_N, alpha=_TAU)
+        # Gymnasium's angle grows without end, and with it the rounding of float32; this one stays in [-pi, pi]
+        theta_N = torch.add(theta_N, (theta_N / _TURN).round_(), alpha=-_TURN)
+        return torch.stack((theta_N, omega_N)), reward_N, torch.zeros_like(reward_N, dtype=torch.bool)
+
+    def observe(self, state_2N: Tensor) -> Tensor:
+        """Return cosine and sine of the angle, and the velocity."""
+        theta_N, omega_N = state_2N.unbind()
+        return torch.stack((theta_N.cos(), theta_N.sin(), omega_N))
+
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the rod and its axle."""
         theta, _ = state
         canvas = Canvas((-1.3, 1.3), (-1.3, 1.3), 100)
         canvas.line((0.0, 0.0), (-math.sin(theta), math.cos(theta)), 0.2, RED)

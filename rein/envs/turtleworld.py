@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs.base.simulation import SimulatedEnvironment
 
 _SIZE = 5.0
 _FARTHEST = _SIZE * math.sqrt(2.0)
@@ -54,6 +54,8 @@ class Turtleworld(SimulatedEnvironment):
     Raises ValueError for options out of range.
     """
 
+    single_observation_space = spaces.Box(np.array([0, 0, 0, 0, -1, -1, 0], np.float32), np.ones(7, np.float32))
+    single_action_space = spaces.Box(-1.0, 1.0, (1,))
     bounding_box = (0.0, _SIZE, 0.0, _SIZE)  # least and greatest x, least and greatest y
 
     @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
@@ -78,25 +80,9 @@ class Turtleworld(SimulatedEnvironment):
         self.speed, self.dt, self.radius = speed, dt, radius
         self._targets_2K = torch.tensor(self.possible_targets, dtype=torch.float32, device=device).T.contiguous()
         self._path: deque[Tensor] = deque(maxlen=_REMEMBERED)  # (F, 3) each: where the first turtles stood, and when
-        low = np.array([0, 0, 0, 0, -1, -1, 0], np.float32)
-        choice = (0.0, len(self.possible_targets))  # the whole part is the place of the target among them
-        starts = ((0.0, _SIZE), (0.0, 0.0), (0.0, _TURN), choice)
-        super().__init__(
-            Physics(self._move, starts, observe=self._observe),
-            spaces.Box(low, np.ones(7, np.float32)),
-            spaces.Box(-1.0, 1.0, (1,)),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=max_episode_steps,
-            device=device,
-            options={
-                "possible_targets": [list(target) for target in self.possible_targets],
-                "speed": speed,
-                "dt": dt,
-                "radius": radius,
-                "max_episode_steps": max_episode_steps,
-            },
-        )
+        choice = (0.0, len(self.possible_targets))  # the whole part is the index of the target
+        self.initial_range = ((0.0, _SIZE), (0.0, 0.0), (0.0, _TURN), choice)
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     def encode(self, *, x: float, y: float, heading: float, target: Sequence[float]) -> Tensor:
         """The observation of a turtle at (x, y) with `heading` in radians, as a batch of one: (1, 7)."""
@@ -113,9 +99,10 @@ class Turtleworld(SimulatedEnvironment):
         state was loaded.
         """
         index = range(self.num_envs)[index]
-        return self._draw(self._simulation.state_of(index), self._path_of(index))
+        return self.draw(self._state_SN[:, index].tolist(), self._path_of(index))
 
-    def _draw(self, state: list[float], path: Sequence[tuple[float, float]] = ()) -> Frame:
+    def draw(self, state: list[float], path: Sequence[tuple[float, float]] = ()) -> Frame:
+        """Draw the turtle with its heading, its target and its path."""
         x, y, heading, target = state
         canvas = Canvas((-_MARGIN, _SIZE + _MARGIN), (-_MARGIN, _SIZE + _MARGIN), _UNIT)
         for place in range(int(_SIZE) + 1):
@@ -133,15 +120,17 @@ class Turtleworld(SimulatedEnvironment):
         super().load_state_dict(state)
         self._path.clear()
 
-    def _move(self, state_4N: Tensor, action_N1: Tensor) -> Moved:
+    def dynamics(self, state_4N: Tensor, action_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn, then walk one step."""
         heading_N = (state_4N[2] + action_N1[:, 0].clamp(-1.0, 1.0) * math.pi).remainder_(_TURN)
         unit_2N = torch.stack((heading_N.cos(), heading_N.sin()))
         place_2N = (state_4N[:2] + unit_2N * (self.speed * self.dt)).clamp_(0.0, _SIZE)
         _, gap_2N, distance_N = self._aim(place_2N, state_4N[3])
         state_4N = torch.cat((place_2N, heading_N[None], state_4N[3:]))
-        return Moved(state_4N, -gap_2N.abs().sum(0), distance_N <= self.radius)
+        return state_4N, -gap_2N.abs().sum(0), distance_N <= self.radius
 
-    def _observe(self, state_4N: Tensor) -> Tensor:
+    def observe(self, state_4N: Tensor) -> Tensor:
+        """Return places, headings and distances as fractions of the box."""
         place_2N, heading_N = state_4N[:2], state_4N[2]
         target_2N, _, distance_N = self._aim(place_2N, state_4N[3])
         return _seen(place_2N, target_2N, torch.stack((heading_N.cos(), heading_N.sin())), distance_N)
@@ -152,13 +141,14 @@ class Turtleworld(SimulatedEnvironment):
         gap_2N = target_2N - place_2N
         return target_2N, gap_2N, _length(gap_2N)
 
-    def _watch(self, observation: Tensor) -> None:
-        self._path.append(torch.cat((observation[:_FILMED, :2], self._simulation.steps[:_FILMED, None]), 1))
+    def watch(self, observation: Tensor) -> None:
+        """Keep the places of the first environments, for their paths."""
+        self._path.append(torch.cat((observation[:_FILMED, :2], self._steps_N[:_FILMED, None]), 1))
 
     def _path_of(self, index: int) -> list[tuple[float, float]]:
         """Where the turtle has been in this episode, the last place first."""
         known = torch.stack(tuple(self._path))[:, index].tolist() if self._path and index < _FILMED else []
-        path, step = [], int(self._simulation.steps[index])
+        path, step = [], int(self._steps_N[index])
         for x, y, steps in reversed(known):
             if steps == step:  # not so where only other turtles were stepped
                 path.append((x * _SIZE, y * _SIZE))

@@ -18,8 +18,8 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
+from rein.envs import SimulatedEnvironment
 from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
 from rein.ops.random import generator
@@ -57,26 +57,23 @@ class Trap(SimulatedEnvironment):
     more. So the best first action of a uniform policy, and of who values states by what that one gets, is wrong.
     """
 
+    single_observation_space = spaces.Box(0.0, 1.0, (2,))
+    single_action_space = spaces.Discrete(2)
+    initial_range = ((0.0, 0.0),)
+
     def __init__(self, num_envs: int = 16, seed: int | None = None, prize: float = 0.7) -> None:
         self.prize = prize
-        physics = Physics(self._move, [(0.0, 0.0)], observe=lambda x: torch.cat([1.0 - x, x]))
-        super().__init__(
-            physics,
-            spaces.Box(0.0, 1.0, (2,)),
-            spaces.Discrete(2),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=None,
-            device="cpu",
-            options={"prize": prize},
-        )
+        super().__init__(num_envs, seed=seed)
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        return torch.cat([1.0 - state_SN, state_SN])
+
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         behind_N, one_N = state_SN[0] == 1.0, action == 1
         reward_N = torch.where(behind_N, one_N.float(), torch.where(one_N, 0.0, self.prize))
-        return Moved(torch.ones_like(state_SN), reward_N, behind_N | ~one_N)
+        return torch.ones_like(state_SN), reward_N, behind_N | ~one_N
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
         return board([[YELLOW, WHITE, GREEN]], (0, 1.0 + state[0]))
 
 

@@ -12,8 +12,7 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.ppo import PPO
-from rein.envs.base.drawing import WHITE, board
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs import SimulatedEnvironment
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
@@ -60,30 +59,18 @@ class TestSquashed(TestContinuous):
 class Pairs(SimulatedEnvironment):
     """Two choices at once, which pay what their numbers are together, for three steps."""
 
-    def __init__(self, num_envs: int = 16, seed: int | None = None) -> None:
-        physics = Physics(self._move, [(0.0, 0.0), (0.0, 1.0)], observe=lambda state_SN: state_SN)
-        super().__init__(
-            physics,
-            spaces.Box(0.0, 3.0, (2,)),
-            spaces.MultiDiscrete([2, 3], start=[1, 0]),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=None,
-            device="cpu",
-            options={},
-        )
+    single_observation_space = spaces.Box(0.0, 3.0, (2,))
+    single_action_space = spaces.MultiDiscrete([2, 3], start=[1, 0])
+    initial_range = ((0.0, 0.0), (0.0, 1.0))
 
-    def _move(self, state_SN, action):
+    def dynamics(self, state_SN, action):
         time_N, drawn_N = state_SN[0] + 1.0, state_SN[1]
-        return Moved(torch.stack([time_N, drawn_N]), action.sum(1).float() * drawn_N, time_N + 2.0 * drawn_N > 3.0)
-
-    def _draw(self, state):
-        return board([[WHITE]])
+        return torch.stack([time_N, drawn_N]), action.sum(1).float() * drawn_N, time_N + 2.0 * drawn_N > 3.0
 
 
 class TestMultiDiscrete(TestDiscrete):
     def environment(self, num_envs, seed):
-        return Pairs(num_envs, seed)
+        return Pairs(num_envs, seed=seed)
 
 
 class TestNormalized(TestDiscrete):

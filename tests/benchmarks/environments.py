@@ -29,8 +29,7 @@ from gymnasium import spaces
 from rein.envs.acrobot import Acrobot
 from rein.envs.cartpole import CartPole
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.mountain_car import MountainCar
-from rein.envs.mountain_car_continuous import MountainCarContinuous
+from rein.envs.mountain_car import MountainCar, MountainCarContinuous
 from rein.envs.pendulum import Pendulum
 
 SIZES = 1, 8, 64, 1024, 8192

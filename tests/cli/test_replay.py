@@ -25,7 +25,7 @@ from rein.cli.rebuild import environment_of, own_environments
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.envs.wrappers.base import Forwarding
+from rein.envs.wrappers.base import Wrapper
 from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward
@@ -35,7 +35,7 @@ from rein.ops.random import generator
 NATIVE = {
     name: kind
     for name, kind in own_environments().items()
-    if not issubclass(kind, Forwarding) and not inspect.isabstract(kind) and not kind.__name__.startswith("_")
+    if not issubclass(kind, Wrapper) and not inspect.isabstract(kind) and not kind.__name__.startswith("_")
 }
 
 
@@ -119,7 +119,7 @@ def test_every_native_environment_is_among_them() -> None:
             continue
         for name, kind in vars(importlib.import_module(module.name)).items():
             own = inspect.isclass(kind) and kind.__module__ == module.name and hasattr(kind, "apply_action")
-            if own and not (issubclass(kind, Forwarding) or inspect.isabstract(kind) or name.startswith("_")):
+            if own and not (issubclass(kind, Wrapper) or inspect.isabstract(kind) or name.startswith("_")):
                 found.add(f"{module.name}.{name}")
     assert found == NATIVE.keys()
     assert {"CartPole", "Gridworld", "Pendulum", "Acrobot", "Turtleworld", "Memory"} <= {
@@ -265,7 +265,7 @@ def test_negative_zero_is_another_number() -> None:
 def test_names_with_dots_in_them_are_told_apart() -> None:
     environment, seed = Gridworld(1, [(0, 1)], seed=0, observation="vector", start_columns=1), torch.tensor([5])
 
-    class Split(Forwarding):
+    class Split(Wrapper):
         """The same board twice, under names that are one where they are joined by a dot."""
 
         inner = environment

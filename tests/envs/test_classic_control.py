@@ -20,8 +20,7 @@ from torch import Tensor
 
 from rein.envs.acrobot import Acrobot
 from rein.envs.cartpole import CartPole
-from rein.envs.mountain_car import MountainCar
-from rein.envs.mountain_car_continuous import MountainCarContinuous
+from rein.envs.mountain_car import MountainCar, MountainCarContinuous
 from rein.envs.pendulum import Pendulum
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform

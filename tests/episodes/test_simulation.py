@@ -5,7 +5,7 @@ Shapes: S numbers of a state, N environments, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.simulation import Moved, Physics, Simulation, transposed
+from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.errors import EnvironmentContractError
 from rein.ops.random import episode_seeds, integers, uniform
 from rein.ops.trees import leaves
@@ -23,84 +23,97 @@ from rein.types import TimeStep
 N = 37
 
 
-def drift(state_2N: Tensor, push_N: Tensor) -> Moved:
+class Drift(SimulatedEnvironment):
     """A place that drifts with a velocity and ends beyond 1; pushed, it drifts faster."""
-    place_N, velocity_N = state_2N.unbind()
-    velocity_N = velocity_N + 0.1 * push_N
-    place_N = place_N + velocity_N
-    return Moved(torch.stack((place_N, velocity_N)), 2.0 * push_N, place_N.abs() > 1.0)
+
+    single_observation_space = spaces.Box(-2.0, 2.0, (2,))
+    single_action_space: spaces.Space[Any] = spaces.Discrete(3)
+    initial_range = ((-0.5, 0.5), (-0.2, 0.2))
+    action_values: Sequence[float] | None = (-1.0, 0.0, 1.0)
+
+    def dynamics(self, state_2N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        place_N, velocity_N = state_2N.unbind()
+        velocity_N = velocity_N + 0.1 * push_N
+        place_N = place_N + velocity_N
+        return torch.stack((place_N, velocity_N)), 2.0 * push_N, place_N.abs() > 1.0
 
 
-def squares(state_2N: Tensor) -> Tensor:
-    return torch.cat((state_2N, state_2N.square()[:1]))
+class SeenDrift(Drift):
+    """Observes the square of the place, too."""
+
+    single_observation_space = spaces.Box(-2.0, 2.0, (3,))
+
+    def observe(self, state_2N: Tensor) -> Tensor:
+        return torch.cat((state_2N, state_2N.square()[:1]))
 
 
-def slide(state_2N: Tensor, action_N1: Tensor) -> Moved:
-    return drift(state_2N, action_N1[:, 0].clamp(-1.0, 1.0))
+class Slide(Drift):
+    """Continuous actions."""
+
+    single_action_space = spaces.Box(-1.0, 1.0, (1,))
+    action_values = None
+
+    def dynamics(self, state_2N: Tensor, action_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().dynamics(state_2N, action_N1[:, 0].clamp(-1.0, 1.0))
 
 
-STARTS = ((-0.5, 0.5), (-0.2, 0.2))
-DRIFT = Physics(drift, STARTS, controls=(-1.0, 0.0, 1.0))
-SEEN = DRIFT._replace(observe=squares)
-SLIDE = Physics(slide, STARTS)
-every_physics = pytest.mark.parametrize("physics", [DRIFT, SEEN, SLIDE], ids=["state", "observed", "continuous"])
+Kind = type[Drift]
+every_kind = pytest.mark.parametrize("kind", [Drift, SeenDrift, Slide], ids=["state", "observed", "continuous"])
 
 
-def simulation(physics: Physics = DRIFT, num_envs: int = N, *, compile: bool = False, **options: Any) -> Simulation:
-    space = spaces.Box(-1.0, 1.0, (1,)) if physics.controls is None else spaces.Discrete(3)
-    given: dict[str, Any] = {"seed": 3, "max_episode_steps": 20, "device": "cpu"} | options
-    return Simulation("Drift", physics, space, num_envs=num_envs, compile=compile, **given)
+def simulation(kind: Kind = Drift, num_envs: int = N, **options: Any) -> Drift:
+    return kind(num_envs, **{"seed": 3, "max_episode_steps": 20, **options})
 
 
-def by_masks(physics: Physics, num_envs: int = N, **options: Any) -> Simulation:
+def by_masks(kind: Kind, num_envs: int = N, **options: Any) -> Drift:
     """As on a device on which to look who ended would be to wait for it."""
-    made = simulation(physics, num_envs, **options)
+    made = simulation(kind, num_envs, **options)
     made._by_rows = made._seeds._on_host = False
     return made
 
 
-def actions(physics: Physics, steps: int, num_envs: int = N) -> Iterator[Tensor]:
+def actions(kind: Kind, steps: int, num_envs: int = N) -> Iterator[Tensor]:
     row_N = torch.arange(num_envs)
     for k in range(steps):
-        yield integers(row_N, k, 3) if physics.controls else 3.0 * uniform(row_N, k)[:, None] - 1.5
+        yield integers(row_N, k, 3) if kind.action_values else 3.0 * uniform(row_N, k)[:, None] - 1.5
 
 
-def played(made: Simulation, steps: int = 300) -> list[Any]:
+def played(made: Drift, steps: int = 300) -> list[Any]:
     """Everything that can be seen of it, step by step."""
     seen: list[Any] = [made.reset(), made.episode_seeds]
-    for action in actions(made._physics, steps, made.num_envs):
+    for action in actions(type(made), steps, made.num_envs):
         seen += [made.apply_action(action), made.episode_seeds, copy_state(made.state_dict())]
     return seen
 
 
-@every_physics
-def test_masks_give_what_rows_give(physics: Physics) -> None:
-    assert first_difference(played(simulation(physics)), played(by_masks(physics))) is None
+@every_kind
+def test_masks_give_what_rows_give(kind: Kind) -> None:
+    assert first_difference(played(simulation(kind)), played(by_masks(kind))) is None
 
 
-@every_physics
-def test_what_is_compiled_is_the_step_by_masks(physics: Physics, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_kind
+def test_what_is_compiled_is_the_step_by_masks(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the compiler, which not every machine has: what it is given is run as it is."""
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs: graph)
-    assert first_difference(played(simulation(physics, compile=True)), played(simulation(physics))) is None
+    assert first_difference(played(simulation(kind, compile=True)), played(simulation(kind))) is None
 
 
-@every_physics
+@every_kind
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_what_is_returned_shares_no_memory(physics: Physics, make: Callable[..., Simulation]) -> None:
-    assert_nothing_is_shared(make(physics))
+def test_what_is_returned_shares_no_memory(kind: Kind, make: Callable[..., Drift]) -> None:
+    assert_nothing_is_shared(make(kind))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own compiler about torch
-@every_physics
-def test_what_compiled_code_returns_shares_no_memory(physics: Physics) -> None:
-    assert_nothing_is_shared(simulation(physics, compile=True))
+@every_kind
+def test_what_compiled_code_returns_shares_no_memory(kind: Kind) -> None:
+    assert_nothing_is_shared(simulation(kind, compile=True))
 
 
-def assert_nothing_is_shared(made: Simulation) -> None:
+def assert_nothing_is_shared(made: Drift) -> None:
     kept: list[Tensor] = [made.reset()]
-    for action in actions(made._physics, 50):
+    for action in actions(type(made), 50):
         kept += [leaf for _, leaf in leaves(made.apply_action(action))]
         owned = [leaf for _, leaf in leaves(made.state_dict()) if isinstance(leaf, Tensor)]
         places = [leaf.untyped_storage().data_ptr() for leaf in kept]
@@ -109,12 +122,12 @@ def assert_nothing_is_shared(made: Simulation) -> None:
         assert all(leaf.is_contiguous() for leaf in kept)
 
 
-@every_physics
-def test_an_environment_among_many_is_the_same_alone(physics: Physics) -> None:
+@every_kind
+def test_an_environment_among_many_is_the_same_alone(kind: Kind) -> None:
     """Vectorized arithmetic must not depend on the place in the vector."""
-    many = played(simulation(physics, 1003))
+    many = played(simulation(kind, 1003))
     for count in (1, 2, 5, 64):
-        few = played(simulation(physics, count))
+        few = played(simulation(kind, count))
         for one, other in zip(few, many, strict=True):
             for (path, a), (_, b) in zip(leaves(one), leaves(other), strict=True):
                 if isinstance(a, Tensor):
@@ -122,19 +135,19 @@ def test_an_environment_among_many_is_the_same_alone(physics: Physics) -> None:
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_every_episode_begins_as_its_seed_says(make: Callable[..., Simulation]) -> None:
+def test_every_episode_begins_as_its_seed_says(make: Callable[..., Drift]) -> None:
     """Beyond what is worked out ahead: here every step ends every episode."""
-    made, fresh, row_N = make(SEEN, max_episode_steps=1), simulation(SEEN), torch.arange(N)
+    made, fresh, row_N = make(SeenDrift, max_episode_steps=1), simulation(SeenDrift), torch.arange(N)
     made.reset()
-    for k, action in enumerate(actions(SEEN, 300), start=1):
+    for k, action in enumerate(actions(SeenDrift, 300), start=1):
         time_step = made.apply_action(action)
         assert torch.equal(made.episode_seeds, episode_seeds(3, row_N, torch.full_like(row_N, k)))
         assert torch.equal(time_step.observation, fresh.reset_to(made.episode_seeds))
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_termination_and_the_clock_are_told_apart_and_may_coincide(make: Callable[..., Simulation]) -> None:
-    made = make(DRIFT, 4, max_episode_steps=3)
+def test_termination_and_the_clock_are_told_apart_and_may_coincide(make: Callable[..., Drift]) -> None:
+    made = make(Drift, 4, max_episode_steps=3)
     made.reset()
     state_2N = torch.tensor([[0.0, 0.0, 0.95, 0.95], [0.0, 0.0, 0.1, 0.1]])
     steps_N = torch.tensor([0, 2, 0, 2])
@@ -150,39 +163,86 @@ def test_termination_and_the_clock_are_told_apart_and_may_coincide(make: Callabl
     assert made.state_dict()["steps"].tolist() == [1, 0, 0, 0]
 
 
-def played_in_parts(made: Simulation, steps: int = 60) -> list[Any]:
+def played_in_parts(made: Drift, steps: int = 60) -> list[Any]:
     """The same steps taken in two parts, with resets of some in between."""
     seen: list[Any] = [made.reset()]
     mask_N = torch.arange(made.num_envs) % 3 == 0
-    for k, action in enumerate(actions(made._physics, steps, made.num_envs)):
-        seen += [made.apply_action(action, mask_N), made.apply_action(action, ~mask_N), made.episode_seeds]
+    for k, action in enumerate(actions(type(made), steps, made.num_envs)):
+        seen += [made.apply_action_where(action, mask_N), made.apply_action_where(action, ~mask_N), made.episode_seeds]
         seen += [made.reset_where(mask_N)] if k % 7 == 0 else []
         seen.append(copy_state(made.state_dict()))
     return seen
 
 
-@every_physics
-def test_steps_and_resets_of_some_are_the_same_by_masks(physics: Physics, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = played_in_parts(simulation(physics))
-    assert first_difference(expected, played_in_parts(by_masks(physics))) is None
+@every_kind
+def test_steps_and_resets_of_some_are_the_same_by_masks(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = played_in_parts(simulation(kind))
+    assert first_difference(expected, played_in_parts(by_masks(kind))) is None
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs: graph)
-    assert first_difference(expected, played_in_parts(simulation(physics, compile=True))) is None
+    assert first_difference(expected, played_in_parts(simulation(kind, compile=True))) is None
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
 def test_who_is_not_stepped_neither_moves_nor_ends_though_its_clock_has_run_out(
-    make: Callable[..., Simulation],
+    make: Callable[..., Drift],
 ) -> None:
-    made = make(DRIFT, 2, max_episode_steps=3)
+    made = make(Drift, 2, max_episode_steps=3)
     made.reset()
     made.load_state_dict(made.state_dict() | {"steps": torch.tensor([5, 0])})  # as of one with a later limit
     before = copy_state(made.state_dict())
-    time_step = made.apply_action(torch.ones(2, dtype=torch.int64), torch.tensor([False, True]))
+    time_step = made.apply_action_where(torch.ones(2, dtype=torch.int64), torch.tensor([False, True]))
     assert time_step.valid.tolist() == [False, True]
     assert not time_step.truncated.any()
     after = made.state_dict()
     assert after["steps"].tolist() == [5, 1]
     assert (after["state"] == before["state"]).all(0).tolist() == [True, False]
+
+
+class Faulty(Drift):
+    """Returns states as rows."""
+
+    def dynamics(self, state_2N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state_2N, *rest = super().dynamics(state_2N, push_N)
+        return state_2N.T, *rest  # type: ignore[return-value]
+
+
+def test_a_wrong_result_of_dynamics_is_explained_in_the_first_step() -> None:
+    made = simulation(Faulty)
+    made.reset()
+    with pytest.raises(
+        EnvironmentContractError, match=r"Faulty.dynamics: expected state .* \(2, 37\), got .* \(37, 2\)"
+    ):
+        made.apply_action(torch.zeros(N, dtype=torch.int64))
+
+
+def test_an_environment_without_pictures_explains_how_to_define_them() -> None:
+    with pytest.raises(NotImplementedError, match="Drift has no pictures; define draw"):
+        simulation().render()
+
+
+class Windy(Drift):
+    """An option in front of those of the base class."""
+
+    def __init__(self, wind: Any = (1.0, 2.0), **options: Any) -> None:
+        self.wind = wind
+        super().__init__(**options)
+
+
+class Forgetful(Drift):
+    """Does not keep its option."""
+
+    def __init__(self, num_envs: int = 1, wind: float = 0.0) -> None:
+        super().__init__(num_envs)
+
+
+def test_the_configuration_is_collected_from_the_attributes() -> None:
+    base = {"num_envs": 2, "seed": 0, "max_episode_steps": None, "device": "cpu", "compile": False}
+    assert Windy(num_envs=2, seed=0).config == {"wind": [1.0, 2.0], **base}
+    assert Windy(**Windy(num_envs=2, seed=0).config).config == {"wind": [1.0, 2.0], **base}
+    with pytest.raises(TypeError, match=r"Forgetful: keep the options \['wind'\] as attributes"):
+        _ = Forgetful().config
+    with pytest.raises(TypeError, match="num_envs"):
+        Windy(n_envs=3)
 
 
 def test_before_the_first_reset_there_is_nothing_to_reset_in_part() -> None:
@@ -191,7 +251,7 @@ def test_before_the_first_reset_there_is_nothing_to_reset_in_part() -> None:
 
 
 def test_an_action_with_a_gradient_leaves_none_behind() -> None:
-    made = simulation(SLIDE)
+    made = simulation(Slide)
     made.reset()
     time_step = made.apply_action(torch.zeros(N, 1, requires_grad=True))
     assert not any(leaf.requires_grad for _, leaf in leaves(time_step))
@@ -199,12 +259,12 @@ def test_an_action_with_a_gradient_leaves_none_behind() -> None:
 
 
 def test_an_action_of_another_precision_is_taken_for_what_it_says() -> None:
-    for physics, precise, other in ((SLIDE, torch.float32, torch.float64), (DRIFT, torch.int64, torch.int32)):
+    for kind, precise, other in ((Slide, torch.float32, torch.float64), (Drift, torch.int64, torch.int32)):
         steps: list[TimeStep] = []
         for dtype in (precise, other):
-            made = simulation(physics)
+            made = simulation(kind)
             made.reset()
-            steps.append(made.apply_action(next(actions(physics, 1)).to(precise).to(dtype)))
+            steps.append(made.apply_action(next(actions(kind, 1)).to(precise).to(dtype)))
         assert first_difference(*steps) is None
 
 

@@ -15,7 +15,7 @@ from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
-from rein.envs.base.simulation import Moved, Physics, SimulatedEnvironment
+from rein.envs import SimulatedEnvironment
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Corridor, Reach
 from rein.envs.wrappers.observations import observation_history
@@ -292,25 +292,16 @@ def test_a_round_uses_the_learning_rate_of_its_time(kind):
 class Counting(SimulatedEnvironment):
     """Observes the number of the step and of the environment; an action pays 10 times itself."""
 
+    single_observation_space = spaces.Box(0.0, 1e6, (1,))
+    single_action_space = spaces.Box(-2.0, 5.0, (1,))
+    initial_range = ((0.0, 0.0),)
+
     def __init__(self, num_envs: int = 2, seed: int = 0) -> None:
-        physics = Physics(self._move, [(0.0, 0.0)], observe=lambda state_SN: state_SN)
-        super().__init__(
-            physics,
-            spaces.Box(0.0, 1e6, (1,)),
-            spaces.Box(-2.0, 5.0, (1,)),
-            num_envs=num_envs,
-            seed=seed,
-            max_episode_steps=6,
-            device="cpu",
-            options={},
-        )
+        super().__init__(num_envs, seed=seed, max_episode_steps=6)
 
-    def _move(self, state_SN, action):
+    def dynamics(self, state_SN, action):
         after = state_SN + 1.0
-        return Moved(after, 10.0 * action[:, 0] + state_SN[0], after[0] == 4.0)
-
-    def _draw(self, state):
-        return None
+        return after, 10.0 * action[:, 0] + state_SN[0], after[0] == 4.0
 
 
 @pytest.mark.parametrize("history", [0, 3])

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
@@ -40,15 +39,13 @@ class Bandit(Probe):
             raise ValueError(f"Bandit(arms={arms}): give 2 or more")
         self.arms = arms
         self.contextual = contextual
-        super().__init__(
-            spaces.Box(0.0, 1.0, (arms,)),
-            choices(arms, continuous),
-            [(0.0, arms) if contextual else (arms - 1.0, arms - 1.0)],  # the whole part is the arm that pays
-            {"arms": arms, "contextual": contextual, "continuous": continuous},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-        )
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(0.0, 1.0, (arms,))
+        self.single_action_space = choices(arms, continuous)
+        self.initial_range = [
+            (0.0, arms) if contextual else (arms - 1.0, arms - 1.0)
+        ]  # the whole part is the arm that pays
+        super().__init__(num_envs, seed=seed, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -59,14 +56,17 @@ class Bandit(Probe):
         """(N,) v(s) = 1, for an episode is one step."""
         return torch.ones_like(observation[:, 0])
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pay 1 for the right arm, and terminate."""
         hit_N = chosen(action, self.arms) == state_SN[0].long()
-        return Moved(state_SN.clone(), hit_N.to(torch.float32), torch.ones_like(hit_N))
+        return state_SN.clone(), hit_N.to(torch.float32), torch.ones_like(hit_N)
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return 1 at the arm that pays, or zeros."""
         if self.contextual:
             return one_hot(state_SN[0], self.arms)
         return torch.zeros(self.arms, state_SN.shape[1], dtype=torch.float32, device=state_SN.device)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw one cell for each arm."""
         return board([[GREEN if arm == int(state[0]) else WHITE for arm in range(self.arms)]])

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe, choices
 
 
@@ -44,16 +43,11 @@ class Corridor(Probe):
             steps = f"max_episode_steps={max_episode_steps}"
             raise ValueError(f"Corridor(length={length}, {steps}): its end takes {length} steps; give that or more")
         self.length = length
-        super().__init__(
-            spaces.Box(0.0, 1.0, (1,)),
-            choices(2, continuous),
-            [(0.0, 0.0)],
-            {"length": length, "continuous": continuous, "max_episode_steps": max_episode_steps},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-            limit=max_episode_steps,
-        )
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(0.0, 1.0, (1,))
+        self.single_action_space = choices(2, continuous)
+        self.initial_range = [(0.0, 0.0)]
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -65,14 +59,17 @@ class Corridor(Probe):
         left_N = ((1.0 - observation[:, 0]) * self.length - 1e-4).ceil()  # what is rounded up is not a rounding error
         return gamma ** (left_N - 1.0)
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Move left or right."""
         move_N = action[:, 0].clamp(-1.0, 1.0) if action.is_floating_point() else 2 * action - 1
         state_SN = (state_SN + move_N).clamp_(0.0, self.length)
         reached_N = state_SN[0] == self.length
-        return Moved(state_SN, reached_N.to(torch.float32), reached_N)
+        return state_SN, reached_N.to(torch.float32), reached_N
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the position as a fraction of the length."""
         return state_SN / self.length
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the corridor and the position."""
         return board([[WHITE] * self.length + [GREEN]], (0, state[0]))

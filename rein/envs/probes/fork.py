@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
@@ -42,16 +41,11 @@ class Fork(Probe):
     ) -> None:
         self.prize = float(prize)
         self.max_episode_steps = max_episode_steps
-        super().__init__(
-            spaces.Box(0.0, 1.0, (2,)),
-            choices(2, continuous),
-            [(0.0, 0.0)],  # 0 at the fork, 1 on the road
-            {"prize": self.prize, "continuous": continuous, "max_episode_steps": max_episode_steps},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-            limit=max_episode_steps,
-        )
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(0.0, 1.0, (2,))
+        self.single_action_space = choices(2, continuous)
+        self.initial_range = [(0.0, 0.0)]  # 0 at the fork, 1 on the road
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -63,14 +57,17 @@ class Fork(Probe):
         road = 1.0 / (1.0 - gamma)
         return torch.where(observation[:, 1] > 0.0, road, max(self.prize, gamma * road))
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take the prize, or go on along the road."""
         road_N = state_SN[0]
         takes_N = (chosen(action, 2) == 0) & (road_N == 0.0)
         state_SN = (~takes_N).to(torch.float32)[None]
-        return Moved(state_SN, road_N + takes_N * self.prize, takes_N)
+        return state_SN, road_N + takes_N * self.prize, takes_N
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return (1, 0) at the fork and (0, 1) on the road."""
         return one_hot(state_SN[0], 2)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the prize, the fork and the road."""
         return board([[YELLOW, WHITE, GREEN]], (0, 1.0 + state[0]))

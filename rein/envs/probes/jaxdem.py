@@ -16,7 +16,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe
 
 END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0
@@ -30,15 +29,10 @@ class SignBandit(Probe):
     """
 
     def __init__(self, num_envs: int = 128, *, seed: int | None = None, device: torch.device | str = "cpu") -> None:
-        super().__init__(
-            spaces.Box(-1.0, 1.0, (1,)),
-            spaces.Box(-1.0, 1.0, (1,)),
-            [(0.0, 0.0)],
-            {},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-        )
+        self.single_observation_space = spaces.Box(-1.0, 1.0, (1,))
+        self.single_action_space = spaces.Box(-1.0, 1.0, (1,))
+        self.initial_range = [(0.0, 0.0)]
+        super().__init__(num_envs, seed=seed, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -49,14 +43,17 @@ class SignBandit(Probe):
         """(N,) v(s) = 1, for an episode is one step."""
         return torch.ones_like(observation[:, 0])
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pay the sign of the action, and terminate."""
         reward_N = torch.where(action[:, 0] > 0.0, 1.0, -1.0)
-        return Moved(state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool))
+        return state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool)
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return 0."""
         return state_SN
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw one cell for each sign."""
         return board([[RED, GREEN]])
 
 
@@ -77,16 +74,10 @@ class OpenCorridor(Probe):
         max_episode_steps: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(
-            spaces.Box(-math.inf, math.inf, (1,)),
-            spaces.Box(-STRIDE, STRIDE, (1,)),
-            [(0.0, 0.0)],
-            {"max_episode_steps": max_episode_steps},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-            limit=max_episode_steps,
-        )
+        self.single_observation_space = spaces.Box(-math.inf, math.inf, (1,))
+        self.single_action_space = spaces.Box(-STRIDE, STRIDE, (1,))
+        self.initial_range = [(0.0, 0.0)]
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -99,14 +90,17 @@ class OpenCorridor(Probe):
         discount_N = gamma**before_N
         return discount_N * PRIZE - COST * (1.0 - discount_N) / (1.0 - gamma)
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Move by the action."""
         state_SN = state_SN + action.T.clamp(-STRIDE, STRIDE)
         reached_N = state_SN[0] >= END
-        return Moved(state_SN, torch.where(reached_N, PRIZE, -COST), reached_N)
+        return state_SN, torch.where(reached_N, PRIZE, -COST), reached_N
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the position."""
         return state_SN.clone()
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the line and the position."""
         cells = int(END)  # left of the start, too: who has gone further is shown at the edge
         return board([[WHITE] * 2 * cells + [GREEN]], (0, cells + max(state[0], -END)))

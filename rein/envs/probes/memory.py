@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREY, WHITE, YELLOW, Colour, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 _COLOURS: tuple[Colour, ...] = ((208, 84, 78), (88, 175, 98), (150, 100, 190), (235, 140, 60), (70, 170, 190))
@@ -49,15 +48,11 @@ class Memory(Probe):
             raise ValueError(f"Memory(cues={cues}, delay={delay}): give 2 cues or more and a delay of 0 or more")
         self.cues = cues
         self.delay = delay
-        super().__init__(
-            spaces.Box(0.0, 1.0, (cues + 1,)),
-            choices(cues, continuous),
-            [(0.0, cues), (0.0, 0.0)],  # the whole part of the first is the cue, the second is the time
-            {"cues": cues, "delay": delay, "continuous": continuous},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-        )
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(0.0, 1.0, (cues + 1,))
+        self.single_action_space = choices(cues, continuous)
+        self.initial_range = [(0.0, cues), (0.0, 0.0)]  # the whole part of the first is the cue, the second is the time
+        super().__init__(num_envs, seed=seed, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -69,19 +64,22 @@ class Memory(Probe):
         """The best return without a memory: 1 / cues."""
         return 1.0 / self.cues
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advance the time; the action in the last step is the answer."""
         cue_N, time_N = state_SN
         due_N = time_N == self.delay + 1
         hit_N = due_N & (chosen(action, self.cues) == cue_N.long())
         state_SN = torch.stack([cue_N, time_N + 1.0])
-        return Moved(state_SN, hit_N.to(torch.float32), due_N)
+        return state_SN, hit_N.to(torch.float32), due_N
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the cue in the first step, and a mark in the last one."""
         cue_N, time_N = state_SN
         place_N = torch.where(time_N == 0.0, cue_N, torch.where(time_N == self.delay + 1, self.cues, -1.0))
         return one_hot(place_N, self.cues + 1)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the cue, the delay and the answer."""
         cue, time = state
         colour = _COLOURS[int(cue) % len(_COLOURS)] if time == 0 else GREY
         return board([[colour, *[WHITE] * self.delay, YELLOW]], (0, time))

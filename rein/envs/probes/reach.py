@@ -12,7 +12,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe
 
 _CELLS = 5  # of a frame, along an edge
@@ -48,16 +47,10 @@ class Reach(Probe):
             raise ValueError(f"Reach(dimensions={dimensions}): give 1 or 2")
         self.dimensions = dimensions
         self.max_episode_steps = max_episode_steps
-        super().__init__(
-            spaces.Box(-1.0, 1.0, (dimensions,)),
-            spaces.Box(-1.0, 1.0, (dimensions,)),
-            [(-1.0, 1.0)] * dimensions,
-            {"dimensions": dimensions, "max_episode_steps": max_episode_steps},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-            limit=max_episode_steps,
-        )
+        self.single_observation_space = spaces.Box(-1.0, 1.0, (dimensions,))
+        self.single_action_space = spaces.Box(-1.0, 1.0, (dimensions,))
+        self.initial_range = [(-1.0, 1.0)] * dimensions
+        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     @property
     def optimal_return(self) -> float:
@@ -74,16 +67,19 @@ class Reach(Probe):
         """(N,) v(x) = -gain(gamma) |x|^2 of what is observed, (N, D)."""
         return -gain(gamma) * observation.square().sum(1)
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Move by the action."""
         action_DN = action.T.clamp(-1.0, 1.0)
         state_SN = (state_SN + action_DN).clamp_(-1.0, 1.0)
         reward_N = -(state_SN.square() + action_DN.square()).sum(0)
-        return Moved(state_SN, reward_N, torch.zeros_like(reward_N, dtype=torch.bool))
+        return state_SN, reward_N, torch.zeros_like(reward_N, dtype=torch.bool)
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the position."""
         return state_SN
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw the point and the goal."""
         middle, rows = _CELLS // 2, _CELLS if self.dimensions == 2 else 1
         cells = [[WHITE] * _CELLS for _ in range(rows)]
         cells[rows // 2][middle] = GREEN

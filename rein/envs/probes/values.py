@@ -17,7 +17,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
-from rein.envs.base.simulation import Moved
 from rein.envs.probes.base import Probe, choices
 
 
@@ -34,15 +33,11 @@ class _ValueProbe(Probe):
         seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(
-            spaces.Box(-1.0, 1.0, (1,)),
-            choices(2, continuous),
-            [self.start],
-            {"continuous": continuous},
-            num_envs=num_envs,
-            seed=seed,
-            device=device,
-        )
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(-1.0, 1.0, (1,))
+        self.single_action_space = choices(2, continuous)
+        self.initial_range = [self.start]
+        super().__init__(num_envs, seed=seed, device=device)
 
     @abstractmethod
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
@@ -61,14 +56,17 @@ class ConstantReward(_ValueProbe):
         """(N,) v = 1."""
         return torch.ones_like(observation[:, 0])
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pay 1, and terminate."""
         reward_N = torch.ones_like(state_SN[0])
-        return Moved(state_SN.clone(), reward_N, reward_N > 0.0)
+        return state_SN.clone(), reward_N, reward_N > 0.0
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return 0."""
         return state_SN
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw one cell."""
         return board([[GREEN]])
 
 
@@ -86,14 +84,17 @@ class ObservedReward(_ValueProbe):
         """(N,) v(s) = s."""
         return observation[:, 0].clone()
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
-        reward_N = self._observe(state_SN)[0]
-        return Moved(state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool))
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pay the observation, and terminate."""
+        reward_N = self.observe(state_SN)[0]
+        return state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool)
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return 1 or -1."""
         return torch.where(state_SN < 0.0, -1.0, 1.0)
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw one cell in the colour of the reward."""
         return board([[RED if state[0] < 0 else GREEN]])
 
 
@@ -112,13 +113,16 @@ class DelayedReward(_ValueProbe):
         """(N,) gamma where the observation is 0, and 1 where it is 1."""
         return gamma ** (1.0 - observation[:, 0])
 
-    def _move(self, state_SN: Tensor, action: Tensor) -> Moved:
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pay 1 in the second step, and terminate."""
         reward_N = state_SN[0].clone()
         state_SN = torch.ones_like(state_SN)
-        return Moved(state_SN, reward_N, reward_N > 0.0)
+        return state_SN, reward_N, reward_N > 0.0
 
-    def _observe(self, state_SN: Tensor) -> Tensor:
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the number of the step."""
         return state_SN
 
-    def _draw(self, state: list[float]) -> Frame:
+    def draw(self, state: list[float]) -> Frame:
+        """Draw both steps."""
         return board([[WHITE, GREEN]], (0, state[0]))

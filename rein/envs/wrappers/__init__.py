@@ -1,1 +1,5 @@
-"""Environments around environments: one file each; what they do not change is the inner environment's."""
+"""Wrappers: environments around other environments. The names are in `__init__.pyi`."""
+
+from rein.lazy import export
+
+export(__name__)

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.wrappers.base import Forwarding
+from rein.envs.wrappers.base import Wrapper
 from rein.networks.heads import width
 from rein.protocols import Environment
 from rein.types import TimeStep
@@ -29,7 +29,7 @@ def action_bounds(wrapper: str, environment: Environment) -> tuple[spaces.Box, T
     return space, low, high
 
 
-class ClipAction(Forwarding):
+class ClipAction(Wrapper):
     """Takes any action and hands on the nearest one that the inner environment's Box holds.
 
     What the agent did is recorded, not what it was clipped to. Raises TypeError unless actions are a Box of
@@ -55,7 +55,7 @@ class ClipAction(Forwarding):
         return self._step_inner(action.clamp(self._low, self._high), mask)
 
 
-class RescaleAction(Forwarding):
+class RescaleAction(Wrapper):
     """Takes actions in [-1, 1] and hands on low + (action + 1) / 2 * (high - low), exactly low and high at the ends.
 
     Beyond the ends it goes on as a straight line: put `ClipAction` around it for an agent that goes there.

@@ -44,7 +44,7 @@ class _WhereInside:
         return MethodType(self._method, wrapper)
 
 
-class Forwarding:
+class Wrapper:
     """An environment around `inner`: it does whatever the inner one does, and a wrapper fills in what it changes.
 
     That is `_begin`, through which every first observation goes, and `_step`, through which every action goes; a space
@@ -168,7 +168,7 @@ class Forwarding:
 
 def unwrapped(environment: Any) -> Any:
     """The environment inside all wrappers; itself, if it is in none."""
-    while isinstance(environment, Forwarding):
+    while isinstance(environment, Wrapper):
         environment = environment.inner
     return environment
 

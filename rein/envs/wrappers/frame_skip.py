@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.base import Forwarding, may_hold, require, where_rows
+from rein.envs.wrappers.base import Wrapper, may_hold, require, where_rows
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
 
-class FrameSkip(Forwarding):
+class FrameSkip(Wrapper):
     """Repeats every action for `skip` steps of the inner environment, and adds up their rewards.
 
     Where an episode ends within them, its step ends there: `final_observation` is what it led to, and the next episode

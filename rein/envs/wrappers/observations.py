@@ -15,14 +15,14 @@ from torch import Tensor
 
 from rein.envs.base.contract import restored
 from rein.envs.base.spaces import layout, tensor_dtype
-from rein.envs.wrappers.base import Forwarding, may_hold, where_inside, where_rows
+from rein.envs.wrappers.base import Wrapper, may_hold, where_inside, where_rows
 from rein.networks.flatten import Flatten, children
 from rein.ops.trees import map_tree
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
 
-class FlattenObservation(Forwarding):
+class FlattenObservation(Wrapper):
     """Makes every observation a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
 
     Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
@@ -56,7 +56,7 @@ class FlattenObservation(Forwarding):
         return time_step._replace(observation=observation_NF, final_observation=final_NF)
 
 
-class FrameStack(Forwarding):
+class FrameStack(Wrapper):
     """Stacks the last `length` observations, oldest first, along a new first axis: (L, *O).
 
     A stack never reaches over an episode: at its start it is the first observation `length` times, and

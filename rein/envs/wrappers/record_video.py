@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.video import Video, as_frame, frames_per_second, imageio
-from rein.envs.wrappers.base import Forwarding, require, unwrapped, where_inside
+from rein.envs.wrappers.base import Wrapper, require, unwrapped, where_inside
 from rein.files import absolute
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
 
-class RecordVideo(Forwarding):
+class RecordVideo(Wrapper):
     """Records every `every`-th episode of environment 0: `folder`/episode-000100.mp4, one frame for each step.
 
     `fps` is the number of frames per second: by default the environment's `render_fps`, or 30 if it declares none. A

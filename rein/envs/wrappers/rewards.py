@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.base import Forwarding
+from rein.envs.wrappers.base import Wrapper
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
 
-class ClipReward(Forwarding):
+class ClipReward(Wrapper):
     """Clips every reward to [low, high]. Statistics and stores see the clipped one: it is the environment's.
 
     Raises ValueError unless low is less than high.
@@ -35,7 +35,7 @@ class ClipReward(Forwarding):
         return time_step._replace(reward=torch.where(time_step.valid, clipped_N, 0.0))
 
 
-class ScaleReward(Forwarding):
+class ScaleReward(Wrapper):
     """Multiplies every reward by `scale`. Statistics and stores see the scaled one: it is the environment's."""
 
     def __init__(self, inner: Environment, scale: float) -> None:
@@ -52,7 +52,7 @@ class ScaleReward(Forwarding):
         return time_step._replace(reward=time_step.reward * self.scale)
 
 
-class SignReward(Forwarding):
+class SignReward(Wrapper):
     """Makes every reward -1, 0 or 1 (Mnih et al. 2015, Methods: one learning rate for games of any score).
 
     Statistics and stores see the sign: it is the environment's reward.

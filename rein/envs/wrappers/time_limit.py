@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import restored
-from rein.envs.wrappers.base import Forwarding, may_hold, require, where_inside
+from rein.envs.wrappers.base import Wrapper, may_hold, require, where_inside
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
 
-class TimeLimit(Forwarding):
+class TimeLimit(Wrapper):
     """Truncates every episode after `max_episode_steps` steps and begins the next one in that environment only.
 
     For that the inner environment needs `reset_where`. What ends an episode before its limit is left as it is; an
