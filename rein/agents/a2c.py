@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.options import flag, in_unit_interval, option
+from rein.agents.base.options import option
 from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
@@ -23,10 +23,8 @@ class A2C(OnPolicyAgent):
 
     learning_rate: float | Schedule = option(default=7e-4)
     rollout_steps: int = option(default=5)
-    gae_lambda: float = option(
-        default=1.0, check=in_unit_interval, help="GAE lambda: 0 uses one-step TD errors, 1 uses full returns"
-    )
-    normalize_advantage: bool = option(default=False, check=flag, help="standardize the advantages of a rollout")
+    gae_lambda: float = option(default=1.0)
+    normalize_advantage: bool = option(default=False)
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make one update from a full rollout."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss, has_closed_form
 from rein.agents.base.imitation import ImitationBatch, likelihood_loss
-from rein.agents.base.options import above_zero, at_least_one, not_negative, one_of, option
+from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.continuous import ContinuousNetworks
 from rein.ops.backend import without_gradient
@@ -35,7 +35,7 @@ class AWAC(ReplayAgent):
     """
 
     learning_starts: int = option(default=0)
-    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
+    critics: int = option(default=2)
     temperature: float = option(
         default=1.0,
         check=above_zero,
@@ -48,10 +48,8 @@ class AWAC(ReplayAgent):
         fixed=True,
         help='"softmax" for weights with mean 1 in a batch, or "exp"',
     )
-    max_weight: float = option(default=100.0, check=above_zero, fixed=True, help="largest weight of an action")
-    actor_learning_rate: float | Schedule | None = option(
-        default=None, check=not_negative, help="learning rate of the actor; None for learning_rate"
-    )
+    max_weight: float = option(default=100.0)
+    actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
 

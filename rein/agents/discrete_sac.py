@@ -20,7 +20,7 @@ from rein.agents.base.critic_loss import (
     temperature_gradient,
     temperature_loss,
 )
-from rein.agents.base.options import above_zero, at_least_one, finite, not_negative, option
+from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.backend import without_gradient
@@ -42,22 +42,12 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     Observations are flattened. Actions: Discrete.
     """
 
-    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
-    temperature: float | None = option(
-        default=None, check=above_zero, fixed=True, help="fixed weight alpha of the entropy; None to learn it"
-    )
-    initial_temperature: float = option(
-        default=1.0, check=above_zero, fixed=True, help="initial alpha if it is learned"
-    )
-    target_entropy: float | None = option(
-        default=None, check=finite, fixed=True, help="target entropy in nats; None for half of the maximum, log A"
-    )
-    actor_learning_rate: float | Schedule | None = option(
-        default=None, check=not_negative, help="learning rate of the actor; None for learning_rate"
-    )
-    temperature_learning_rate: float | Schedule | None = option(
-        default=None, check=not_negative, help="learning rate of alpha; None for learning_rate"
-    )
+    critics: int = option(default=2)
+    temperature: float | None = option(default=None)
+    initial_temperature: float = option(default=1.0)
+    target_entropy: float | None = option(default=None)
+    actor_learning_rate: float | Schedule | None = option(default=None)
+    temperature_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.options import flag, option
+from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
 from rein.agents.base.value_loss import Batch, has_closed_form, td_gradient, td_loss
 from rein.networks.q_network import QNetwork
@@ -30,12 +30,8 @@ class DQN(ValueAgent):
     Observations: images go through convolutions, other observations are flattened. Actions: Discrete.
     """
 
-    dueling: bool = option(
-        default=False, check=flag, fixed=True, help="split values into state value and advantages (Wang et al. 2016)"
-    )
-    layer_norm: bool = option(
-        default=False, check=flag, fixed=True, help="normalize hidden layers before their activation"
-    )
+    dueling: bool = option(default=False)
+    layer_norm: bool = option(default=False)
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QNetwork]:
         """Make the Q-network, its target network and the learner."""

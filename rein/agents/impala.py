@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent
-from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, option
+from rein.agents.base.options import above_zero, in_unit_interval, option
 from rein.agents.base.policy_loss import Batch, Coefficients
 from rein.ops.returns import vtrace
 from rein.ops.statistics import minibatches
@@ -37,8 +37,8 @@ class IMPALA(OnPolicyAgent):
     c_clip: float = option(
         default=1.0, check=above_zero, help="bound of the importance weights of the trace, which sets the speed"
     )
-    update_epochs: int = option(default=1, check=at_least_one, help="passes over a rollout")
-    minibatches: int = option(default=1, check=at_least_one, help="updates per pass")
+    update_epochs: int = option(default=1)
+    minibatches: int = option(default=1)
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout; returns the mean metrics of all updates."""

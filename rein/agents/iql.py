@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss, has_closed_form
 from rein.agents.base.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
-from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_negative, option
+from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.continuous import ContinuousNetworks, StateValue
 from rein.networks.encoder import stem_for
@@ -45,7 +45,7 @@ class IQL(ReplayAgent):
     """
 
     learning_starts: int = option(default=0)
-    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
+    critics: int = option(default=2)
     expectile: float = option(
         default=0.7,
         check=_between_zero_and_one,
@@ -55,10 +55,8 @@ class IQL(ReplayAgent):
     inverse_temperature: float = option(
         default=3.0, check=not_negative, fixed=True, help="weight of an advantage in the exponent; 0 clones behaviour"
     )
-    max_weight: float = option(default=100.0, check=above_zero, fixed=True, help="largest weight of an action")
-    actor_learning_rate: float | Schedule | None = option(
-        default=None, check=not_negative, help="learning rate of the actor; None for learning_rate"
-    )
+    max_weight: float = option(default=100.0)
+    actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.options import above_zero, at_least_one, finite, flag, in_unit_interval, not_negative, option
+from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.agents.base.policy_loss import Batch, Coefficients
 from rein.agents.base.segments import Segments, Sequences, Trace
 from rein.ops.returns import gae, smooth_rewards
@@ -40,11 +40,9 @@ class PPO(OnPolicyAgent):
     or a Box of one dimension.
     """
 
-    gae_lambda: float = option(
-        default=0.95, check=in_unit_interval, help="GAE lambda: 0 uses one-step TD errors, 1 uses full returns"
-    )
-    update_epochs: int = option(default=4, check=at_least_one, help="passes over a rollout")
-    minibatches: int = option(default=4, check=at_least_one, help="updates per pass")
+    gae_lambda: float = option(default=0.95)
+    update_epochs: int = option(default=4)
+    minibatches: int = option(default=4)
     clip: float | Schedule = option(
         default=0.2, check=not_negative, help="clip range of the probability ratio; a number or a schedule"
     )
@@ -54,7 +52,7 @@ class PPO(OnPolicyAgent):
     target_kl: float | None = option(
         default=None, check=finite, help="stop the passes after one whose mean approx_kl is larger; None for never"
     )
-    normalize_advantage: bool = option(default=True, check=flag, help="standardize advantages within a minibatch")
+    normalize_advantage: bool = option(default=True)
     reward_smoothing: float = option(
         default=0.0,
         check=in_unit_interval,

@@ -15,7 +15,7 @@ from rein.agents.base.actions import as_own
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
-from rein.agents.base.options import at_least_one, flag, in_unit_interval, option
+from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.agents.base.value_loss import Batch, squared_error
 from rein.networks.normalizers import RewardNormalizer
@@ -52,23 +52,13 @@ class PQN(EpsilonGreedy, NetworkAgent):
     q_lambda: float = option(
         default=0.9, check=in_unit_interval, help="lambda of Q(lambda): 0 uses one-step targets, 1 uses full returns"
     )
-    rollout_steps: int = option(default=32, check=at_least_one, fixed=True, help="vector steps per rollout")
-    update_epochs: int = option(default=4, check=at_least_one, help="passes over a rollout")
-    minibatches: int = option(default=8, check=at_least_one, help="updates per pass")
-    epsilon: float | Schedule = option(
-        default=linear(1.0, 0.05, env_steps=100_000),
-        check=in_unit_interval,
-        help="probability of a random action; a number or a schedule",
-    )
-    layer_norm: bool = option(
-        default=True, check=flag, fixed=True, help="normalize hidden layers before their activation"
-    )
-    dueling: bool = option(
-        default=False, check=flag, fixed=True, help="split values into state value and advantages (Wang et al. 2016)"
-    )
-    normalize_reward: bool = option(
-        default=False, check=flag, fixed=True, help="divide rewards by the deviation of their running discounted sum"
-    )
+    rollout_steps: int = option(default=32)
+    update_epochs: int = option(default=4)
+    minibatches: int = option(default=8)
+    epsilon: float | Schedule = option(default=linear(1.0, 0.05, env_steps=100_000))
+    layer_norm: bool = option(default=True)
+    dueling: bool = option(default=False)
+    normalize_reward: bool = option(default=False)
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")
 

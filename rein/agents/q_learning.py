@@ -36,10 +36,8 @@ class QLearning(EpsilonGreedy, Agent):
     learning_rate: float | Schedule = option(
         default=0.1, check=in_unit_interval, help="step size from 0 to 1; a number or a schedule"
     )
-    gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
-    epsilon: float | Schedule = option(
-        default=0.1, check=in_unit_interval, help="probability of a random action; a number or a schedule"
-    )
+    gamma: float = option(default=0.99)
+    epsilon: float | Schedule = option(default=0.1)
 
     def build(self, generator: torch.Generator) -> None:
         """Make the table."""

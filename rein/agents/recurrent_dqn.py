@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.exploration import Amount
-from rein.agents.base.options import above_zero, at_least_one, flag, not_below_zero, option
+from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.agents.base.value_agent import EpsilonGreedy, probability
+from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.recurrent import LSTM
 from rein.networks.recurrent_q import RecurrentQNetwork
@@ -95,31 +95,17 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     hidden: Sequence[int] = option(default=(64,))
     batch_size: int = option(default=32)
     max_grad_norm: float | None = option(default=10.0)
-    core: CoreFactory = option(
-        default=CORE, fixed=True, help="factory of the recurrent layer, such as functools.partial(LSTM, features=64)"
-    )
+    core: CoreFactory = option(default=CORE)
     sequence_length: int = option(
         default=20, check=at_least_one, fixed=True, help="steps of a sequence; batch_size counts sequences"
     )
     burn_in: int = option(
         default=10, check=not_below_zero, fixed=True, help="steps before a sequence that are not learned"
     )
-    epsilon: float | Amount = option(
-        default=linear(1.0, 0.05, env_steps=10_000),
-        check=probability,
-        fixed=True,
-        help="probability of a random action; a number, a schedule or a Plateau",
-    )
-    double: bool = option(default=True, check=flag, fixed=True, help="choose next actions with the online network")
-    dueling: bool = option(
-        default=False, check=flag, fixed=True, help="split values into state value and advantages (Wang et al. 2016)"
-    )
-    huber: float | None = option(
-        default=1.0,
-        check=above_zero,
-        fixed=True,
-        help="error at which the Huber loss becomes linear; None for the squared error",
-    )
+    epsilon: float | Amount = option(default=linear(1.0, 0.05, env_steps=10_000), **EPSILON)
+    double: bool = option(default=True)
+    dueling: bool = option(default=False)
+    huber: float | None = option(default=1.0)
 
     reports = ("value_loss", "action_value", "grad_norm", "epsilon")
 

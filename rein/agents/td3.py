@@ -18,7 +18,7 @@ class TD3(DeterministicAgent):
     Observations are flattened. Actions: a Box with finite bounds.
     """
 
-    critics: int = option(default=2, check=at_least_one, fixed=True, help="number of critics")
+    critics: int = option(default=2)
     target_noise: float = option(
         default=0.2, check=not_negative, fixed=True, help="standard deviation of the noise on target actions"
     )

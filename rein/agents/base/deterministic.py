@@ -20,7 +20,7 @@ from rein.agents.base.critic_loss import (
     has_closed_form,
 )
 from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
-from rein.agents.base.options import at_least_one, not_negative, option
+from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.continuous import DeterministicNetworks
 from rein.ops.backend import without_gradient
@@ -48,10 +48,8 @@ class DeterministicAgent(ReplayAgent):
         fixed=True,
         help="exploration noise on actions scaled to [-1, 1], or the standard deviation of Gaussian noise",
     )
-    actor_frequency: int = option(default=1, check=at_least_one, fixed=True, help="updates per update of the actor")
-    actor_learning_rate: float | Schedule | None = option(
-        default=None, check=not_negative, help="learning rate of the actor; None for learning_rate"
-    )
+    actor_frequency: int = option(default=1)
+    actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "noise")
     critics: Any = 1

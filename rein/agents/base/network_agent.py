@@ -21,7 +21,6 @@ from rein.agents.base.options import (
     above_zero,
     at_least_one,
     flag,
-    in_unit_interval,
     layers,
     not_negative,
     one_of,
@@ -43,7 +42,7 @@ class NetworkAgent(Agent):
     learning_rate: float | Schedule = option(
         default=3e-4, check=not_negative, help="learning rate of the optimizers; a number or a schedule"
     )
-    gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
+    gamma: float = option(default=0.99)
     hidden: Sequence[int] = option(default=(256, 256), check=layers, fixed=True, help="units of each hidden layer")
     activation: str = option(default="relu", fixed=True, help='activation function: "relu", "tanh", "silu" or "gelu"')
     stem: StemFactory | None = option(

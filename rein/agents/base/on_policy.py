@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.agents.base.actions import as_own
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
-from rein.agents.base.options import at_least_one, finite, flag, not_negative, option
+from rein.agents.base.options import finite, flag, not_negative, option
 from rein.agents.base.policy_loss import METRICS, Batch, closed_form_gradient, has_closed_form, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.normalizers import RewardNormalizer
@@ -45,7 +45,7 @@ class OnPolicyAgent(NetworkAgent):
     """
 
     learning_rate: float | Schedule = option(default=3e-4)
-    rollout_steps: int = option(default=32, check=at_least_one, fixed=True, help="vector steps per rollout")
+    rollout_steps: int = option(default=32)
     value_coefficient: float = option(
         default=0.5, check=not_negative, fixed=True, help="weight of the value loss, half the squared error"
     )
@@ -56,11 +56,7 @@ class OnPolicyAgent(NetworkAgent):
     hidden: Sequence[int] = option(default=(64, 64))
     activation: str = option(default="tanh")
     shared: bool = option(default=False, check=flag, fixed=True, help="share the hidden layers of actor and critic")
-    core: CoreFactory | None = option(
-        default=None,
-        fixed=True,
-        help="factory of a recurrent layer after the hidden layers, such as functools.partial(LSTM, features=64)",
-    )
+    core: CoreFactory | None = option(default=None)
     squash: bool | str = option(
         default=False,
         fixed=True,
@@ -72,9 +68,7 @@ class OnPolicyAgent(NetworkAgent):
     state_dependent_std: bool = option(
         default=False, check=flag, fixed=True, help="make the standard deviation an output of the network"
     )
-    normalize_reward: bool = option(
-        default=False, check=flag, fixed=True, help="divide rewards by the deviation of their running discounted sum"
-    )
+    normalize_reward: bool = option(default=False)
 
     reports = (*METRICS, "grad_norm", "explained_variance")
 

@@ -36,7 +36,7 @@ def option(
     Args:
         default: value if the keyword is not given; an option without a default is required.
         help: one line for the class documentation and the command line. Without it, the option is one of a base class
-            with another default: help, check and `fixed` are those of the base class.
+            or of `SHARED` with another default: help, check and `fixed` are taken from there.
         check: function that returns the value to keep, or raises ValueError or TypeError with the remedy.
         fixed: whether the option can only be given when the agent is built.
     """
@@ -119,6 +119,44 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _shared(help: str, check: Check | None = None, *, fixed: bool = False) -> dict[str, Any]:
+    return {"help": help, "check": check, "fixed": fixed}
+
+
+# Options of several agents that have no base class with the option in common.
+SHARED = {
+    "actor_frequency": _shared("updates per update of the actor", at_least_one, fixed=True),
+    "actor_learning_rate": _shared("learning rate of the actor; None for learning_rate", not_negative),
+    "core": _shared(
+        "factory of a recurrent layer after the hidden layers, such as functools.partial(LSTM, features=64)", fixed=True
+    ),
+    "critics": _shared("number of critics", at_least_one, fixed=True),
+    "double": _shared("choose next actions with the online network (van Hasselt et al. 2016)", flag, fixed=True),
+    "dueling": _shared("split values into state value and advantages (Wang et al. 2016)", flag, fixed=True),
+    "epsilon": _shared("probability of a random action; a number or a schedule", in_unit_interval),
+    "gae_lambda": _shared("GAE lambda: 0 uses one-step TD errors, 1 uses full returns", in_unit_interval),
+    "gamma": _shared("discount factor", in_unit_interval),
+    "huber": _shared(
+        "error at which the Huber loss becomes linear; None for the squared error", above_zero, fixed=True
+    ),
+    "initial_temperature": _shared("initial alpha if it is learned", above_zero, fixed=True),
+    "layer_norm": _shared("normalize hidden layers before their activation", flag, fixed=True),
+    "max_weight": _shared("largest weight of an action", above_zero, fixed=True),
+    "minibatches": _shared("updates per pass", at_least_one),
+    "normalize_advantage": _shared("standardize the advantages of each update", flag),
+    "normalize_reward": _shared("divide rewards by the deviation of their running discounted sum", flag, fixed=True),
+    "rollout_steps": _shared("vector steps per rollout", at_least_one, fixed=True),
+    "target_entropy": _shared(
+        "target entropy in nats; None for minus the dimensions of an action, or half of log A of A Discrete actions",
+        finite,
+        fixed=True,
+    ),
+    "temperature": _shared("fixed weight alpha of the entropy; None to learn it", above_zero, fixed=True),
+    "temperature_learning_rate": _shared("learning rate of alpha; None for learning_rate", not_negative),
+    "update_epochs": _shared("passes over a rollout", at_least_one),
+}
+
+
 def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
     """Return the value of an option as the agent keeps it.
 
@@ -154,9 +192,12 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     if field.metadata["help"] is None:
         bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
         inherited = next((found for found in bases if found is not None), None)
-        if inherited is None:
+        if inherited is not None:
+            field = field.evolve(metadata=inherited.metadata, type=inherited.type)
+        elif field.name in SHARED:
+            field = field.evolve(metadata=SHARED[field.name])
+        else:
             raise TypeError(f"{cls.__name__}.{field.name}: give help=, a description of the option")
-        field = field.evolve(metadata=inherited.metadata, type=inherited.type)
 
     def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:
         return checked(agent, field, value)

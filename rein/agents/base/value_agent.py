@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rein.agents.base.agent import AgentPolicy
 from rein.agents.base.exploration import Amount, as_amount
-from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, option
+from rein.agents.base.options import at_least_one, in_unit_interval, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
@@ -38,6 +38,13 @@ def _within(value: Any, high: float, remedy: str) -> Amount:
     if not 0.0 <= amount.bounds[0] <= amount.bounds[1] <= high:
         raise ValueError(remedy)
     return amount
+
+
+EPSILON: dict[str, Any] = {
+    "check": probability,
+    "fixed": True,
+    "help": "probability of a random action; a number, a schedule or a Plateau",
+}
 
 
 class EpsilonGreedy(DiscreteActions, abc.ABC):
@@ -82,27 +89,15 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
     batch_size: int = option(default=128)
     hidden: Sequence[int] = option(default=(128, 128))
     max_grad_norm: float | None = option(default=10.0)
-    epsilon: float | Amount = option(
-        default=linear(1.0, 0.05, env_steps=10_000),
-        check=probability,
-        fixed=True,
-        help="probability of a random action; a number, a schedule or a Plateau",
-    )
+    epsilon: float | Amount = option(default=linear(1.0, 0.05, env_steps=10_000), **EPSILON)
     temperature: float | Amount | None = option(
         default=None,
         check=softmax_temperature,
         fixed=True,
         help="sample actions from softmax(values / temperature) instead of epsilon-greedily",
     )
-    double: bool = option(
-        default=True, fixed=True, help="choose next actions with the online network (van Hasselt et al. 2016)"
-    )
-    huber: float | None = option(
-        default=1.0,
-        check=above_zero,
-        fixed=True,
-        help="error at which the Huber loss becomes linear; None for the squared error",
-    )
+    double: bool = option(default=True)
+    huber: float | None = option(default=1.0)
     frame_stack: int | None = option(
         default=None,
         check=at_least_one,
