@@ -31,7 +31,7 @@ usage: rein COMMAND ...
   rein replay RUN --episode N     play stored episodes again: are they the same? --video films one
   rein view PATH                  open a run, or one of its files, in H5Web; or say how to
   rein verify PATH                whether a run, or one of its files, is whole
-  rein compact RUN                many small trajectory files into few
+  rein compact RUN NEW            copy a run to a folder with fewer, larger trajectory files
   rein export RUN --to minari ID  its episodes as a dataset of Minari
   rein doctor                     versions, optional packages, and whether training and its files work here
   rein --version

@@ -1,4 +1,4 @@
-"""`rein compact`: the small trajectory files of a run as few large ones."""
+"""`rein compact`: copy a run to a folder with fewer, larger trajectory files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from rein.cli.output import say
 from rein.store.compact import compact
 
 _USAGE = """\
-rein compact RUN: join the trajectory files in the folder of a run into files of up to 64 MiB and 1,000 epochs. What is
-read from them stays the same to the bit, and a run that is writing is left alone"""
+rein compact RUN NEW: copy the folder of a run to the new folder NEW, with trajectory files of up to 64 MiB and 1,000
+epochs. NEW contains the same data, can be resumed in place of RUN, and is compared with it. RUN is not changed"""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein compact RUN`."""
+    """The command `rein compact RUN NEW`."""
     if "-h" in arguments or "--help" in arguments:
         say(f"usage: {_USAGE}")
         return
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ValueError("rein compact RUN: give the folder of a run")
-    done = compact(arguments[0])
+    if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
+        raise ValueError("rein compact RUN NEW: give the folder of a run and the path of a new folder")
+    run, new = arguments
+    done = compact(run, new)
     say(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rein.errors import StoreError
-from rein.store.format.files import verify
-from rein.store.format.mapping import MappedFile, Stamp, stamp_of
-from rein.store.format.scan import Layout, layouts
+from rein.store.format.mapping import MappedFile, Stamp
+from rein.store.format.scan import Layout
 from rein.store.format.tables import Content, read_content
 
 MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # what odd files cause
-
-
-def read_contents(paths: Sequence[Path]) -> list[Content]:
-    """Every file, checked against its hash and scanned. Raises StoreError naming the first bad one and the reason."""
-    stamps = []
-    for path in paths:
-        stamps.append(stamp_of(path))
-        verify(path)
-    found = zip(paths, stamps, layouts(list(paths), trusted=False), strict=True)
-    return [content_of(path, stamp, layout) for path, stamp, layout in found]
 
 
 def content_of(path: Path, stamp: Stamp, layout: Layout) -> Content:

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from rein.errors import StoreError
 from rein.files import LARGEST, inside, read_file
-from rein.store.format.files import reason_of, remove_leftovers, sync_folder, verify, write_whole
+from rein.store.format.files import reason_of, remove_leftovers, sync_folder, write_whole
 from rein.store.format.layout import Part
-from rein.store.replaced import find_replaced
 from rein.store.selection import kept_by
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"
@@ -46,10 +45,9 @@ def file_name(first: int, last: int, part: Part) -> str:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """The trajectory files in a folder, by epoch and part, without those that another one has replaced."""
-    found = _all_files(folder)
-    replaced = _replaced(found)
-    return [path for path in found if path not in replaced]
+    """Return the trajectory files in a folder, ordered by epoch and part."""
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=_order)
 
 
 def files_of(folder: Path, epoch: int) -> list[Path]:
@@ -61,23 +59,6 @@ def is_whole(folder: Path, epoch: int) -> bool:
     """Whether that epoch is in files of its own. Parts of it are removed from the first one on."""
     found = files_of(folder, epoch)
     return bool(found) and _order(found[0])[2] <= 1
-
-
-def remove_replaced(folder: Path) -> list[Path]:
-    """Remove what was replaced when whoever did it was killed; returns what was removed. Raises OSError."""
-    removed = []
-    for path, by in _replaced(_all_files(folder)).items():
-        try:
-            verify(by)
-        except StoreError as error:
-            logger.warning("%s; %s, which it replaces, is kept", error, path.name)
-            continue
-        path.unlink(missing_ok=True)
-        removed.append(path)
-    if removed:
-        sync_folder(folder)
-        logger.warning("%s: removed %d file(s) that a compaction had replaced", folder, len(removed))
-    return removed
 
 
 def claim(path: Path, exist: str) -> Path:
@@ -99,7 +80,6 @@ def claim(path: Path, exist: str) -> Path:
         aside = [path for path in inside(folder, ASIDE).glob("*") if not path.is_symlink()]
         places = (folder, folder / TRAJECTORIES, *aside)
         removed = [path for place in places for path in remove_leftovers(place)]
-        remove_replaced(folder / TRAJECTORIES)
     except OSError as error:
         raise StoreError(f"{path}: cannot be made or entered: {reason_of(error)}") from error
     if folder != path:
@@ -112,7 +92,7 @@ def claim(path: Path, exist: str) -> Path:
 def first_epoch(run: Path) -> int | None:
     """The first epoch that ended in that folder, a later one of a run begun elsewhere; None where nobody can tell."""
     every, best = kept_by(run)
-    files = [_order(path)[0] for path in _all_files(inside(run, TRAJECTORIES))]
+    files = [_order(path)[0] for path in list_files(inside(run, TRAJECTORIES))]
     if best is not None or not files:
         return None
     return min(files) if min(files) > every else 1
@@ -193,23 +173,6 @@ def move_aside(
         raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {reason_of(error)}") from error
     count = len(files) + len(cuts)
     logger.warning("%s: %d file(s) newer than %s were moved to %s", run, count, name, aside)
-
-
-def _all_files(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=_order)
-
-
-def _replaced(files: Sequence[Path]) -> dict[Path, Path]:
-    """The files that another one has replaced, and which one; looked for where names overlap only."""
-    overlaps, wide, last = set(), None, 0
-    for path in files:
-        begin, end, part = _order(path)
-        if wide is not None and begin <= last:
-            overlaps |= {wide, path} if not part or not _order(wide)[2] else set()
-        if end > last:
-            wide, last = path, end
-    return find_replaced(files, sorted(overlaps)) if overlaps else {}
 
 
 def _link(path: Path, other: Path) -> None:

@@ -53,7 +53,7 @@ class HDF5Store:
         max_seconds: how long an epoch may wait to be written.
 
     Raises:
-        StoreError: the folder exists, another process writes to it or compacts it, or something cannot be written: with
+        StoreError: the folder exists, another process writes to it, or something cannot be written: with
             the path and the system's reason.
         ValueError: an argument or a trajectory makes no sense, or an epoch comes twice.
     """

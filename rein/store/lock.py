@@ -1,4 +1,4 @@
-"""Who may change the files of a run: one process, whose stores add to it, or a compaction alone that rearranges it."""
+"""Lock on the folder of a run, so that only one process writes to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class _Held(NamedTuple):
-    """A folder that this process has locked."""
+    """Folder that this process has locked."""
 
     key: tuple[int, int]  # device and inode
     descriptor: int
-    alone: bool
     locked: bool  # False on a file system that has no locks
     locks: set[int]  # that share it
 
@@ -32,21 +31,23 @@ _guard = threading.RLock()  # reentrant, for the garbage collector may let go of
 
 
 class Lock:
-    """A lock on the folder of a run, which leaves no file there and ends with the process, however that ends.
+    """Lock on the folder of a run. It creates no file and ends with the process.
 
-    No other process may have it: two that go on with one run would move each other's epochs aside. Stores of one
-    process share it, for one may be left behind by a notebook's cell; with `alone` nobody else may have it. Windows has
-    no such lock, and does without, as does a writer on a file system that has none. Raises StoreError where somebody
-    else's forbids it.
+    Two processes that continue one run would move each other's epochs aside. Stores of one process share the lock,
+    because a notebook cell may leave a store open. Windows and some network file systems have no such lock; the folder
+    is not locked there.
+
+    Raises:
+        StoreError: another process has locked the folder.
     """
 
-    def __init__(self, folder: Path, alone: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         if fcntl is None:
             return
         with _guard:
             held = None
             while held is None or _held.get(held.key) is not held:  # the garbage collector may let go of it meanwhile
-                held = _share(folder, alone)
+                held = _share(folder)
                 try:
                     held.locks.add(id(self))
                     self._release = weakref.finalize(self, _release, held.key, id(self))
@@ -55,42 +56,57 @@ class Lock:
                     raise
 
     def release(self) -> None:
-        """Let others have it; may be called twice."""
+        """Release the lock. A second call does nothing."""
         if fcntl is not None:
             self._release()
 
 
-def _share(folder: Path, alone: bool) -> _Held:
-    """What this process has of the folder, or now takes."""
+def is_locked(folder: Path) -> bool:
+    """Return whether a store of this or another process has locked the folder."""
+    if fcntl is None:
+        return False
+    descriptor = _open(folder)
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        if locked := _lock(descriptor):  # fails if this process has a lock through another descriptor, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return locked is None
+    finally:
+        os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be opened: {error.strerror}") from error
+
+
+def _share(folder: Path) -> _Held:
+    """Return the entry of `_held` for a folder; lock the folder if there is none."""
+    descriptor = _open(folder)
     held = None
     try:
         status = os.fstat(descriptor)
         key = status.st_dev, status.st_ino
         held = _held.get(key)
-        if held is not None and (alone or held.alone):
-            raise StoreError(f"{folder}: {_why(alone)}")
         if held is None:
-            locked = _lock(folder, descriptor, alone)
-            held = _held[key] = _Held(key, descriptor, alone, locked, set())
+            locked = _lock(descriptor)
+            if locked is None:
+                advice = "end that process, or give the run another folder"
+                raise StoreError(f"{folder}: another process is writing to it; {advice}")
+            held = _held[key] = _Held(key, descriptor, locked, set())
         return held
     finally:
         if held is None or held.descriptor != descriptor:
             os.close(descriptor)  # there is one already, or something went wrong
 
 
-def _lock(folder: Path, descriptor: int, alone: bool) -> bool:
-    """Lock the folder. Returns False on a file system without locks."""
+def _lock(descriptor: int) -> bool | None:
+    """Lock a folder. Returns None if it is locked already, and False on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if not alone and error.errno not in _TAKEN:
-            return False
-        why = _why(alone) if error.errno in _TAKEN else f"cannot be locked: {error.strerror}"
-        raise StoreError(f"{folder}: {why}") from error
+        return None if error.errno in _TAKEN else False
     return True
 
 
@@ -109,14 +125,8 @@ def _release(key: tuple[int, int], lock: int) -> None:
                 os.close(held.descriptor)
 
 
-def _why(alone: bool) -> str:
-    if alone:
-        return "a run is writing to it; try again when it has ended"
-    return "another process is writing to it, or compacts it; end that one, or wait, or give the run another folder"
-
-
 def _forget() -> None:
-    """In a fork: the locks are its parent's, and must not outlive that one."""
+    """Close the descriptors in a fork: the locks belong to the parent."""
     for held in _held.values():
         os.close(held.descriptor)
     _held.clear()

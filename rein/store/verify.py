@@ -28,7 +28,7 @@ from rein.store.format.mapping import Stamp, stamp_of
 from rein.store.format.scan import layouts
 from rein.store.format.state import TRAILER_LENGTH, find_texts
 from rein.store.format.tables import Content
-from rein.store.lock import Lock
+from rein.store.lock import is_locked
 from rein.store.selection import kept_by
 
 _KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
@@ -194,7 +194,7 @@ def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterat
     epoch_K = Table(run / EPOCHS).refresh().get("epoch", np.empty(0))
     where, last = (files[0], epochs_of(files[0])[0]) if files else (run / TRAJECTORIES, sys.maxsize)
     if lost := missing_epochs(run, epoch_K.tolist(), last):
-        if files or not _is_open(run):
+        if files or not is_locked(run):
             be, those = ("is", "epoch") if len(lost) == 1 else ("are", "epochs")
             before = f"before epoch {last}" if files else "and there is no trajectory file"
             yield Problem(where, f"{those} {spans_of(lost)} of {EPOCHS} {be} missing {before}")
@@ -203,15 +203,6 @@ def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterat
         if step > 0 or (len(ids) and ids[0] > 0):
             said = f"begins with step {step}" + (f" and episode {ids[0]}" if len(ids) else "")
             yield Problem(where, f"{said}: earlier files are missing, or {EPOCHS}, which tells where the run began")
-
-
-def _is_open(run: Path) -> bool:
-    """Return whether a store writes to the folder."""
-    try:
-        Lock(run, alone=True).release()
-    except StoreError:
-        return True
-    return False
 
 
 def _check_checkpoint(path: Path, there: Collection[int], stride: int | None) -> Iterator[Problem]:

@@ -1,9 +1,7 @@
-"""`rein compact`: fewer files, the same run to the bit, and at every moment each epoch once."""
+"""`rein compact RUN NEW`: fewer files, the same data bit for bit, and an unchanged original."""
 
 import inspect
-import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,11 +19,11 @@ from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import stream_seed
 from rein.ops.trees import leaves
-from rein.store.compact import MAX_EPOCHS, compact
+from rein.store.compact import MAX_BYTES, MAX_EPOCHS, compact
 from rein.store.folder import list_files
-from rein.store.format import files
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
+from rein.store.verify import verify_run
 from rein.testing.store import make_trajectory, with_fields
 
 KILLS = 6
@@ -61,75 +59,80 @@ def bits(path):
     }
 
 
-def test_many_files_become_one_and_what_is_read_stays_the_same_to_the_bit(tmp_path, capsys):
-    path = write(tmp_path / "run", epochs(7))
-    before, size = bits(path), sum(file.stat().st_size for file in list_files(path / "trajectories"))
-    main(["compact", str(path)])
-    assert names(path) == ["000001-000007.h5"] == [p.name for p in (path / "trajectories").iterdir()]
-    assert bits(path) == before
+def contents(path):
+    """Return the bytes of every file in a folder."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_many_files_become_one_with_the_same_data(tmp_path, capsys):
+    path, new = write(tmp_path / "run", epochs(7)), tmp_path / "new"
+    before, size = contents(path), sum(file.stat().st_size for file in list_files(path / "trajectories"))
+    main(["compact", str(path), str(new)])
+    assert names(new) == ["000001-000007.h5"] == [p.name for p in (new / "trajectories").iterdir()]
+    assert bits(new) == bits(path)
+    assert contents(path) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "run"]
     assert re.fullmatch(r"trajectories: 7 files of \d\.\d MB, now 1 file of \d\.\d MB\n", capsys.readouterr().out)
-    assert list_files(path / "trajectories")[0].stat().st_size < size
-    assert compact(path).files == 1
-    assert bits(path) == before
+    assert list_files(new / "trajectories")[0].stat().st_size < size
 
 
 def test_files_are_joined_up_to_a_size(tmp_path):
     path = write(tmp_path / "run", epochs(9, steps=20))
-    before = bits(path)
     one = sum(leaf.nbytes for _, leaf in leaves(make_trajectory(1, steps=20)) if hasattr(leaf, "nbytes"))
-    done = compact(path, max_bytes=int(3.5 * one))
+    done = compact(path, tmp_path / "new", max_bytes=int(3.5 * one))
     assert (done.files_before, done.files) == (9, 3)
-    assert bits(path) == before
+    assert bits(tmp_path / "new") == bits(path)
 
 
-def test_files_are_joined_up_to_as_many_epochs_as_a_store_puts_into_one(tmp_path):
+def test_files_are_joined_up_to_a_number_of_epochs(tmp_path):
     path = write(tmp_path / "run", epochs(7))
-    before = bits(path)
-    done = compact(path, max_epochs=3)
-    assert names(path) == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
-    assert compact(path, max_epochs=3).files == done.files == 3
-    assert bits(path) == before
-    assert inspect.signature(HDF5Store).parameters["max_epochs"].default == MAX_EPOCHS
+    assert compact(path, tmp_path / "new", max_epochs=3).files == 3
+    assert names(tmp_path / "new") == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
+    assert bits(tmp_path / "new") == bits(path)
+    defaults = inspect.signature(HDF5Store).parameters
+    assert (defaults["max_bytes"].default, defaults["max_epochs"].default) == (MAX_BYTES, MAX_EPOCHS)
 
 
-def test_the_parts_of_an_epoch_become_one_file_where_they_fit(tmp_path):
+def test_the_parts_of_an_epoch_become_one_file_if_they_fit(tmp_path):
     path = write(tmp_path / "run", epochs(3, steps=40), max_bytes=20_000)
-    before = bits(path)
     assert any("part" in name for name in names(path))
     whole = sum(leaf.nbytes for _, leaf in leaves(make_trajectory(1, steps=40)) if hasattr(leaf, "nbytes"))
-    compact(path, max_bytes=whole // 2)
-    assert any("part" in name for name in names(path))  # an epoch stays in parts that is larger than a file may be
-    assert bits(path) == before
-    compact(path)
-    assert names(path) == ["000001-000003.h5"]
-    assert bits(path) == before
+    compact(path, tmp_path / "half", max_bytes=whole // 2)
+    assert any("part" in name for name in names(tmp_path / "half"))
+    compact(tmp_path / "half", tmp_path / "new")
+    assert names(tmp_path / "new") == ["000001-000003.h5"]
+    assert bits(tmp_path / "new") == bits(tmp_path / "half") == bits(path)
 
 
-def test_files_of_other_fields_types_or_configurations_stay_apart(tmp_path):
-    given = epochs(8)
+def test_epochs_of_other_fields_or_types_stay_in_separate_files(tmp_path):
+    given = epochs(6)
     for number in (2, 3):
         given[number] = with_fields(given[number], value=torch.ones(6, 3))
     given[4] = given[4]._replace(next_observation=None)
-    store = HDF5Store(tmp_path / "run", max_epochs=1)
-    for number, trajectory in enumerate(given):
-        store.write_run({"seed": int(number > 5)})
-        store.append(trajectory)
-        store.flush()
-    store.close()
-    before = bits(store.path)
-    compact(store.path)
-    apart = ["000005-000005.h5", "000006-000006.h5"]
-    assert names(store.path) == ["000001-000002.h5", "000003-000004.h5", *apart, "000007-000008.h5"]
-    assert bits(store.path) == before
+    path = write(tmp_path / "run", given)
+    compact(path, tmp_path / "new")
+    assert names(tmp_path / "new") == ["000001-000002.h5", "000003-000004.h5", "000005-000005.h5", "000006-000006.h5"]
+    assert bits(tmp_path / "new") == bits(path)
 
 
-def test_a_file_carries_the_run_json_of_those_that_it_replaces(tmp_path):
+def test_a_file_contains_the_run_json(tmp_path):
     path = write(tmp_path / "run", epochs(3))
-    (path / "run.json").unlink()
-    compact(path)
-    with h5py.File(list_files(path / "trajectories")[0]) as file:
+    compact(path, tmp_path / "new")
+    with h5py.File(list_files(tmp_path / "new" / "trajectories")[0]) as file:
         assert json.loads(file["entry/run/data"][()]) == {"seed": 0}
         assert file["entry"].attrs["default"] == "views/episode_return"
+
+
+def test_other_files_are_copied_except_links_and_what_a_resume_moved_aside(tmp_path):
+    path = write(tmp_path / "run", epochs(2))
+    for name in ("videos", "aside/epoch-000001"):
+        (path / name).mkdir(parents=True)
+        (path / name / "file").write_text(name)
+    (path / ".run.json.tmp-999999999").write_text("of a killed process")
+    (path / "link").symlink_to(path / "run.json")
+    compact(path, tmp_path / "new")
+    assert sorted(contents(tmp_path / "new")) == ["run.json", "trajectories/000001-000002.h5", "videos/file"]
+    assert (tmp_path / "new/videos/file").read_text() == "videos"
 
 
 def train(path, epochs, resume=False):
@@ -144,50 +147,45 @@ def train(path, epochs, resume=False):
     store.close()
 
 
-def test_a_run_resumes_from_any_checkpoint_as_if_nothing_had_been_joined(tmp_path):
-    for name in ("whole", "joined"):
-        train(tmp_path / name, 6)
-    compact(tmp_path / "joined")
-    assert names(tmp_path / "joined") == ["000001-000002.h5", "000003-000004.h5", "000005-000006.h5"]
-    for name in ("whole", "joined"):
+def test_a_compacted_run_resumes_as_the_original(tmp_path):
+    train(tmp_path / "run", 6)
+    compact(tmp_path / "run", tmp_path / "new")
+    assert names(tmp_path / "new") == ["000001-000002.h5", "000003-000004.h5", "000005-000006.h5"]
+    for name in ("run", "new"):
         train(tmp_path / name, 8, resume=True)
-    whole, joined = bits(tmp_path / "whole"), bits(tmp_path / "joined")
-    assert open_run(tmp_path / "joined").epochs["number"].tolist() == list(range(1, 9))
-    timed = [where for where in whole if "seconds" in where]
-    assert all(whole[where] == joined[where] for where in whole if where not in timed)
+    run, new = bits(tmp_path / "run"), bits(tmp_path / "new")
+    assert open_run(tmp_path / "new").epochs["number"].tolist() == list(range(1, 9))
+    assert all(run[where] == new[where] for where in run if "seconds" not in where)
+    assert verify_run(tmp_path / "new").problems == []
 
 
-def test_while_a_run_is_writing_it_is_left_alone(tmp_path):
+def test_the_command_resume_continues_a_compacted_run(tmp_path):
+    path, new = str(tmp_path / "run"), str(tmp_path / "new")
+    main(["train", "gridworld", "--quiet", "--num-envs", "2", "--iterations", "10", "--epochs", "3", "--run", path])
+    before = contents(tmp_path / "run")
+    main(["compact", path, new])
+    main(["resume", new, "--epochs", "5"])
+    assert open_run(new).epochs["number"].tolist() == [1, 2, 3, 4, 5]
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_that_is_being_written_is_refused(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     for trajectory in epochs(3):
         store.append(trajectory)
     store.flush()
     with pytest.raises(StoreError, match="a run is writing to it"):
-        compact(store.path)
-    assert len(names(store.path)) == 3
+        compact(store.path, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     store.close()
-    assert compact(store.path).files == 1
+    assert compact(store.path, tmp_path / "new").files == 1
 
 
-def test_while_it_is_compacted_no_store_opens_it(tmp_path, monkeypatch):
-    path, tried = write(tmp_path / "run", epochs(3)), []
-
-    def meanwhile(target, data):
-        with pytest.raises(StoreError, match="another process is writing to it, or compacts it"):
-            HDF5Store(path, "resume")
-        tried.append(files.write_whole(target, data))
-
-    monkeypatch.setattr("rein.store.compact.write_whole", meanwhile)
-    compact(path)
-    assert len(tried) == 1
-    HDF5Store(path, "resume").close()
-
-
-# Imports once and forks for each kill, which hits before the so-manieth call that changes the disk.
+# Imports once and forks for each kill, which hits before the n-th call that changes the disk.
 FORK_SERVER = """
 import os, signal, sys
 from pathlib import Path
-from rein.store.compact import MAX_EPOCHS, compact
+from rein.store.compact import compact
 
 left = 0
 
@@ -200,122 +198,79 @@ def count(real):
         return real(*arguments, **options)
     return call
 
-Path.unlink, os.replace, os.fsync, os.write = map(count, (Path.unlink, os.replace, os.fsync, os.write))
-for moment in map(int, sys.argv[3:]):
+os.mkdir, os.rename, os.replace, os.fsync, os.write = map(count, (os.mkdir, os.rename, os.replace, os.fsync, os.write))
+for moment in map(int, sys.argv[2:]):
     child = os.fork()
     if child == 0:
         left = moment
-        compact(Path(sys.argv[1]) / str(moment), max_bytes=int(sys.argv[2]))
+        compact(sys.argv[1], Path(sys.argv[1]).with_name(f"new-{moment}"))
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def test_killed_at_any_point_every_epoch_is_there_once_and_the_next_start_clears_up(tmp_path):
-    moments = np.random.default_rng(stream_seed(0, "compact")).permutation(range(1, 18))[:KILLS].tolist()
-    before = {moment: bits(write(tmp_path / str(moment), epochs(8))) for moment in moments}
-    limit = int(4.5 * sum(leaf.nbytes for _, leaf in leaves(make_trajectory(1)) if hasattr(leaf, "nbytes")))
-    command = [sys.executable, "-c", FORK_SERVER, str(tmp_path), str(limit), *map(str, moments)]
+def test_a_killed_compaction_leaves_the_run_unchanged_and_no_new_folder(tmp_path):
+    path = tmp_path / "run"
+    train(path, 4)
+    before, data = contents(path), bits(path)
+    moments = np.random.default_rng(stream_seed(0, "compact")).permutation(range(20))[:KILLS].tolist()
+    command = [sys.executable, "-c", FORK_SERVER, str(path), *map(str, moments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() == ["-9"] * KILLS, done.stderr
-    left_over = 0
-    for moment in moments:
-        path = tmp_path / str(moment)
-        assert bits(path) == before[moment]
-        left_over += len(list((path / "trajectories").iterdir())) > len(names(path))
-        if moment % 2:
-            HDF5Store(path, "resume").close()
-            assert sorted(p.name for p in (path / "trajectories").iterdir()) == names(path)
-        compact(path, max_bytes=limit)
-        assert sorted(p.name for p in (path / "trajectories").iterdir()) == ["000001-000004.h5", "000005-000008.h5"]
-        assert bits(path) == before[moment]
-    assert left_over > 1
+    assert contents(path) == before
+    left = [entry.name for entry in tmp_path.iterdir() if entry != path]
+    assert left and all(name.startswith(".new-") for name in left)
+    compact(path, tmp_path / "new")
+    assert bits(tmp_path / "new") == data
 
 
-@pytest.mark.parametrize(("steps", "options"), [(6, {}), (40, {"max_bytes": 20_000})], ids=["files", "parts"])
-def test_at_every_call_that_changes_the_disk_a_reader_finds_every_epoch_once(tmp_path, monkeypatch, steps, options):
-    path = write(tmp_path / "run", epochs(4, steps=steps), **options)
-    before, looked, count = bits(path), [], len(names(path))
-
-    def look_before(real):
-        def call(*arguments, **options):
-            looked.append(bits(path) == before)
-            return real(*arguments, **options)
-
-        return call
-
-    monkeypatch.setattr("pathlib.Path.unlink", look_before(type(path).unlink))
-    monkeypatch.setattr(os, "replace", look_before(os.replace))
-    compact(path)
-    assert len(looked) == count + 1 and all(looked)
-
-
-def test_what_was_not_read_back_as_it_was_is_not_put_in_the_place_of_anything(tmp_path, monkeypatch):
+def test_a_copy_that_differs_is_not_kept(tmp_path, monkeypatch):
     path = write(tmp_path / "run", epochs(3))
-    before = bits(path)
-    real = rein.store.compact.write_trajectories
-
-    def wrong(file, given, **options):
-        real(file, [given[0]._replace(first_step=given[0].first_step + 1), *given[1:]], **options)
-
-    monkeypatch.setattr("rein.store.compact.write_trajectories", wrong)
-    with pytest.raises(StoreError, match="was not read back as it was written"):
-        compact(path)
-    assert names(path) == ["000001-000001.h5", "000002-000002.h5", "000003-000003.h5"]
-    assert bits(path) == before
+    real = HDF5Store.append
+    wrong = lambda self, given: real(self, given._replace(first_step=given.first_step + 1))  # noqa: E731
+    monkeypatch.setattr(HDF5Store, "append", wrong)
+    with pytest.raises(StoreError, match="was not read back as it was"):
+        compact(path, tmp_path / "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_file_replaces_those_only_whose_hashes_it_names(tmp_path):
-    path = write(tmp_path / "run", epochs(3))
-    kept = list_files(path / "trajectories")[1]
-    content = kept.read_bytes()
-    compact(path)
-    kept.write_bytes(content)  # as a compaction that was killed leaves it
-    assert names(path) == ["000001-000003.h5"]
-    other = write(tmp_path / "other", epochs(3, seed=1))
-    kept.write_bytes(list_files(other / "trajectories")[1].read_bytes())
-    assert names(path) == ["000001-000003.h5", kept.name]
-    with pytest.raises(StoreError, match="begins with epoch 2 after epoch 3"):
-        bits(path)
-    HDF5Store(path, "resume").close()
-    assert kept.exists()
-
-
-def test_a_damaged_file_stops_it_before_anything_is_changed(tmp_path):
+def test_a_damaged_file_is_refused(tmp_path):
     path = write(tmp_path / "run", epochs(4))
     damaged = list_files(path / "trajectories")[2]
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    before = {file: file.read_bytes() for file in (path / "trajectories").iterdir()}
     with pytest.raises(StoreError, match=f"{damaged.name}: is damaged"):
-        compact(path)
-    assert {file: file.read_bytes() for file in (path / "trajectories").iterdir()} == before
+        compact(path, tmp_path / "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_part_without_the_others_is_left_as_it_is(tmp_path):
+def test_an_epoch_of_which_a_part_is_missing_is_refused(tmp_path):
     path = write(tmp_path / "run", epochs(3, steps=40), max_bytes=20_000)
-    parts = [file for file in list_files(path / "trajectories") if file.name.startswith("000002")]
-    parts[-1].unlink()
-    compact(path)
-    assert names(path) == sorted(["000001-000003.h5", *(file.name for file in parts[:-1])])
-    assert open_run(path).epochs["number"].tolist() == [1, 3]
+    [file for file in list_files(path / "trajectories") if file.name.startswith("000002")][-1].unlink()
+    with pytest.raises(StoreError, match=r"000002-part-01.h5: is incomplete"):
+        compact(path, tmp_path / "new")
 
 
-@pytest.mark.parametrize("words", [[], ["--fast"], ["a", "b"]])
-def test_it_says_how_it_is_used(words, capsys):
+def test_new_must_be_empty_and_outside_the_run(tmp_path):
+    path = write(tmp_path / "run", epochs(2))
+    (tmp_path / "new").mkdir()
+    compact(path, tmp_path / "new")
+    with pytest.raises(StoreError, match="exists; give the path of a new folder"):
+        compact(path, tmp_path / "new")
+    with pytest.raises(StoreError, match="exists; give the path of a new folder"):
+        compact(path, path)
+    with pytest.raises(StoreError, match="is inside"):
+        compact(path, path / "new")
+
+
+@pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])
+def test_other_arguments_are_refused_with_the_usage(words, capsys):
     with pytest.raises(SystemExit):
         main(["compact", *words])
-    assert "rein compact RUN" in capsys.readouterr().err
+    assert "rein compact RUN NEW" in capsys.readouterr().err
 
 
-def test_what_is_no_run_is_one_line(tmp_path):
+def test_a_folder_without_trajectories_is_refused(tmp_path):
     with pytest.raises(StoreError, match="give the folder of a run"):
-        compact(tmp_path)
-
-
-def test_epochs_that_lie_side_by_side_are_not_looked_into(tmp_path, monkeypatch):
-    path = write(tmp_path / "run", epochs(4))
-    monkeypatch.setattr("rein.store.replaced._read", lambda path: pytest.fail(f"{path} was opened"))
-    assert len(names(path)) == 4
-    assert all(a < b for a, b in itertools.pairwise(names(path)))
+        compact(tmp_path, tmp_path / "new")

@@ -38,7 +38,7 @@ COMMANDS = [
     ["plot", "run", "--metric", EVIL, "--output", "out/evil.png"],
     ["view", "run"],
     ["verify", "run"],
-    ["compact", "run"],
+    ["compact", "run", "out/compacted"],
     ["export", "run", "--to", "minari", "hostile/run-v0"],
     ["evaluate", "run", "--episodes", "2", "--seed", "1"],
     ["evaluate", "run", "--episodes", "2", "--best"],

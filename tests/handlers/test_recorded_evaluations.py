@@ -117,26 +117,26 @@ def test_more_rounds_than_epochs_are_no_fault_of_the_run(tmp_path: Path) -> None
     assert verify_run(tmp_path / "run").problems == []
 
 
-def test_joined_evaluations_end_where_a_checkpoint_of_the_run_counts_on_them(tmp_path: Path) -> None:
-    def begin(exist: Any) -> tuple[rein.Loop, rein.HDF5Store, rein.HDF5Store]:
-        store = rein.HDF5Store(tmp_path / "run", exist=exist)
-        played = rein.HDF5Store(tmp_path / "run" / "evaluation", exist=exist, max_epochs=1)
+def test_files_of_compacted_evaluations_end_at_checkpoints_of_the_run(tmp_path: Path) -> None:
+    def begin(exist: Any, name: str) -> tuple[rein.Loop, rein.HDF5Store, rein.HDF5Store]:
+        store = rein.HDF5Store(tmp_path / name, exist=exist)
+        played = rein.HDF5Store(tmp_path / name / "evaluation", exist=exist, max_epochs=1)
         loop, _ = make_loop(store, played)
         checkpoint(loop, store, every=4)
         return loop, store, played
 
-    loop, *stores = begin("error")
+    loop, *stores = begin("error", "run")
     loop.run(epochs=6)
     for store in stores:
         store.close()
     (tmp_path / "run" / "checkpoints" / "epoch-000006.h5").unlink(missing_ok=True)
-    compact(tmp_path / "run" / "evaluation")
-    loop, *stores = begin("resume")
-    rein.resume(loop, tmp_path / "run")
+    compact(tmp_path / "run", tmp_path / "compacted")
+    loop, *stores = begin("resume", "compacted")
+    rein.resume(loop, tmp_path / "compacted")
     loop.run()
     for store in stores:
         store.close()
-    assert rein.open_run(tmp_path / "run" / "evaluation").epochs["number"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert rein.open_run(tmp_path / "compacted" / "evaluation").epochs["number"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 class Breaking(CartPole):

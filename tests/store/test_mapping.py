@@ -55,7 +55,7 @@ found = verify_run(path)
 resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 assert found == verify_run(path) and found.epochs == files
 resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, usual[1]))
-assert compact(path).files < files / 4
+assert compact(path, path.with_name("compacted")).files < files / 4
 assert_equal(held[::20], [make_trajectory(epoch, steps=400) for epoch in range(1, files + 1, 20)])
 """
 
@@ -145,7 +145,7 @@ def test_epochs_that_are_read_in_order_decode_each_chunk_once(tmp_path, decoded)
 
 
 def test_two_runs_that_are_read_side_by_side_decode_each_chunk_once(tmp_path, decoded):
-    """As a compaction compares what it has written with what it was made of."""
+    """Compaction compares two runs in this way."""
     for name in ("one", "other"):
         write(tmp_path / name, 10, max_epochs=10, steps=100)
     for one, other in zip(open_run(tmp_path / "one"), open_run(tmp_path / "other"), strict=True):

@@ -204,16 +204,16 @@ def test_rows_that_are_no_data_are_none_whatever_fields_are_kept(tmp_path):
     assert len(run.transitions()) == run.field("valid").sum() == run.episodes["length"].sum()
 
 
-def test_best_epochs_stay_apart_when_files_are_joined_and_a_run_goes_on(tmp_path):
+def test_best_epochs_stay_apart_in_a_compacted_run_that_is_resumed(tmp_path):
     store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"), max_bytes=2000)
     store.write_run({"parts": {"store": {"config": store.config}}})
     append(store, range(1, 5))
     state = store.state_dict()
     store.close()
     assert len(names(store)) > 2
-    compact(store.path)
-    assert names(store) == ["000002-000002.h5", "000004-000004.h5"]
-    resumed = HDF5Store(tmp_path / "run", exist="resume", keep_best=(2, "episode_return", "max"))
+    compact(store.path, tmp_path / "compacted")
+    resumed = HDF5Store(tmp_path / "compacted", exist="resume", keep_best=(2, "episode_return", "max"))
+    assert names(resumed) == ["000002-000002.h5", "000004-000004.h5"]
     resumed.load_state_dict(state)
     append(resumed, range(5, 11))
     resumed.close()
