@@ -22,7 +22,6 @@ def export(
     run: tyro.conf.Positional[str],
     to: tuple[str, str],
     environment: str | None = None,
-    virtual: bool = False,
     author: str | None = None,
     description: str | None = None,
 ) -> None:
@@ -34,8 +33,6 @@ def export(
             MINARI_DATASETS_PATH names, by default ~/.minari/datasets.
         environment: what returns the environment (or the loop) of the run, as my_module:make, where run.json does not
             say how to build it again: its spaces are needed.
-        virtual: copy nothing: the dataset leads to the files of the run, and is lost where these are moved, compacted
-            or deleted. Not for uploading.
         author: who made it.
         description: what it is.
     """
@@ -49,10 +46,8 @@ def export(
     finally:
         getattr(made, "close", lambda: None)()
     about = {"author": author, "description": description, "algorithm_name": part_type(found, "agent") or None}
-    dataset = export_minari(found, dataset_id, *spaces, environment=spec, virtual=virtual, **about)
+    dataset = export_minari(found, dataset_id, *spaces, environment=spec, **about)
     say(f"{dataset.total_episodes:,} episodes of {dataset.total_steps:,} steps are in {dataset.storage.data_path}")
-    if virtual:
-        say(f"nothing was copied: keep the files in {found.path} where they are; moved, they would read as NaN")
     left = _transitions(found) - dataset.total_steps
     if left:
         say(f"{left:,} steps of episodes that have not ended, or whose beginning was not stored, were left out")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,11 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from rein.envs.base.spaces import layout
-from rein.errors import StoreError
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.networks.flatten import children
 from rein.ops.trees import map_tree
 from rein.types import Transition, Tree
-
-_AGAIN = "put it back, or export the run again"
 
 
 class MinariData:
@@ -40,10 +35,9 @@ class MinariData:
         """`dataset` is the id of one that is on this machine, or a `minari.MinariDataset`; `episodes` the ids wanted.
 
         Raises ImportError without minari, FileNotFoundError where there is no such dataset, ValueError for an episode
-        that is not there, TypeError for spaces whose values are no tensors, and StoreError as `check_links` does.
+        that is not there, and TypeError for spaces whose values are no tensors.
         """
         self.dataset = _load(dataset) if isinstance(dataset, str) else dataset
-        check_links(self.dataset)
         self.observation_space: spaces.Space[Any] = self.dataset.observation_space
         self.action_space: spaces.Space[Any] = self.dataset.action_space
         known = {int(index) for index in self.dataset.episode_indices}
@@ -118,25 +112,6 @@ class MinariData:
             raise ValueError(f"{self.dataset.id} has no reference scores to normalize by")
         low, high = self.reference_scores
         return 100.0 * (episode_return - low) / (high - low)
-
-
-def check_links(dataset: Any) -> None:
-    """Check that the files are there to which a virtual export of a run leads, and that they are those that it led to.
-
-    HDF5 does not: it fills in what is missing. A dataset that leads nowhere is right.
-
-    Raises StoreError naming the first file that is gone, or is another one. Whether these are damaged says
-    `rein verify`.
-    """
-    folder = Path(dataset.storage.data_path).resolve()
-    for name, sha256 in dataset.storage.metadata.get("rein_links", {}).items():
-        path = Path(os.path.normpath(folder / name))
-        if not path.is_file():
-            raise StoreError(f"{dataset.id} leads to {path}, which is not there; {_AGAIN}")
-        with open(path, "rb") as file:
-            is_same = f"sha256 {sha256}\n".encode() in file.read(512)
-        if not is_same:
-            raise StoreError(f"{dataset.id} leads to {path}, which is another file now; {_AGAIN}")
 
 
 def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None:

@@ -42,7 +42,6 @@ def export_minari(
     action_space: spaces.Space[Any],
     *,
     environment: str | EnvSpec | None = None,
-    virtual: bool = False,
     **about: Any,
 ) -> Any:
     """Make the new dataset `dataset_id` of every whole episode of `trajectories`, a `rein.Run` say; returns that.
@@ -57,11 +56,6 @@ def export_minari(
 
     `environment` is the Gymnasium environment to name in the dataset; `about` goes to
     `minari.create_dataset_from_buffers`: `author`, `description`, `ref_max_score`, ...
-
-    Values are copied. With `virtual=True` they are not: the dataset leads to the files of a `rein.Run` (HDF5's virtual
-    datasets), reads the same, and is worth as much as these are: keep them where they are, relative to it, and compact
-    the run before. HDF5 says nothing where one is gone, and gives NaN for floats (rewards are such), the least number
-    for integers with a sign, 0 and False: `rein.integrations.minari.check_links` says it, which `MinariData` calls.
 
     Raises ImportError without minari 0.5.4 or newer, and ValueError where the dataset exists or its id is none, where
     the spaces do not fit, where a field is missing, where there is no whole episode, and for reference scores without
@@ -79,10 +73,6 @@ def export_minari(
             "exporting to Minari needs 0.5.4 or newer, which keeps images as they are: pip install -U minari"
         )
     parse_dataset_id(dataset_id)
-    if virtual and not hasattr(trajectories, "link_episodes"):
-        raise ValueError(
-            "virtual=True: give the run itself, rein.open_run(path), to whose files the dataset is to lead"
-        )
     scores = [name for name in ("ref_min_score", "ref_max_score") if about.get(name) is not None]
     if scores and environment is None and about.get("eval_env") is None:  # where Minari drops them without a word
         raise ValueError(f"{scores[0]}=...: a dataset has reference scores of an environment; name it by environment=")
@@ -90,7 +80,7 @@ def export_minari(
     if path.exists():
         raise ValueError(f"{dataset_id}: there is such a dataset, in {path}; give another name or version")
     found = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
-    copied: Any = (  # which need not be a list: they are written one by one
+    episodes: Any = (  # which need not be a list: they are written one by one
         EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories))
     )
     try:
@@ -98,16 +88,13 @@ def export_minari(
             warnings.filterwarnings("ignore", ".* is (set to )?None")  # what is not said of a dataset
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
-                [] if virtual else copied,
+                episodes,
                 env=environment,
                 jpeg_encoding=False,
                 data_format="hdf5",
                 **found,
                 **about,
             )
-            if virtual:
-                _link(dataset.storage, trajectories, *found.values())
-                dataset = minari.load_dataset(dataset_id)
         if not dataset.total_episodes:
             raise ValueError(f"{dataset_id}: no episode has ended in these trajectories, so there is nothing to export")
     except BaseException:  # no half dataset stays; raised again
@@ -161,22 +148,6 @@ def spec_of(environment: Any) -> str | None:
     return name if plain and isinstance(name, str) and name in gymnasium.registry else None
 
 
-def _link(storage: Any, run: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-    """Fill a dataset that is still empty with what leads to the episodes of a run."""
-    lengths: list[int] = []
-
-    def arrange(episode: Any) -> tuple[dict[str, int], dict[str, Any]]:
-        datasets = _buffer(episode, observation_space, action_space, link=True)
-        seed, length = datasets.pop("seed"), len(datasets["truncations"])
-        attributes = {"id": len(lengths), "total_steps": length} | ({} if seed is None else {"seed": seed})
-        lengths.append(length)
-        return attributes, {name: _grouped(tree) for name, tree in datasets.items()}
-
-    files = run.link_episodes(storage.data_path / "main_data.hdf5", arrange)
-    storage.update_metadata({"total_episodes": len(lengths), "total_steps": sum(lengths), "rein_links": files})
-    storage.update_metadata({"dataset_size": storage.get_size()})
-
-
 def _cut(pieces: list[tuple[int, Any]], first: int, last: int) -> Any:
     """The valid rows of the steps from `first` to `last`."""
     spans = [(slice(max(0, first - start), last + 1 - start), rows) for start, rows in pieces if start <= last]
@@ -192,17 +163,15 @@ def _cut(pieces: list[tuple[int, Any]], first: int, last: int) -> Any:
     return joined if valid is None or valid.all() else map_tree(lambda leaf: leaf[valid], joined)
 
 
-def _buffer(
-    episode: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], *, link: bool = False
-) -> dict[str, Any]:
-    """What Minari's record of an episode is made from: arrays, or with `link` what leads to them."""
+def _buffer(episode: Whole, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return the arguments of Minari's `EpisodeBuffer` for an episode."""
     fields, final = episode.fields, episode.final_observation
     if missing := [name for name in ("observation", "action", "reward") if name not in fields]:
         raise ValueError(f"the trajectories have no field {missing[0]!r}, which a dataset needs")
     if final is None:
         raise ValueError("the trajectories have no final observations, which a dataset needs")
     steps = fields["reward"].shape[0]
-    observations = map_tree(_followed_by if link else _ended_by, fields["observation"], final)
+    observations = map_tree(_ended_by, fields["observation"], final)
     ends = {"terminations": np.zeros(steps, bool), "truncations": np.zeros(steps, bool)}
     ends["terminations"][-1], ends["truncations"][-1] = episode.terminated, episode.truncated
     infos = {name: tree for name, tree in fields.items() if name not in _OWN}
@@ -212,23 +181,12 @@ def _buffer(
         "rewards": fields["reward"],
         **ends,
         "seed": episode.seed if episode.seed >= 0 else None,
-        "infos": map_tree(lambda rows: rows.padded() if link else _padded(rows), infos),
+        "infos": map_tree(_padded, infos),
     }
 
 
 def _ended_by(rows: np.ndarray, final: np.ndarray) -> np.ndarray:
     return np.concatenate([rows, final[None]])
-
-
-def _followed_by(rows: Any, final: Any) -> Any:
-    return rows.followed_by(final)
-
-
-def _grouped(tree: Any) -> Any:
-    """A tuple's parts in a group, with the names that Minari gives them."""
-    if isinstance(tree, tuple):
-        tree = {f"_index_{place}": part for place, part in enumerate(tree)}
-    return {name: _grouped(part) for name, part in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _arranged(tree: Tree, space: spaces.Space[Any], name: str) -> Any:

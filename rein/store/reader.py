@@ -31,7 +31,6 @@ from rein.types import Episode, Trajectory, Tree
 
 if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
-    from rein.store.linked import Arrange
 
 
 def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
@@ -229,12 +228,6 @@ class Run:
         from rein.store.datasets import Sequences
 
         return Sequences(self._filled, length, stride, fields, self._spans(episodes))
-
-    def link_episodes(self, path: Path, arrange: Arrange) -> dict[str, str]:
-        """Write an HDF5 file that leads to every whole episode and copies none; see `rein.store.linked`."""
-        from rein.store.linked import write_episodes
-
-        return write_episodes(path, self._contents, arrange)
 
     def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
         """Environment, first and last vector step of episodes by id. Raises TypeError, ValueError for none."""

@@ -39,20 +39,6 @@ def test_a_run_becomes_a_dataset_and_the_command_says_where_and_what_was_left(tm
         assert np.array_equal(episode.rewards, run.episode(id).fields["reward"])
 
 
-def test_a_dataset_that_leads_to_the_run_copies_nothing_and_says_so(tmp_path, capsys):
-    path = train(tmp_path / "run", CartPole(num_envs=3, seed=0))
-    for name, words in (("copies-v0", []), ("links-v0", ["--virtual"])):
-        main(["export", str(path), "--to", "minari", name, *words])
-    said = capsys.readouterr().out
-    assert said.count("nothing was copied: keep the files in ") == 1
-    copies, links = minari.load_dataset("copies-v0"), minari.load_dataset("links-v0")
-    for one, other in zip(copies.iterate_episodes(), links.iterate_episodes(), strict=True):
-        assert np.array_equal(one.observations, other.observations)
-        assert np.array_equal(one.actions, other.actions)
-    path.rename(tmp_path / "elsewhere")
-    assert np.isnan(next(links.iterate_episodes()).rewards).all()
-
-
 def test_an_episodic_run_is_exported_whole(tmp_path, capsys):
     path = train(tmp_path / "run", CartPole(num_envs=3, seed=0), {"episodic": True})
     main(["export", str(path), "--to", "minari", "mine-v0"])

@@ -1,17 +1,14 @@
 """Runs as datasets of Minari: every array equal, whatever files and epochs an episode crosses, and back again."""
 
 import itertools
-import shutil
 
-import h5py
 import minari
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from rein.errors import StoreError
-from rein.integrations.minari import MinariData, check_links
+from rein.integrations.minari import MinariData
 from rein.integrations.minari_export import export_minari, narrowed, whole_episodes
 from rein.ops.trees import leaves, map_tree
 from rein.store.hdf5 import HDF5Store
@@ -194,7 +191,6 @@ def test_spaces_have_the_types_that_the_data_have():
     assert narrowed(OBSERVATION) == OBSERVATION
 
 
-@pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize(
     ("observation", "action", "text"),
     [
@@ -203,90 +199,12 @@ def test_spaces_have_the_types_that_the_data_have():
         (spaces.Dict({"camera": OBSERVATION["camera"]}), ACTION, "the observation of the trajectories does not fit"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused_and_nothing_is_left(run, datasets, observation, action, text, virtual):
+def test_spaces_that_do_not_fit_are_refused_and_nothing_is_left(run, datasets, observation, action, text):
     with pytest.raises(ValueError, match=text):
-        export_minari(run, "all/kinds-v0", observation, action, virtual=virtual)
+        export_minari(run, "all/kinds-v0", observation, action)
     assert not (datasets / "all/kinds-v0").exists()
 
 
-def links(run, name="all/links-v0"):
-    return export_minari(run, name, OBSERVATION, ACTION, virtual=True)
-
-
-def datasets_of(file):
-    found = []
-    file.visititems(lambda name, node: found.append(node) if isinstance(node, h5py.Dataset) else None)
-    return found
-
-
-def test_a_virtual_dataset_reads_as_a_copy_does_and_holds_none_of_it(run):
-    copied, linked = export_minari(run, "all/copies-v0", OBSERVATION, ACTION), links(run)
-    for one, other in zip(copied.iterate_episodes(), linked.iterate_episodes(), strict=True):
-        for name in ("observations", "actions", "rewards", "terminations", "truncations", "infos"):
-            assert same(getattr(one, name), getattr(other, name)), name
-    with h5py.File(linked.storage.data_path / "main_data.hdf5") as file:
-        own = {node.name.split("/")[2] for node in datasets_of(file) if not node.is_virtual}
-        led_to = {
-            source.file_name for node in datasets_of(file) if node.is_virtual for source in node.virtual_sources()
-        }
-    assert own == {"terminations", "truncations"}  # which say what the table of episodes says
-    assert len(led_to) == len(run.files) == EPOCHS
-    assert linked.total_steps == copied.total_steps and linked.total_episodes == copied.total_episodes
-
-
-def test_links_hold_where_run_and_dataset_move_together(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "here/datasets"))
-    store = HDF5Store(tmp_path / "here/run")
-    for trajectory in make_run():
-        store.append(trajectory)
-    store.close()
-    before = [episode.rewards for episode in links(open_run(store.path)).iterate_episodes()]
-    (tmp_path / "here").rename(tmp_path / "there")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "there/datasets"))
-    monkeypatch.chdir("/")
-    moved = minari.load_dataset("all/links-v0")
-    check_links(moved)
-    assert all(np.array_equal(a, e.rewards) for a, e in zip(before, moved.iterate_episodes(), strict=True))
-
-
-def test_what_is_missing_shows_in_the_rewards_and_reading_it_is_refused(run):
-    dataset, table = links(run), run.episodes
-    check_links(dataset)
-    run.files[1].rename(run.files[1].with_suffix(".away"))
-    lost = [bool(np.isnan(episode.rewards).any()) for episode in dataset.iterate_episodes()]
-    led_there = (table["last_step"] >= STEPS) & (table["first_step"] < 2 * STEPS)
-    assert lost == led_there.tolist()
-    assert led_there.any() and not led_there.all()
-    with pytest.raises(StoreError, match=r"all/links-v0 leads to .*000002-000002\.h5, which is not there"):
-        MinariData(dataset)
-
-
-def test_counts_that_are_missing_are_in_no_space(run):
-    dataset = links(run)
-    run.files[0].unlink()
-    first = next(dataset.iterate_episodes())
-    assert not any(OBSERVATION["pair"][0].contains(value) for value in first.observations["pair"][0])
-
-
-def test_a_file_that_took_the_place_of_another_is_told(run):
-    dataset = links(run)
-    shutil.copy(run.files[1], run.files[0])
-    with pytest.raises(StoreError, match=r"000001-000001\.h5, which is another file now"):
-        check_links(dataset)
-
-
-def test_a_dataset_that_leads_nowhere_is_right(run):
-    check_links(export_minari(run, "all/kinds-v0", OBSERVATION, ACTION))
-
-
-def test_links_lead_to_files_and_to_nothing_else(run, datasets):
-    with pytest.raises(ValueError, match="virtual=True: give the run itself"):
-        links(list(run))
-    assert not (datasets / "all/links-v0").exists()
-
-
-@pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -294,26 +212,24 @@ def test_links_lead_to_files_and_to_nothing_else(run, datasets):
         (lambda fields: {name: tree for name, tree in fields.items() if name != "value"}, "'value'"),
     ],
 )
-def test_fields_that_change_within_an_episode_are_refused(virtual, change, text, tmp_path, datasets):
+def test_fields_that_change_within_an_episode_are_refused(change, text, tmp_path, datasets):
     store = HDF5Store(tmp_path / "run")
     for trajectory in make_run():
         fields = change(trajectory.fields) if trajectory.epoch == 2 else trajectory.fields
         store.append(trajectory._replace(fields=fields))
     store.close()
     with pytest.raises(ValueError, match=f"the fields of an episode change from one epoch to the next: {text}"):
-        export_minari(open_run(store.path), "all/links-v0", OBSERVATION, ACTION, virtual=virtual)
-    assert not (datasets / "all/links-v0").exists()
+        export_minari(open_run(store.path), "all/kinds-v0", OBSERVATION, ACTION)
+    assert not (datasets / "all/kinds-v0").exists()
 
 
-def test_types_that_change_within_an_episode_are_copied_and_not_led_to(tmp_path):
+def test_integers_of_other_types_within_an_episode_are_joined(tmp_path):
     store = HDF5Store(tmp_path / "run")
     for trajectory in make_run():
         kind = torch.int32 if trajectory.epoch == 2 else torch.int64
         store.append(trajectory._replace(fields={**trajectory.fields, "count": trajectory.fields["count"].to(kind)}))
     store.close()
     run = open_run(store.path)
-    with pytest.raises(ValueError, match="trajectory/count: is not the same in all files of an episode; copy"):
-        links(run)
     assert export_minari(run, "all/kinds-v0", OBSERVATION, ACTION).total_episodes == len(run.episodes["id"])
 
 
