@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from rein.handlers.base import Improvement, Mode
+from rein.handlers.improvement import Improvement, Mode
 from rein.loop import Loop
 from rein.loop.state import State
 

@@ -15,9 +15,9 @@ from rein.episodes import evaluate as play
 from rein.episodes.evaluation import check_parts, greedy_policy
 from rein.episodes.step import check_held
 from rein.loop import Loop
+from rein.loop.engine import Interruptible, Unfinished
 from rein.loop.events import Event
 from rein.loop.info import run_info
-from rein.loop.interruptible import Interruptible, Unfinished
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from rein.handlers.output import write_line
 from rein.loop import Loop
-from rein.loop.output import write_line
 from rein.loop.state import State
 
 logger = logging.getLogger("rein")

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from rein.handlers.base import Improvement, Mode
+from rein.handlers.improvement import Improvement, Mode
 from rein.loop import Loop
-from rein.loop.functions import check_function
+from rein.loop.checks import check_function
 from rein.loop.state import State
 from rein.schedules import Schedule
 

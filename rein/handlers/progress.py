@@ -9,9 +9,9 @@ import sys
 import time
 from typing import NamedTuple, TextIO
 
+from rein.handlers.output import write_line
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
-from rein.loop.output import write_line
 from rein.loop.state import State
 
 BAR_SECONDS = 0.2  # between two drawings of the bar

@@ -11,8 +11,8 @@ import sys
 import threading
 from typing import TextIO
 
+from rein.handlers.output import write_line
 from rein.loop import Loop
-from rein.loop.output import write_line
 from rein.loop.state import State
 
 HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rein.loop import checks
+from rein.loop.checks import name_of
 from rein.loop.data import END, Batches
-from rein.loop.events import Event, Postponed
-from rein.loop.functions import name_of
-from rein.loop.state import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, State
+from rein.loop.events import Event, Handle, Postponed
+from rein.loop.state import HALT_EPOCH, HALT_LOOP, INTERRUPT, EpochRecord, Handler, State
 
 if TYPE_CHECKING:
     from rein.loop.loop import Loop
+
 
 logger = logging.getLogger("rein")
 
@@ -256,3 +257,45 @@ def _fire_final(state: State, final: Event) -> None:
     state.status = final.name
     final.fire(state)
     _take_requests(state)
+
+
+class Unfinished(Exception):
+    """Raised out of work whose run is to end."""
+
+
+class Interruptible:
+    """The work of one handler.
+
+    Call `begin` before the work, `check` at each of its steps, and `leave` if `Unfinished` was raised, after undoing
+    the work. An interrupt then postpones the handler to the next run; a halt of the loop discards the work. In an event
+    that cannot be postponed, an interrupt waits until the work is done.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Handle | None = None  # None if its event cannot be postponed
+        self._interruptible = False
+
+    def attach(self, loop: Loop, event: str, handler: Handler, **filters: Any) -> None:
+        """Attach the handler that does the work."""
+        handle = loop.event(event).attach(handler, **filters)
+        if event in POSTPONES:
+            self._handle = handle
+        if event in POSTPONES or event == "started":  # which fires in the next run anyway
+            self._interruptible = True
+
+    def begin(self, state: State) -> None:
+        """Begin the work: a halt of the loop that was asked for before does not end it."""
+        state._stopped = False
+
+    def check(self, state: State) -> None:
+        """Raise `Unfinished` if the end of the run was asked for since `begin`, or an interrupt at any time."""
+        if state._stopped or state._left or (self._interruptible and INTERRUPT in state._halts):
+            raise Unfinished
+
+    def leave(self, state: State) -> None:
+        """End the handler. Raises `Postponed` if the next run is to do the work."""
+        if self._interruptible and INTERRUPT in state._halts:
+            if self._handle is not None:
+                raise Postponed(self._handle)
+        else:
+            state._left = True

@@ -17,8 +17,8 @@ from typing import Any, TypeVar, overload
 import attrs
 import blinker
 
+from rein.loop.checks import check_function, name_of, same
 from rein.loop.filters import Filter, Gate, make_filter, make_gate
-from rein.loop.functions import check_function, name_of, same
 from rein.loop.state import Handler, State
 
 logger = logging.getLogger("rein")

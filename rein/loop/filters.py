@@ -15,8 +15,8 @@ from typing import Any
 
 import attrs
 
+from rein.loop.checks import check_function
 from rein.loop.clocks import CLOCKS
-from rein.loop.functions import check_function
 from rein.loop.state import State
 
 UNITS = ("iteration", *CLOCKS)

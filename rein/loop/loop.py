@@ -13,10 +13,10 @@ import torch
 
 from rein.foreign_names import LOOP_METHODS, check_keywords
 from rein.loop import checks, engine, saving
+from rein.loop.checks import check_function, name_of
 from rein.loop.data import Batches
 from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
-from rein.loop.functions import check_function, name_of
 from rein.loop.metrics import Metrics, Reduce
 from rein.loop.state import HALT_LOOP, INTERRUPT, State
 from rein.ops.devices import checked_device

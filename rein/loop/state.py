@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from rein.loop.checks import check_runs, same
 from rein.loop.clocks import Clocks
-from rein.loop.functions import check_runs, same
 
 
 class EpochRecord(NamedTuple):

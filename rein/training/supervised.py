@@ -14,8 +14,8 @@ from rein.agents.base.finite import FiniteUpdate
 from rein.agents.base.optimizers import Guard, Optimizer, apply_gradients, check_optimizer
 from rein.handlers.torch_generators import torch_generators
 from rein.loop import Loop
+from rein.loop.engine import Interruptible, Unfinished
 from rein.loop.filters import NOT_GIVEN
-from rein.loop.interruptible import Interruptible, Unfinished
 from rein.loop.state import State
 from rein.ops.devices import checked_device
 from rein.ops.trees import leaves, map_tree

@@ -40,8 +40,8 @@ LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "wrappers", "probes"},
     "envs/probes": {"base"},
-    "handlers": {"base", "loggers"},
-    "handlers/loggers": {"base"},
+    "handlers": {"improvement", "output", "loggers"},
+    "handlers/loggers": {"axis"},
     "recipes": {"base", "tasks"},
 }
 
@@ -205,7 +205,7 @@ ALLOWED = [
     ("agents/ppo.py", "from rein.agents.base.on_policy import OnPolicyAgent\nfrom rein.replay.rollout import Rollout"),
     ("agents/ppo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rein.store.hdf5 import HDF5Store"),
     ("envs/wrappers/observations.py", "from rein.envs.wrappers.base import Wrapper"),
-    ("handlers/early_stop.py", "from rein.handlers.base import Improvement"),
+    ("handlers/early_stop.py", "from rein.handlers.improvement import Improvement"),
     ("loop/engine.py", "from rein.loop.events import Event\nfrom rein.errors import StoreError"),
     ("store/hdf5.py", "import h5py\nfrom rein.store.format.layout import Part"),
     ("cli/__init__.py", "import importlib\nimportlib.import_module(name)"),

@@ -309,9 +309,11 @@ def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path
     def held_in_closure(loop: rein.Loop, forgotten: Counter) -> None:
         loop.iteration_completed(lambda state: forgotten.state_dict() and None)
 
-    def held_in_list(loop: rein.Loop, forgotten: Counter) -> None:
-        several = [forgotten]
-        loop.epoch_ended(lambda state: several.copy() and None)
+    def held_in_default(loop: rein.Loop, forgotten: Counter) -> None:
+        loop.epoch_ended(lambda state, kept=forgotten: kept.state_dict() and None)
+
+    def held_in_partial(loop: rein.Loop, forgotten: Counter) -> None:
+        loop.epoch_ended(functools.partial(lambda kept, state: None, forgotten))
 
     def bound(loop: rein.Loop, forgotten: Counter) -> None:
 
@@ -320,7 +322,7 @@ def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path
 
         loop.epoch_started.attach(Handles().handle)
 
-    for attach in (held_in_closure, held_in_list, bound):
+    for attach in (held_in_closure, held_in_default, held_in_partial, bound):
         loop, _ = make()
         attach(loop, Counter())
         checkpoint(loop, rein.Checkpoints(tmp_path / attach.__name__), every=2)
@@ -342,13 +344,14 @@ def test_a_generator_that_is_seeded_anew_or_is_torchs_own_has_nothing_to_be_forg
     assert loop.run().status == "completed"
 
 
-def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path, strict: bool) -> None:
     drawing = torch.Generator().manual_seed(0)
 
     def step(state: rein.State) -> None:
         torch.rand((), generator=drawing)
 
-    loop = rein.Loop(step, epochs=2, iterations=2)
+    loop = rein.Loop(step, epochs=2, iterations=2, strict=strict)
     checkpoint(loop, rein.Checkpoints(tmp_path))
     with pytest.raises(CheckpointError, match="would forget Generator 'drawing' in the step: have the loop own each"):
         loop.run()

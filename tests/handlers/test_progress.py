@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rein.handlers import progress as module
 from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
 from rein.loop.state import State
 
+module = sys.modules["rein.handlers.progress"]
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 

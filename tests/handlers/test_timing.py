@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from rein.handlers import timing as module
 from rein.handlers.timing import timing
 from rein.loop import Loop
 from rein.loop.state import State
 
+module = sys.modules["rein.handlers.timing"]
 PHASES = ("iteration_started", "halfway", "iteration_completed")
 
 
