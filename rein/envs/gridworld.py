@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
+from rein.envs.base.spaces import representation
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.devices import checked_device
 from rein.ops.random import integers
@@ -187,6 +188,9 @@ class Gridworld:
         cell_N4, steps_N = restored(state, "cell", self._cell_N4), restored(state, "steps", self._steps_N)
         self._seeds.load_state_dict(state["seeds"])
         self._cell_N4, self._steps_N = cell_N4, steps_N
+
+    def __repr__(self) -> str:
+        return representation(self, f"num_envs={self.num_envs}")
 
     def _move(self, action: Tensor, mask_N: Tensor | None) -> TimeStep:
         if not self._checked or action.shape != (self.num_envs,):

@@ -19,7 +19,7 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.spaces import tensor_dtype
+from rein.envs.base.spaces import representation, tensor_dtype
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.backend import compiled_for
@@ -203,6 +203,9 @@ class SimulatedEnvironment(ABC):
         state_SN, steps_N = restored(state, "state", self._state_SN), restored(state, "steps", self._steps_N)
         self._seeds.load_state_dict(state["seeds"])
         self._state_SN, self._steps_N = state_SN.contiguous(), steps_N
+
+    def __repr__(self) -> str:
+        return representation(self, f"num_envs={self.num_envs}")
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)

@@ -48,6 +48,17 @@ def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, layout(space)[1])).dtype
 
 
+def representation(environment: Any, *options: str, inner: Any = None) -> str:
+    """Return the `repr` of an environment: type, options and spaces; of a wrapper, the spaces that `inner` lacks."""
+    spaces_ = {name: getattr(environment, f"single_{name}") for name in ("observation_space", "action_space")}
+    shown = [
+        f"{name}={' '.join(repr(space).split())}"  # numpy breaks long bounds into lines
+        for name, space in spaces_.items()
+        if inner is None or space != getattr(inner, f"single_{name}")
+    ]
+    return f"{type(environment).__name__}({', '.join([*options, *shown])})"
+
+
 def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """The bounds (*A) of a space that is one tensor which its tensors do not hold: as they do, and as they are."""
     dtype = layout(space)[1]

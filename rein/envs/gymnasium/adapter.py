@@ -28,7 +28,7 @@ from rein.envs.base.contract import (
     restored,
 )
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, column
+from rein.envs.base.spaces import Codec, column, representation
 from rein.envs.gymnasium.history import ActionHistory
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, OPTIONS, explain
@@ -395,6 +395,9 @@ class GymnasiumEnvironment:
         observation = self._observed(replayed, range(self.num_envs))
         self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
         self._observation = observation
+
+    def __repr__(self) -> str:
+        return representation(self, repr(self._name), f"num_envs={self.num_envs}")
 
     def _check(self, action: Tree) -> None:
         if self._observation is None:

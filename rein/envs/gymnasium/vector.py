@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rein.envs.base.contract import check_action, check_observation, checked_num_envs
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, cast, layout, rounded_bounds, widened
+from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
 from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_parts, make, missing_values, name_of
 from rein.envs.gymnasium.workers import Workers, closed_on_error, in_processes, starting
 from rein.errors import EnvironmentContractError
@@ -423,6 +423,9 @@ class GymnasiumVectorEnvironment:
         self._observation = None
         if self._seeds.started:
             logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+
+    def __repr__(self) -> str:
+        return representation(self, repr(self._name), f"num_envs={self.num_envs}")
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the source, whose processes may die of it."""

@@ -18,6 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.spaces import representation
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
@@ -164,6 +165,9 @@ class Wrapper:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; AttributeError where the inner environment has no such method."""
         self.inner.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return representation(self, repr(self.inner), inner=self.inner)
 
 
 def unwrapped(environment: Any) -> Any:
