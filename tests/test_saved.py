@@ -200,7 +200,7 @@ def test_a_made_up_space_is_refused(side: str, tmp_path: Path) -> None:
 
 
 def test_a_file_without_spaces_says_so(tmp_path: Path) -> None:
-    file = Path(__file__).parent / "store/data/checkpoint-format-1.h5"
+    file = Path(__file__).parent / "store/data/checkpoint-format-2.h5"
     found = read_checkpoint(file)
     about = {name: value for name, value in found.about.items() if name not in ("builds", "format")}
     write_checkpoint(file := tmp_path / "agent.h5", found.state, about)

@@ -36,8 +36,7 @@ usage: rein COMMAND ...
   rein doctor                     versions, optional packages, and whether training and its files work here
   rein --version
 
---debug gives the traceback of an error. What reads files takes --trusted too: files of others are then parsed without
-limits on time, memory and what they hold, as very large or well compressed ones may need.
+--debug gives the traceback of an error.
 """
 
 
@@ -56,16 +55,13 @@ _COMMANDS = {  # where each is, imported when it is asked for
 }
 
 
-_ON_READING = ("--debug", "--trusted")  # what every command takes that reads files; training parses its own options
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
     ours = arguments is None  # the process
     if ours and isinstance(sys.stdout, io.TextIOWrapper):  # a pipe without a reader is noticed here, not at the exit
         sys.stdout.reconfigure(line_buffering=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    while words and words[0] in _ON_READING:  # they may stand before the command, too
+    while words and words[0] == "--debug":  # it may come before the command, too
         words.append(words.pop(0))
     with plain_messages():
         _guarded(words, debug="--debug" in words, ours=ours)
@@ -136,8 +132,7 @@ def _run(words: list[str], ours: bool) -> None:
         if name == "train":
             getattr(module, function)(rest)
             return
-        with _as_trusted("--trusted" in rest):
-            getattr(module, function)([word for word in rest if word not in _ON_READING])
+        getattr(module, function)([word for word in rest if word != "--debug"])
     elif command in ("-h", "--help", "help"):
         say(USAGE, end="")
     elif command == "--version":
@@ -158,11 +153,3 @@ def _closest(command: str) -> str:
     names = [*_COMMANDS, "list"]
     ours = COMMANDS.get(command) or next(iter(difflib.get_close_matches(command, names, 1)), None)
     return f"did you mean rein {ours}?" if ours else f"the commands are {', '.join(names)}"
-
-
-def _as_trusted(trusted: bool) -> contextlib.AbstractContextManager[None]:
-    if not trusted:
-        return contextlib.nullcontext()
-    from rein.store.format.scan import trusting
-
-    return trusting()

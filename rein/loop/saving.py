@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rein.loop.loop import Loop
 
 
-FORMAT = 1
+FORMAT = 2
 
 
 def _stateful(loop: Loop) -> Iterator[tuple[str, Any]]:
@@ -59,7 +59,7 @@ def save(loop: Loop) -> dict[str, Any]:
 def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]:
     """Make `loop` stand where `saved` was taken; see `Loop.load_state_dict`."""
     if saved.get("format") != FORMAT:
-        raise ValueError(f"this state has format {saved.get('format')!r}; this version of rein reads format {FORMAT}")
+        raise ValueError(f"this state has format version {saved.get('format')!r}; this rein reads version {FORMAT}")
     mine, theirs = dict(_stateful(loop)), saved["parts"]
     if strict and set(mine) != set(theirs):
         missing, extra = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))

@@ -21,7 +21,7 @@ from rein.store.format.image import Memory
 from rein.store.format.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
 from rein.store.shards import rows_of
 
-FORMAT = 1  # of what is said about a state; counted up when an older rein could not load it
+FORMAT = 2  # incremented when an older rein could not load the state
 
 _PACKAGES = ("rein", "torch", "numpy", "gymnasium")
 
@@ -54,7 +54,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     try:
         state, about = decode_state(read_sealed(path), rows_of(path))
         if about.get("format") != FORMAT:
-            raise ValueError(f"it is of format {about.get('format')!r}, and this version of rein reads format {FORMAT}")
+            raise ValueError(f"it has format version {about.get('format')!r}; this rein reads version {FORMAT}")
         if not isinstance(state, dict):
             raise ValueError("its state is no dictionary")
     except StoreError as error:

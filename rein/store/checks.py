@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rein.store.folder import file_name
-from rein.store.format.layout import Part
-from rein.store.format.scan import Stored
+from rein.store.format.layout import Stored
 from rein.store.format.tables import Content
+from rein.store.format.trajectories import Part
 
 _AT_ONCE = 16 << 20  # bytes that are decoded at a time
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rein.errors import StoreError
 from rein.files import LARGEST, inside, read_file
 from rein.store.format.files import reason_of, remove_leftovers, sync_folder, write_whole
-from rein.store.format.layout import Part
+from rein.store.format.trajectories import Part
 from rein.store.selection import kept_by
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"

@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 from rein.errors import StoreError
 from rein.store.folder import file_name, files_of
 from rein.store.format.files import reason_of, sync_folder, write_whole
-from rein.store.format.image import Memory, compose
-from rein.store.format.layout import WHOLE, Part, size_of, split, structure, write_trajectories
+from rein.store.format.image import Memory
+from rein.store.format.layout import MAX_ROWS
+from rein.store.format.trajectories import (
+    WHOLE,
+    Part,
+    compose_trajectories,
+    rows_of,
+    size_of,
+    split,
+    structure,
+)
 from rein.store.lock import Lock
 from rein.store.writer import Writer
 from rein.types import Trajectory
@@ -38,7 +47,7 @@ class Files:
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # over what follows: the writer's thread takes epochs that have grown old
         self._epochs: list[_Epoch] = []
-        self._size = 0
+        self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
         self._memory = Memory()
@@ -48,12 +57,12 @@ class Files:
     def append(self, trajectory: Trajectory) -> None:
         """Add an epoch to the file, or to the next one where it does not fit."""
         self._writer.check()
-        size, mine = size_of(trajectory), structure(trajectory)
+        size, rows, mine = size_of(trajectory), rows_of(trajectory), structure(trajectory)
         max_bytes, max_epochs, max_seconds = self._limits
         fits = all(a is None or b is None or a == b for a, b in zip(mine, self._structure, strict=True))
-        if not fits or self._size + size > max_bytes:
+        if not fits or self._size + size > max_bytes or self._rows + rows > MAX_ROWS:
             self._submit()
-        if size > max_bytes:
+        if size > max_bytes or rows > MAX_ROWS:
             for part, piece in split(trajectory, max_bytes):
                 held = _Epoch(piece, size_of(piece))
                 self._writer.submit(functools.partial(self._write, [held], part), held.size)
@@ -62,7 +71,7 @@ class Files:
             if not self._epochs:
                 self._since, self._structure = time.monotonic(), mine
             self._epochs.append(_Epoch(trajectory, size))
-            self._size += size
+            self._size, self._rows = self._size + size, self._rows + rows
             self._structure = tuple(b if a is None else a for a, b in zip(mine, self._structure, strict=True))
         if len(self._epochs) >= max_epochs or time.monotonic() - self._since >= max_seconds:
             self._submit()
@@ -73,6 +82,7 @@ class Files:
             stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)
             self._epochs, self._size = stay, sum(held.size for held in stay)
+            self._rows = sum(rows_of(held.trajectory) for held in stay)
         if not waited:  # it is in a file, or will be when the thread gets there
             self._submit()  # first what takes its place
             self._writer.submit(functools.partial(self._remove, epoch), 0)
@@ -109,7 +119,7 @@ class Files:
 
     def _take(self) -> list[_Epoch]:
         with self._lock:
-            epochs, self._epochs, self._size = self._epochs, [], 0
+            epochs, self._epochs, self._size, self._rows = self._epochs, [], 0, 0
         return epochs
 
     def _write_old(self) -> None:
@@ -121,17 +131,14 @@ class Files:
             self._write_file(together, part)
 
     def _write_file(self, held: list[_Epoch], part: Part) -> None:
-        epochs, size = [epoch.trajectory for epoch in held], sum(epoch.size for epoch in held)
+        epochs = [epoch.trajectory for epoch in held]
         first, last = epochs[0].epoch, epochs[-1].epoch
         path = self.folder / file_name(first, last, part)
         if path.exists():
             raise StoreError(f"{path}: is there already; is another process writing to this run?")
 
-        def build(file: Any) -> None:
-            write_trajectories(file, epochs, part, self.run)
-
         try:
-            content = compose(build, self._memory, capacity=size)
+            content = compose_trajectories(epochs, part, self.run, self._memory)
         except Exception as error:  # h5py raises many kinds; each says which epochs
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)

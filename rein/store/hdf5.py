@@ -47,8 +47,7 @@ class HDF5Store:
         every: keep epochs n, 2n, 3n, ...; 0 keeps none, as for a run of which only evaluations are to be kept.
         keep_best: how many epochs to keep, by which metric, and whether it is best at its "min" or "max", as in
             `(5, "episode_return", "max")`. Each is in a file of its own, removed when a better one has taken its place.
-        max_bytes: bytes of data in a file, before compression. Beyond 128 MiB readers may want `trusted=True` where
-            compression leaves less than a hundredth of them, as of pictures that are nearly all black.
+        max_bytes: bytes of data in a file, before compression. A file has at most 4,194,304 rows of all environments.
         max_epochs: epochs in a file.
         max_seconds: how long an epoch may wait to be written.
 

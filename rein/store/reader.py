@@ -19,11 +19,10 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import absolute, inside, read_json, short
-from rein.store.contents import content_of
+from rein.store.contents import open_content
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format import files
-from rein.store.format.mapping import Stamp, stamp_of
-from rein.store.format.scan import layouts
+from rein.store.format.mapping import stamp_of
 from rein.store.format.tables import EPISODES, EPOCHS, Content, Table, join, read_tree, take_rows
 from rein.store.pieces import join_fields, read_episode, read_epoch
 from rein.store.rows import whole_episodes
@@ -33,14 +32,13 @@ if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
 
 
-def open_run(path: str | Path, *, follow: bool = False, trusted: bool = False) -> Run:
+def open_run(path: str | Path, *, follow: bool = False) -> Run:
     """Open the trajectories of a run folder, or one file. Raises StoreError if there are none or a header is wrong.
 
-    With `follow` the run may still be writing, its first file even: iterating over it goes on with what was finished
-    meanwhile, as `refresh` does. A file is scanned in a child process before it is read here, for a hash does not say
-    who made it; `trusted=True` spares that.
+    With `follow` the run may still be writing, even its first file: iterating over it continues with files that were
+    finished meanwhile, as `refresh` does.
     """
-    return Run(absolute(path), follow=follow, trusted=trusted)
+    return Run(absolute(path), follow=follow)
 
 
 def _why_none(path: Path) -> str:
@@ -57,10 +55,9 @@ def _why_none(path: Path) -> str:
 class Run:
     """The files of a run that were finished when it was opened or last refreshed; `path` is its folder, or one file."""
 
-    def __init__(self, path: Path, *, follow: bool = False, trusted: bool = False) -> None:
+    def __init__(self, path: Path, *, follow: bool = False) -> None:
         self.path = path
         self._follow = follow
-        self._trusted = trusted
         self._checked: dict[Path, Content] = {}
         self._found = self._find()
         if not self._found and not follow:
@@ -267,15 +264,10 @@ class Run:
         return chosen
 
     def _read_contents(self) -> list[Content]:
-        """Every file, whose hash is checked the first time and whenever it has changed; one scan for all new ones."""
-        stamps: dict[Path, Stamp] = {}
+        """Return every file. A file is checked when it is read first, and again whenever it has changed."""
         for path in self._found:
-            stamp = stamp_of(path)
-            if path not in self._checked or self._checked[path].file.stamp != stamp:
-                files.verify(path)
-                stamps[path] = stamp
-        for path, layout in zip(stamps, layouts(list(stamps), self._trusted), strict=True):
-            self._checked[path] = content_of(path, stamps[path], layout)
+            if path not in self._checked or self._checked[path].file.stamp != stamp_of(path):
+                self._checked[path] = open_content(path)
         return [self._checked[path] for path in self._found]
 
     @property

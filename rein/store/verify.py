@@ -1,7 +1,4 @@
-"""Whether a run, or one of its files, is whole: hashes, layout, numbering, tables against rows, checkpoints, metrics.
-
-Files may be anybody's: HDF5 parses them in a child process alone (`rein.store.format.scan`).
-"""
+"""Verification of a run or one file: hashes, layout, numbering, tables against rows, checkpoints, metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +18,9 @@ from rein.store.checkpoints import FOLDER as CHECKPOINTS
 from rein.store.checkpoints import saved_files
 from rein.store.checks import check_file, check_sequence
 from rein.store.columns import EPOCHS, EVALUATIONS, PLOT, Table, cells_of
-from rein.store.contents import MISREAD, content_of
+from rein.store.contents import MISREAD, open_content
 from rein.store.folder import TRAJECTORIES, epochs_of, first_epoch, list_files, missing_epochs, spans_of
 from rein.store.format import files
-from rein.store.format.mapping import Stamp, stamp_of
-from rein.store.format.scan import layouts
 from rein.store.format.state import TRAILER_LENGTH, find_texts
 from rein.store.format.tables import Content
 from rein.store.lock import is_locked
@@ -126,45 +121,15 @@ def _is_scarce(error: BaseException | None) -> bool:
 
 
 def _check_trajectories(paths: Sequence[Path], problems: list[Problem]) -> dict[Path, Content]:
-    """The files whose hash, layout and tables are right; the others are problems."""
-    stamps: dict[Path, Stamp] = {}
+    """Return the files whose hash, layout and tables are right; add a problem for each other file."""
+    found: dict[Path, Content] = {}
     for path in paths:
-        _guard(path, problems, lambda p=path: _check_hash(p, stamps))
-    left, found = list(stamps), {}
-    while left:
-        try:
-            layouts(left, trusted=False)  # one child for all, which ends with the first bad one
-            good, bad = left, None
-        except StoreError:
-            bad = next((n for n, path in enumerate(left) if not _scans(path, problems)), None)
-            good = left if bad is None else left[:bad]
-        left = [] if bad is None else left[bad + 1 :]
-        for path in good:
-            _guard(path, problems, lambda p=path: _open(p, stamps[p], found))
+        _guard(path, problems, lambda p=path: _open(p, found))
     return found
 
 
-def _check_hash(path: Path, stamps: dict[Path, Stamp]) -> list[Problem]:
-    stamp = stamp_of(path)
-    files.verify(path)
-    stamps[path] = stamp
-    return []
-
-
-def _scans(path: Path, problems: list[Problem]) -> bool:
-    before = len(problems)
-    _guard(path, problems, lambda: _check_layout(path))
-    return len(problems) == before
-
-
-def _check_layout(path: Path) -> list[Problem]:
-    layouts([path], trusted=False)
-    return []
-
-
-def _open(path: Path, stamp: Stamp, found: dict[Path, Content]) -> list[Problem]:
-    (layout,) = layouts([path], trusted=False)
-    found[path] = content_of(path, stamp, layout)
+def _open(path: Path, found: dict[Path, Content]) -> list[Problem]:
+    found[path] = open_content(path)
     return []
 
 

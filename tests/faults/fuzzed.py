@@ -1,10 +1,7 @@
 """Reads mutants of trajectory files in every way there is, and says of each how that went.
 
-usage: python fuzzed.py FOLDER FIRST STOP EVERY SEED: makes the mutants of these numbers (`mutants.py`) and reads them
-in forks, a batch each, so that one that dies is noticed and the file that did it named. One line of JSON a file.
-
-Each EVERYth is scanned as files are, in a child of its own; the others in the fork, which is much quicker. So is each
-that the child's parser had an answer for, the second and third time. What a fork dies of is read again with a child.
+usage: python fuzzed.py FOLDER FIRST STOP SEED: makes the mutants of these numbers (`mutants.py`) and reads them in
+forks, a batch each, so that a file of which a fork dies is named. One line of JSON a file.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ import rein
 from rein.cli import show, verify
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
-from rein.store.format import scan  # the first so that memory is counted after its import
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("mutants.py")))
 AT_ONCE = 25  # mutants of a fork
@@ -86,30 +82,27 @@ def outcome(call: Callable[[Path], None], path: Path) -> tuple[str, str]:
     return ("read", "") if "\x1b[2J" not in said.getvalue() else ("output that steers the terminal", said.getvalue())
 
 
-def look_at(run: Path, in_child: bool = True) -> dict[str, Any]:
+def look_at(run: Path) -> dict[str, Any]:
     """How reading, showing and verifying a run of one mutant went, in what time and memory."""
     said: dict[str, Any] = {"seconds": 0.0}
     for name, call in (("read", read_all), ("show", shown), ("verify", verified)):
-        scan._parse_in_child = IN_CHILD if in_child else lambda paths: map(scan._parse_here, paths)
         begin = seconds()
         said[name] = outcome(call, run)
         said["seconds"] = max(said["seconds"], seconds() - begin)
-        in_child = in_child and ": is hostile or damaged: " in said[name][1]  # what the child died of, we would
     return said
 
 
 def seconds() -> float:
-    """Of processor time, of this process and of those that scanned for it: others may be busy, too."""
-    return sum(os.times()[:4])
+    """Return the processor time of this process: others may be busy, too."""
+    return sum(os.times()[:2])
 
 
 def peak() -> int:
-    """Bytes of memory that this process, or a child that scanned for it, has had at most."""
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return max(own - START, children) << 10
+    """Return the largest number of bytes that this process has had, beyond those at its start."""
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - START) << 10
 
 
-def batch(numbers: range, folder: Path, bases: list[bytes], every: int, seed: int, writing: int) -> None:
+def batch(numbers: range, folder: Path, bases: list[bytes], seed: int, writing: int) -> None:
     """Make and look at these mutants; say of each first that it begins."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if LINUX else 0
     if LINUX:
@@ -120,14 +113,14 @@ def batch(numbers: range, folder: Path, bases: list[bytes], every: int, seed: in
         (run / "trajectories").mkdir(parents=True, exist_ok=True)
         kind = TOOLS["make_mutant"](number, draw, bases, run / "trajectories" / TOOLS["NAME"])
         os.write(writing, json.dumps({"number": number, "kind": kind}).encode() + b"\n")
-        signal.alarm(SECONDS if number % every else 2 * SECONDS)
-        said = look_at(run, in_child=number % every == 0)
+        signal.alarm(SECONDS)
+        said = look_at(run)
         signal.alarm(0)
         os.write(writing, json.dumps({"number": number, "kind": kind, "bytes": peak(), **said}).encode() + b"\n")
         shutil.rmtree(run)
 
 
-def forked(numbers: range, folder: Path, bases: list[bytes], every: int, seed: int) -> Iterator[dict[str, Any]]:
+def forked(numbers: range, folder: Path, bases: list[bytes], seed: int) -> Iterator[dict[str, Any]]:
     """What a fork says of these mutants; where it dies, another one goes on behind the file that did it."""
     while numbers:
         reading, writing = os.pipe()
@@ -135,7 +128,7 @@ def forked(numbers: range, folder: Path, bases: list[bytes], every: int, seed: i
         if child == 0:
             status = 1
             try:
-                batch(numbers, folder, bases, every, seed, writing)
+                batch(numbers, folder, bases, seed, writing)
                 status = 0
             finally:
                 os._exit(status)
@@ -150,25 +143,20 @@ def forked(numbers: range, folder: Path, bases: list[bytes], every: int, seed: i
         if status == 0:
             return
         died = begun["number"] + ("kind" not in begun or "read" in begun)
-        if every == 1:
-            yield begun | {"number": died, "died": status}
-        else:
-            yield from forked(range(died, died + 1), folder, bases, 1, seed)
+        yield begun | {"number": died, "died": status}
         numbers = range(died + 1, numbers.stop)
 
 
 def main() -> None:
     """All batches, one after the other."""
     torch.set_num_threads(1)
-    folder, begin, stop, every, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    folder, begin, stop, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
     bases = TOOLS["make_bases"](folder)
-    scan.is_own = lambda block: False  # as if others had written them
     for first in range(begin, stop, AT_ONCE):
-        for said in forked(range(first, min(first + AT_ONCE, stop)), folder, bases, every, seed):
+        for said in forked(range(first, min(first + AT_ONCE, stop)), folder, bases, seed):
             print(json.dumps(said), flush=True)
 
 
-IN_CHILD = scan._parse_in_child
 LINUX = sys.platform == "linux"
 START = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -66,7 +66,7 @@ def write(path: Path, acknowledged: int, die_at: int) -> None:
     """Go on with the run behind the last whole epoch that it has, for ever; say after each flush which one is safe."""
     store = HDF5Store(path, exist="resume", max_epochs=2, max_bytes=600_000)
     left = [entry.name for entry in (path / "trajectories").iterdir() if entry.suffix != ".h5"]
-    last = int(open_run(path, trusted=True).epochs["number"][-1]) if list_files(path / "trajectories") else 0
+    last = int(open_run(path).epochs["number"][-1]) if list_files(path / "trajectories") else 0
     store.load_state_dict({"epoch": last})
     os.write(acknowledged, json.dumps({"left": left, "last": last}).encode() + b"\n")
     if die_at:

@@ -1,6 +1,6 @@
-"""Files of trajectories as an enemy or a broken disk would make them: `make_mutant(number, draw, folder)` makes one.
+"""Trajectory files as an attacker or a broken disk makes them: `make_mutant(number, draw, bases, path)` makes one.
 
-`KINDS` are changes by HDF5's own means, each of one idea; the others change bytes. None of them is parsed here.
+The functions in `KINDS` change the layout or the tables of a file; the others change bytes.
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.format.files import USER_BLOCK
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory
 
 ODD_FILES = runpy.run_path(str(Path(__file__).with_name("odd_tables.py")))
 KINDS, ODD = ODD_FILES["KINDS"], ODD_FILES["ODD"]
+File, sealed = (ODD_FILES["LAYOUTS"][name] for name in ("File", "sealed"))
 NAME = "000001-000002.h5"
-
-
-def sealed(content: bytes) -> bytes:
-    """With a hash that is right."""
-    image = content[USER_BLOCK:]
-    return user_block(len(image), hashlib.sha256(image).hexdigest()) + image
 
 
 def with_odd_block(whole: bytes, draw: random.Random) -> bytes:
@@ -37,10 +31,10 @@ def with_odd_block(whole: bytes, draw: random.Random) -> bytes:
     sha256 = hashlib.sha256(image).hexdigest().encode()
     header = b"#rein-hdf5 format %s\nlength %s\nsha256 %s\n"
     blocks = [
-        block.replace(b"format 1", draw.choice([b"format 0", b"format 2", b"format 999999999", b"format -1"])),
-        header % (b"1", str(draw.choice([*ODD, 10**30, len(image) + 1])).encode(), sha256),
-        header % (b"1", str(len(image)).encode(), sha256.upper()),
-        header % (b"1", b"0" * 10 + str(len(image)).encode(), sha256),
+        block.replace(b"format 2", draw.choice([b"format 0", b"format 1", b"format 999999999", b"format -1"])),
+        header % (b"2", str(draw.choice([*ODD, 10**30, len(image) + 1])).encode(), sha256),
+        header % (b"2", str(len(image)).encode(), sha256.upper()),
+        header % (b"2", b"0" * 10 + str(len(image)).encode(), sha256),
         header % (b"9" * 400, b"1", sha256),
         block.rstrip(b"\0") + draw.randbytes(100),
         b"",
@@ -50,24 +44,25 @@ def with_odd_block(whole: bytes, draw: random.Random) -> bytes:
 
 
 def with_odd_end(whole: bytes, draw: random.Random) -> bytes:
-    """More behind the HDF5 part: noise, or what looks like the last line of a checkpoint or of a joined file."""
+    """Append noise, or the last line of another kind of file or of another layout."""
     lines = [
         b"#rein-state about 600 10 structure 700 10\n",
         b"#rein-state about 000000000000000600 000000000000000010 structure 000000000000000700 000000000000000010\n",
-        b"000001-000001.h5 " + b"0" * 64 + b"\n#rein-replaces 000000000000000082\n",
-        b"#rein-replaces 999999999999999999\n",
+        b"\n#rein-layout 000000000000000000\n",
+        b"[" * 2000 + b"\n#rein-layout 000000000000002000\n",
+        b"\n#rein-layout 999999999999999999\n",
         draw.randbytes(4096),
     ]
     return whole + draw.choice(lines)
 
 
 def with_odd_bytes(whole: bytes, draw: random.Random) -> bytes:
-    """Bits and bytes changed, blocks zeroed, moved, put in, cut off; more often where HDF5 keeps its own."""
+    """Bits and bytes changed, blocks zeroed, moved, put in, cut off; most often at the beginning and in the layout."""
     content = bytearray(whole)
     for _ in range(draw.choice([1, 1, 2, 5])):
         how, at = (
             draw.randrange(6),
-            draw.choice([draw.randrange(len(content)), draw.randrange(min(len(content), 4000))]),
+            draw.choice([draw.randrange(len(content)), draw.randrange(max(0, len(content) - 4000), len(content))]),
         )
         size = draw.randrange(1, 600)
         if how == 0:
@@ -128,14 +123,13 @@ def make_mutant(number: int, draw: random.Random, bases: list[bytes], path: Path
     whole = draw.choice(bases)
     if number < 2 * len(KINDS) or number % 4 < 2:
         name = [*KINDS][number // 2 % len(KINDS)] if number < 2 * len(KINDS) else draw.choice([*KINDS])
-        path.write_bytes(whole)
-        with h5py.File(path, "r+") as file:
-            KINDS[name](file, draw)
-        content = path.read_bytes()
+        file = File(whole)
+        KINDS[name](file, draw)
+        content = file.whole() if number % 2 == 0 else whole[:USER_BLOCK] + file.whole()[USER_BLOCK:]
     else:
         name = draw.choice(["bytes"] * 6 + ["user block", "end"])
         content = BYTES[name](whole, draw)
-    if number % 2 == 0 and name != "user block":
+    if number % 2 == 0 and name in ("bytes", "end"):
         content = sealed(content)
     path.write_bytes(content)
     return name

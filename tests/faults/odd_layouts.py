@@ -1,298 +1,347 @@
-"""Files that HDF5 lays out as rein never does: links, storage, sizes, types. `KINDS` are changes of one idea each."""
+"""Trajectory files with a layout that rein never writes. Each function in `KINDS` changes one thing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import zlib
 from collections.abc import Callable
 from typing import Any
 
-import h5py
 import numpy as np
 
-Change = Callable[[Any, random.Random], None]
+from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.format.layout import encode
 
-NAME = "000001-000002.h5"
 ODD = (-(2**63), -(2**40), -1, 0, 1, 7, 2**31, 2**40, 2**62, 2**63 - 1)
+JUNK: tuple[Any, ...] = (None, True, -1, 0, 10**30, 0.5, "", "x", [], {}, [1], {"x": 1}, [[]])
 TABLES = ("number", "first_row", "length", "first_step", "part", "parts")
 EPISODES = ("id", "environment", "first_step", "last_step", "seed", "length", "epoch")
+ACTION, REWARD = "trajectory/action", "trajectory/reward"
 
+
+def sealed(content: bytes) -> bytes:
+    """Return a file with a right hash."""
+    image = content[USER_BLOCK:]
+    return user_block(len(image), hashlib.sha256(image).hexdigest()) + image
+
+
+class File:
+    """Trajectory file of which data and layout can be changed."""
+
+    def __init__(self, whole: bytes) -> None:
+        length = int(whole[-19:-1])
+        end = len(whole) - len(encode({})) + 2  # of the layout's JSON
+        self.layout: dict[str, Any] = json.loads(whole[end - length : end])
+        self.data = bytearray(whole[: end - length])
+        self.datasets: dict[str, Any] = self.layout["datasets"]
+
+    def pick(self, draw: random.Random) -> str:
+        """Return the path of a dataset."""
+        return draw.choice([*self.datasets])
+
+    def groups(self) -> list[str]:
+        """Return the paths of all groups."""
+        parts = [path.split("/") for path in self.datasets]
+        return sorted({"/".join(names[:depth]) for names in parts for depth in range(1, len(names))})
+
+    def read(self, path: str) -> np.ndarray:
+        """Return the entries of a dataset, which has one chunk at most."""
+        described = self.datasets[path]
+        dtype, shape = np.dtype(described["dtype"]), described["shape"]
+        if "chunk" not in described:
+            count = int(np.prod(shape))
+            return np.frombuffer(self.data, dtype, count, described["offset"]).reshape(shape).copy()
+        ((offset, length),) = described["chunks"]
+        raw = np.frombuffer(zlib.decompress(self.data[offset : offset + length]), np.uint8)
+        return np.ascontiguousarray(raw.reshape(dtype.itemsize, -1).T).view(dtype).reshape(shape)
+
+    def add(self, data: bytes) -> list[int]:
+        """Append bytes. Returns their offset and length."""
+        self.data += bytes(-len(self.data) % 64)
+        self.data += data
+        return [len(self.data) - len(data), len(data)]
+
+    def put(self, path: str, array: np.ndarray, packed: bool = False) -> None:
+        """Replace a dataset by another one; `packed` compresses it as one chunk."""
+        shape = [*array.shape]
+        described: dict[str, Any] = {"shape": shape, "dtype": array.dtype.str}
+        if packed:
+            raw = np.frombuffer(array.tobytes(), np.uint8).reshape(-1, array.itemsize)
+            place = self.add(zlib.compress(raw.T.tobytes(), 1))
+            described |= {"chunk": shape, "filters": ["shuffle", "gzip"], "chunks": [place]}
+        else:
+            described["offset"] = self.add(array.tobytes())[0]
+        self.datasets[path] = described
+
+    def set(self, path: str, value: Any, index: Any = ...) -> None:
+        """Change entries of a dataset."""
+        array = self.read(path)
+        array[index] = value
+        self.put(path, array)
+
+    def remove(self, path: str) -> None:
+        """Remove a dataset, or all datasets of a group."""
+        for name in [name for name in self.datasets if name == path or name.startswith(f"{path}/")]:
+            del self.datasets[name]
+
+    def whole(self, layout: Any = None) -> bytes:
+        """Return the file with a right hash."""
+        return sealed(bytes(self.data) + encode(self.layout if layout is None else layout))
+
+
+Change = Callable[[File, random.Random], None]
 KINDS: dict[str, Change] = {}
 
 
 def kind(change: Change) -> Change:
-    """Have a function among `KINDS`, by its name."""
+    """Register a function in `KINDS`, by its name."""
     KINDS[change.__name__.strip("_").replace("_", " ")] = change
     return change
 
 
-def parts_of(file: Any, kind: type) -> list[str]:
-    """The paths of all datasets, or groups, that are read back."""
-    found: list[str] = []
-    for root in ("epochs", "episodes", "trajectory"):
-        group = file["entry"][root]
-        group.visititems(lambda name, node, g=group: found.append(f"{g.name}/{name}") if type(node) is kind else None)
-    return found
-
-
-def pick(file: Any, draw: random.Random) -> str:
-    """A dataset."""
-    return draw.choice(parts_of(file, h5py.Dataset))
-
-
-def put(file: Any, name: str, **options: Any) -> None:
-    """Another dataset in the place of one."""
-    shape = file[name].shape
-    del file[name]
-    file.create_dataset(name, **({"shape": shape, "dtype": "f4"} | options))
-
-
-def retyped(file: Any, draw: random.Random, dtype: Any) -> None:
-    """Another type, of the same shape."""
-    name = pick(file, draw)
-    put(file, name, shape=file[name].shape, dtype=dtype)
-
-
 @kind
-def _external_link(file: Any, draw: random.Random) -> None:
-    name = draw.choice([pick(file, draw), "/entry", "/entry/epochs", "/entry/trajectory"])
-    del file[name]
-    file[name] = h5py.ExternalLink(draw.choice(["/etc/passwd", "/dev/zero", NAME, "../../outside.h5"]), "/entry")
-
-
-@kind
-def _soft_link(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    file.move(name, "/entry/kept")
-    file[name] = h5py.SoftLink(draw.choice(["/entry/kept", "/nowhere", name, "."]))
-
-
-@kind
-def _soft_links_in_a_circle(file: Any, draw: random.Random) -> None:
-    names = [f"/entry/trajectory/{letter}" for letter in "abc"]
-    for name, other in zip(names, names[1:] + names[:1], strict=True):
-        file[name] = h5py.SoftLink(other)
-
-
-@kind
-def _a_group_in_itself(file: Any, draw: random.Random) -> None:
-    group = draw.choice(["/entry/trajectory", "/entry/epochs/metrics", "/entry/trajectory/observation"])
-    file[f"{group}/again"] = file[draw.choice([group, "/entry", "/"])]
-
-
-@kind
-def _two_groups_in_each_other(file: Any, draw: random.Random) -> None:
-    one, other = (file["entry/trajectory"].create_group(name) for name in ("one", "other"))
-    one["other"], other["one"] = other, one
-
-
-@kind
-def _more_paths_than_groups(file: Any, draw: random.Random) -> None:
-    group = file["entry/trajectory"]
-    for depth in range(draw.choice([12, 20, 40])):
-        inner = group.create_group(f"group{depth}")
-        group["other"] = inner
-        group = inner
-
-
-@kind
-def _deep_groups(file: Any, draw: random.Random) -> None:
-    file["entry/trajectory"].create_group("/".join("g" * draw.choice([31, 33, 400])))
-
-
-@kind
-def _many_groups(file: Any, draw: random.Random) -> None:
-    for number in range(draw.choice([500, 3000])):
-        file["entry/trajectory"].create_group(f"{number}")
-
-
-@kind
-def _data_in_another_file(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    shape, dtype = file[name].shape, file[name].dtype
-    size = max(1, int(np.prod(shape)) * dtype.itemsize)
-    put(file, name, shape=shape, dtype=dtype, external=[(draw.choice(["/etc/passwd", "/dev/zero"]), 0, size)])
-
-
-@kind
-def _virtual_data(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    shape, dtype = file[name].shape, file[name].dtype
-    layout = h5py.VirtualLayout(shape, dtype)
-    layout[...] = h5py.VirtualSource(draw.choice([".", "/etc/passwd", NAME]), name, shape)
-    del file[name]
-    file.create_virtual_dataset(name, layout)
-
-
-@kind
-def _a_huge_shape_without_data(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    put(file, name, shape=(draw.choice([2**31, 2**40]), *file[name].shape[1:]), dtype="f4")
-
-
-@kind
-def _a_huge_shape_in_chunks(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    shape = (draw.choice([2**31, 2**40]), *file[name].shape[1:])
-    put(file, name, shape=shape, dtype=draw.choice(["f4", "i8", "?"]), chunks=(2**20, *shape[1:]), compression="gzip")
-
-
-@kind
-def _a_huge_chunk(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    chunk = (2**26, *([1] * (len(file[name].shape) - 1)))
-    put(file, name, shape=file[name].shape, dtype="i8", chunks=chunk, maxshape=(None, *file[name].shape[1:]))
-
-
-def with_rows(file: Any, rows: int, fields: dict[str, Any]) -> None:
-    """One epoch of so many rows and no episode, with these fields in the place of all."""
-    for table in ("epochs", "episodes"):
-        for path in [path for path in parts_of(file, h5py.Dataset) if path.startswith(f"/entry/{table}/")]:
-            data = file[path][: 1 if table == "epochs" else 0]
-            put(file, path, shape=data.shape, dtype=data.dtype, data=data)
-    file["entry/epochs/length"][0] = rows
-    for name in list(file["entry/trajectory"]):
-        del file["entry/trajectory"][name]
-    for table, name in (("epochs", "next_observation"), ("episodes", "final_observation")):
-        del file[f"entry/{table}/{name}"]
-    for name, options in fields.items():
-        file["entry/trajectory"].create_dataset(name, **options)
-
-
-@kind
-def _rows_of_no_environment(file: Any, draw: random.Random) -> None:
-    rows = draw.choice([2**20, 2**34, 2**40])
-    with_rows(file, rows, {"reward": dict(shape=(rows, 0), dtype="f4")})
-
-
-@kind
-def _environments_without_a_byte(file: Any, draw: random.Random) -> None:
-    rows, envs = draw.choice([(2**20, 2**10), (2**40, 3), (1, 2**60), (2**39, 2**40)])
-    with_rows(file, rows, {"reward": dict(shape=(rows, envs, 0), dtype="f4")})
-
-
-@kind
-def _rows_that_take_more_to_count_than_to_hold(file: Any, draw: random.Random) -> None:
-    rows = draw.choice([3, 6, 40]) << 20
-    data = dict(shape=(rows, 1), dtype="?", chunks=(rows // 4, 1), compression="gzip", data=np.zeros((rows, 1), bool))
-    with_rows(file, rows, {"terminated": data})
-
-
-@kind
-def _nothing_in_the_last_dimension(file: Any, draw: random.Random) -> None:
-    shape = file["entry/trajectory/reward"].shape
-    file["entry/trajectory"].create_dataset("nothing", (*shape, draw.choice([0, 2**50]), 0), "f8")
-
-
-@kind
-def _a_bomb(file: Any, draw: random.Random) -> None:
-    rows = file["entry/trajectory/reward"].shape[0]
-    data = np.zeros((rows, 3, (draw.choice([20, 140]) << 20) // rows // 3), np.uint8)
-    file["entry/trajectory"].create_dataset("bomb", data=data, chunks=(rows, *data.shape[1:]), compression="gzip")
-
-
-@kind
-def _another_filter(file: Any, draw: random.Random) -> None:
-    how = draw.choice([dict(compression="lzf"), dict(fletcher32=True), dict(scaleoffset=3), dict(shuffle=True)])
-    put(file, "/entry/trajectory/action", data=file["entry/trajectory/action"][()], dtype=None, **how)
-
-
-@kind
-def _a_chunk_that_skips_a_filter(file: Any, draw: random.Random) -> None:
-    data = file["entry/trajectory/action"][()]
-    put(file, "/entry/trajectory/action", shape=data.shape, dtype="i8", chunks=data.shape, compression="gzip")
-    file["entry/trajectory/action"].id.write_direct_chunk((0, 0), data.tobytes(), filter_mask=1)
-
-
-@kind
-def _a_chunk_of_noise(file: Any, draw: random.Random) -> None:
-    data = file["entry/trajectory/action"][()]
-    put(file, "/entry/trajectory/action", shape=data.shape, dtype="i8", chunks=data.shape, compression="gzip")
-    file["entry/trajectory/action"].id.write_direct_chunk((0, 0), draw.randbytes(draw.choice([1, 500])))
-
-
-@kind
-def _chunks_that_are_missing(file: Any, draw: random.Random) -> None:
-    name = draw.choice(["/entry/trajectory/action", "/entry/trajectory/valid", "/entry/epochs/number"])
-    shape, dtype = file[name].shape, file[name].dtype
-    put(
-        file, name, shape=shape, dtype=dtype, chunks=tuple(max(1, n // 2) for n in shape), maxshape=(None,) * len(shape)
+def _odd_offsets(file: File, draw: random.Random) -> None:
+    file.datasets[draw.choice([path for path in file.datasets if "offset" in file.datasets[path]])]["offset"] = (
+        draw.choice([*ODD, len(file.data), len(file.data) - 1, 511, 10**30])
     )
-    file[name][:1] = 1
 
 
 @kind
-def _compact_storage(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plist.set_layout(h5py.h5d.COMPACT)
-    space, h5type = h5py.h5s.create_simple((2,)), h5py.h5t.NATIVE_INT64
-    del file[name]
-    h5py.h5d.create(file.id, name.encode(), h5type, space, plist)
+def _datasets_that_overlap(file: File, draw: random.Random) -> None:
+    one, other = (draw.choice([p for p in file.datasets if "offset" in file.datasets[p]]) for _ in range(2))
+    file.datasets[one]["offset"] = file.datasets[other]["offset"]
 
 
 @kind
-def _text_of_any_length(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, h5py.string_dtype())
+def _offsets_that_are_not_aligned(file: File, draw: random.Random) -> None:
+    array = file.read(path := file.pick(draw))
+    file.data += bytes(-len(file.data) % 64) + bytes(draw.randrange(1, 64))
+    file.datasets[path] = {"shape": [*array.shape], "dtype": array.dtype.str, "offset": len(file.data)}
+    file.data += array.tobytes()
 
 
 @kind
-def _numbers_of_any_length(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, h5py.vlen_dtype(np.int64))
+def _odd_shapes(file: File, draw: random.Random) -> None:
+    described = file.datasets[file.pick(draw)]
+    shape = described["shape"]
+    shape[draw.randrange(len(shape))] = draw.choice([*ODD, 10**30])
 
 
 @kind
-def _references(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, draw.choice([h5py.ref_dtype, h5py.regionref_dtype]))
+def _a_huge_shape(file: File, draw: random.Random) -> None:
+    described = file.datasets[file.pick(draw)]
+    described["shape"] = [draw.choice([2**31, 2**40]), *described["shape"][1:]]
 
 
 @kind
-def _a_compound(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, np.dtype(draw.choice(["i4,f4", "c8", "i8,(3,3)f8"])))
+def _a_huge_shape_of_no_bytes(file: File, draw: random.Random) -> None:
+    described = file.datasets[file.pick(draw)]
+    described["shape"] = [draw.choice([2**31, 2**40]), *described["shape"][1:], 0]
 
 
 @kind
-def _an_enumeration(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, h5py.enum_dtype({"RED": 0, "GREEN": 42}, basetype=draw.choice(["i1", "i8"])))
+def _a_huge_shape_in_chunks(file: File, draw: random.Random) -> None:
+    path = file.pick(draw)
+    shape = [draw.choice([2**31, 2**40]), *file.datasets[path]["shape"][1:]]
+    file.datasets[path] |= {"shape": shape, "chunk": [2**20, *shape[1:]], "filters": ["shuffle", "gzip"], "chunks": []}
 
 
 @kind
-def _arrays_in_a_type(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, np.dtype((draw.choice(["f4", "i8"]), draw.choice([(2,), (1000, 1000)]))))
+def _a_huge_chunk(file: File, draw: random.Random) -> None:
+    array = file.read(path := file.pick(draw))
+    file.put(path, array, packed=True)
+    file.datasets[path]["chunk"] = [draw.choice([2**20, 2**26, 2**40]), *array.shape[1:]]
 
 
 @kind
-def _opaque(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, np.dtype(f"V{draw.choice([1, 8, 4000])}"))
+def _small_chunks(file: File, draw: random.Random) -> None:
+    array = file.read(path := file.pick(draw))
+    file.put(path, array, packed=True)
+    file.datasets[path]["chunk"] = [1] * array.ndim
 
 
 @kind
-def _times(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, h5py.opaque_dtype(np.dtype("M8[s]")))
+def _a_chunk_in_several_places(file: File, draw: random.Random) -> None:
+    array = file.read(path := file.pick(draw))
+    file.put(path, array, packed=True)
+    rows = draw.choice([2, 100, 5000])
+    file.datasets[path]["shape"] = [rows * array.shape[0], *array.shape[1:]]
+    file.datasets[path]["chunks"] *= rows
 
 
 @kind
-def _another_type_of_number(file: Any, draw: random.Random) -> None:
-    retyped(file, draw, draw.choice([">i8", ">f4", "f2", "f8", "i1", "u8", "?", "S7", "S9999", "f4"]))
+def _odd_chunks(file: File, draw: random.Random) -> None:
+    described = file.datasets[ACTION]
+    described["chunks"] = draw.choice([[], [[512, 0]], [[0, 1 << 40]], [[600, -1]], {}, "ab", [["a", "b"]], [[1]], 7])
 
 
 @kind
-def _a_float_that_nobody_has(file: Any, draw: random.Random) -> None:
-    name, h5type = pick(file, draw), h5py.h5t.IEEE_F32LE.copy()
-    h5type.set_ebias(draw.choice([3, 100]))
-    space = h5py.h5s.create_simple(file[name].shape)
-    del file[name]
-    h5py.h5d.create(file.id, name.encode(), h5type, space)
+def _odd_chunk_shapes(file: File, draw: random.Random) -> None:
+    described = file.datasets[ACTION]
+    described["chunk"] = draw.choice([[], [0, 0], [-1, 3], [1], [2**62, 2**62], None, "xx", [True, True]])
 
 
 @kind
-def _a_type_in_the_place_of_data(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    del file[name]
-    file[name] = np.dtype("f8")
+def _a_chunk_of_noise(file: File, draw: random.Random) -> None:
+    file.put(ACTION, file.read(ACTION), packed=True)
+    file.datasets[ACTION]["chunks"] = [file.add(draw.randbytes(draw.choice([1, 500])))]
 
 
 @kind
-def _no_dataspace(file: Any, draw: random.Random) -> None:
-    name = pick(file, draw)
-    del file[name]
-    file[name] = h5py.Empty("f4")
+def _a_chunk_of_too_few_or_too_many_bytes(file: File, draw: random.Random) -> None:
+    array = file.read(ACTION)
+    file.put(ACTION, array, packed=True)
+    size = array.nbytes + draw.choice([-1, 1, 8, 1 << 20])
+    file.datasets[ACTION]["chunks"] = [file.add(zlib.compress(bytes(max(0, size))))]
+
+
+@kind
+def _a_chunk_that_never_ends(file: File, draw: random.Random) -> None:
+    file.put(ACTION, file.read(ACTION), packed=True)
+    packer = zlib.compressobj()
+    file.datasets[ACTION]["chunks"] = [file.add(packer.compress(bytes(1 << 22)) + packer.flush(zlib.Z_SYNC_FLUSH))]
+
+
+@kind
+def _other_filters(file: File, draw: random.Random) -> None:
+    filters = draw.choice([[], ["gzip"], ["lzf"], ["gzip", "shuffle"], None, "gzip", [1, 2]])
+    file.put(ACTION, file.read(ACTION), packed=True)
+    file.datasets[ACTION]["filters"] = filters
+
+
+@kind
+def _a_bomb(file: File, draw: random.Random) -> None:
+    rows, envs = file.datasets[REWARD]["shape"]
+    file.put("trajectory/bomb", np.zeros((rows, envs, (draw.choice([20, 140]) << 20) // rows // envs), np.uint8), True)
+
+
+@kind
+def _a_bomb_of_many_chunks(file: File, draw: random.Random) -> None:
+    rows, envs = file.datasets[REWARD]["shape"]
+    size = (draw.choice([5, 20, 50]) << 20) // rows // envs
+    packed = zlib.compress(bytes(size), 1)
+    file.datasets["trajectory/bomb"] = {
+        "shape": [rows, envs, size],
+        "dtype": "|u1",
+        "chunk": [1, 1, size],
+        "filters": ["shuffle", "gzip"],
+        "chunks": [file.add(packed) for _ in range(rows * envs)],
+    }
+
+
+@kind
+def _a_bomb_that_says_it_is_small(file: File, draw: random.Random) -> None:
+    file.put(ACTION, file.read(ACTION), packed=True)
+    file.datasets[ACTION]["chunks"] = [file.add(zlib.compress(bytes(200 << 20), 1))]
+
+
+@kind
+def _other_types(file: File, draw: random.Random) -> None:
+    types = ["|O", "|V8", "<c8", "<M8[s]", "<U9", "|S0", "|S99999", "<f16", "i4,f4", "", "x", "<i9", ">i8", "(3,)<f4"]
+    file.datasets[file.pick(draw)]["dtype"] = draw.choice(types)
+
+
+@kind
+def _another_type_of_number(file: File, draw: random.Random) -> None:
+    dtype = np.dtype(draw.choice([">i8", ">f4", "f2", "f8", "i1", "u8", "?", "S7", "S9999", "f4"]))
+    path = file.pick(draw)
+    file.put(path, np.zeros(file.datasets[path]["shape"], dtype))
+
+
+@kind
+def _junk_for_a_value(file: File, draw: random.Random) -> None:
+    described = file.datasets[file.pick(draw)]
+    described[draw.choice([*described])] = draw.choice(JUNK)
+
+
+@kind
+def _junk_for_a_dataset(file: File, draw: random.Random) -> None:
+    file.datasets[file.pick(draw)] = draw.choice(JUNK)
+
+
+@kind
+def _junk_for_all_datasets(file: File, draw: random.Random) -> None:
+    file.layout["datasets"] = draw.choice(JUNK)
+
+
+@kind
+def _a_value_missing(file: File, draw: random.Random) -> None:
+    described = file.datasets[file.pick(draw)]
+    del described[draw.choice([*described])]
+
+
+@kind
+def _nested_too_deeply(file: File, draw: random.Random) -> None:
+    nested: Any = []
+    for _ in range(draw.choice([50, 150, 900])):
+        nested = [nested]
+    file.layout["more"] = nested
+
+
+@kind
+def _deep_groups(file: File, draw: random.Random) -> None:
+    file.put("trajectory/" + "g/" * draw.choice([31, 33, 400]) + "x", file.read(REWARD))
+
+
+@kind
+def _many_datasets(file: File, draw: random.Random) -> None:
+    shape = file.datasets[REWARD]["shape"]
+    for number in range(draw.choice([500, 3000])):
+        file.datasets[f"trajectory/{number}"] = {"shape": [*shape, 0], "dtype": "<f4", "offset": 0}
+
+
+@kind
+def _many_dimensions(file: File, draw: random.Random) -> None:
+    path = file.pick(draw)
+    file.put(path, np.zeros((*file.datasets[path]["shape"][:1], *([1] * draw.choice([31, 32, 60])))))
+
+
+@kind
+def _other_roots(file: File, draw: random.Random) -> None:
+    file.put(draw.choice(["x", "", "/", "entry/trajectory/x", "../x", "trajectory"]), file.read(REWARD))
+
+
+@kind
+def _noise_in_the_place_of_hdf5(file: File, draw: random.Random) -> None:
+    file.data[USER_BLOCK : USER_BLOCK + 96] = draw.randbytes(96)
+
+
+@kind
+def _nothing_but_a_layout(file: File, draw: random.Random) -> None:
+    del file.data[draw.choice([USER_BLOCK, len(file.data) // 2]) :]
+
+
+def with_rows(file: File, rows: int) -> None:
+    """Leave one epoch of so many rows, no episode and no field."""
+    for path in [path for path in file.datasets if path.startswith(("epochs/", "episodes/"))]:
+        file.put(path, file.read(path)[: 1 if path.startswith("epochs/") else 0])
+    file.set("epochs/length", rows)
+    for path in ("trajectory", "epochs/next_observation", "episodes/final_observation"):
+        file.remove(path)
+
+
+@kind
+def _rows_of_no_environment(file: File, draw: random.Random) -> None:
+    with_rows(file, rows := draw.choice([2**20, 2**34, 2**40]))
+    file.datasets[REWARD] = {"shape": [rows, 0], "dtype": "<f4", "offset": 0}
+
+
+@kind
+def _environments_without_a_byte(file: File, draw: random.Random) -> None:
+    rows, envs = draw.choice([(2**20, 2**10), (2**40, 3), (1, 2**60), (2**39, 2**40)])
+    with_rows(file, rows)
+    file.datasets[REWARD] = {"shape": [rows, envs, 0], "dtype": "<f4", "offset": 0}
+
+
+@kind
+def _rows_that_take_more_to_count_than_to_hold(file: File, draw: random.Random) -> None:
+    with_rows(file, rows := draw.choice([3, 6, 40]) << 20)
+    file.put("trajectory/terminated", np.zeros((rows, 1), bool), packed=True)
+
+
+@kind
+def _nothing_in_the_last_dimension(file: File, draw: random.Random) -> None:
+    shape = file.datasets[REWARD]["shape"]
+    file.datasets["trajectory/nothing"] = {"shape": [*shape, draw.choice([0, 2**50]), 0], "dtype": "<f8", "offset": 0}

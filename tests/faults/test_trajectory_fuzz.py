@@ -22,14 +22,14 @@ WAYS = ("read", "show", "verify")
 SECONDS, MEMORY = 5.0, 1 << 30
 
 
-def fuzz(folder: Path, count: int, every: int) -> list[dict[str, Any]]:
+def fuzz(folder: Path, count: int) -> list[dict[str, Any]]:
     """What became of mutants 0 to `count`, made and read by two processes where there are many."""
     half = count // 2 if count > 1000 else count
     running = []
     for first, stop in ((0, half), (half, count))[: 2 if half < count else 1]:
         place = folder / str(first)
         place.mkdir()
-        command = [sys.executable, FUZZED, *map(str, (place, first, stop, every, 0))]
+        command = [sys.executable, FUZZED, *map(str, (place, first, stop, 0))]
         with (place / "said").open("w") as said, (place / "errors").open("w") as errors:
             running.append((subprocess.Popen(command, stdout=said, stderr=errors), place))
     for process, place in running:
@@ -50,7 +50,7 @@ def wrong(one: dict[str, Any]) -> str:
 def test_a_mutant_does_no_more_than_raise_a_store_error(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     assert len(MUTANTS["KINDS"]) >= 40
     count = scale(5000, 150)
-    said = fuzz(tmp_path, count, scale(4, 40))
+    said = fuzz(tmp_path, count)
     assert [one["number"] for one in said] == list(range(count))
     bad = [f"mutant {one['number']} ({one['kind']}): {why}" for one in said if (why := wrong(one))]
     assert not bad, "\n\n".join(bad[:10])

@@ -129,7 +129,7 @@ def make_run(path: Path, observed: spaces.Space[Any], acted: spaces.Space[Any], 
             store.append(Trajectory(number, "completed", first, fields, following, episodes, {}, {}))
         first += length
     store.close()
-    return open_run(path, trusted=True, follow=True)
+    return open_run(path, follow=True)
 
 
 def same(one: Any, other: Any) -> bool:

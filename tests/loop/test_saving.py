@@ -262,7 +262,7 @@ class Part:
 
 def test_a_state_of_another_format_or_of_other_parts_is_refused() -> None:
     saved = rein.Loop(nothing).state_dict()
-    with pytest.raises(ValueError, match="this state has format 99; this version of rein reads format 1"):
+    with pytest.raises(ValueError, match="this state has format version 99; this rein reads version 2"):
         loaded(saved | {"format": 99})
     loop = rein.Loop(nothing)
     loop.own("agent", Part())

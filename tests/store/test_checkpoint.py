@@ -37,14 +37,14 @@ def path(tmp_path):
 def test_what_is_said_about_it_can_be_read_with_and_without_the_rest(path):
     found = read_checkpoint(path)
     assert found.path == path and found.state["x"].shape == (1000,)
-    assert look(path) == found.about == {"format": 1, "kind": "run", "total_iterations": 3}
+    assert look(path) == found.about == {"format": 2, "kind": "run", "total_iterations": 3}
 
 
 def test_what_is_said_may_have_infinite_numbers_and_stays_json(tmp_path):
     said = {"config": {"clip": float("inf"), "low": -float("inf"), "sizes": (1, 2)}}
     write_checkpoint(tmp_path / "some.h5", {}, said)
     assert look(tmp_path / "some.h5")["config"] == {"clip": float("inf"), "low": -float("inf"), "sizes": [1, 2]}
-    assert differences(said, look(tmp_path / "some.h5"))[:1] == ["format was absent and is 1"]
+    assert differences(said, look(tmp_path / "some.h5"))[:1] == ["format was absent and is 2"]
 
 
 def test_every_damage_is_found_and_named(path):
@@ -66,8 +66,8 @@ def test_every_damage_is_found_and_named(path):
 
 
 def test_another_format_is_refused_with_both_numbers(tmp_path):
-    write_checkpoint(tmp_path / "new.h5", {}, {"format": 2})
-    with pytest.raises(CheckpointError, match="format 2, and this version of rein reads format 1"):
+    write_checkpoint(tmp_path / "new.h5", {}, {"format": 1})
+    with pytest.raises(CheckpointError, match="format version 1; this rein reads version 2"):
         read_checkpoint(tmp_path / "new.h5")
 
 

@@ -11,7 +11,7 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.ops.trees import map_tree
-from rein.store.format import layout
+from rein.store.format import trajectories
 from rein.store.hdf5 import HDF5Store
 from rein.store.host import to_host
 from rein.store.reader import open_run
@@ -50,7 +50,7 @@ def names(path):
 
 
 def size_of(trajectory):
-    return layout.size_of(to_host(trajectory))
+    return trajectories.size_of(to_host(trajectory))
 
 
 def test_files_are_closed_by_epochs(tmp_path):

@@ -1,4 +1,4 @@
-"""A file of trajectories of every format is kept here, and is read with nothing of rein's: with h5py and format.md.
+"""A trajectory file of the current format is kept here, and is read without rein: with h5py and format.md.
 
 It holds two epochs of 20 steps of three Gridworlds, target (2, 4), whose episodes are cut after six steps. The reward
 of a step is minus the distance to the target, along x and y, of where it leads: so what belongs together can be seen.
@@ -36,14 +36,14 @@ def reward_at(cell: np.ndarray) -> np.ndarray:
     return -np.abs(cell[..., :2] - cell[..., 2:]).sum(-1).astype(np.float32)
 
 
-def test_one_of_every_format_is_kept() -> None:
-    assert [path.stem.rpartition("-")[2] for path in FILES] == ["1"]
+def test_one_of_the_current_format_is_kept() -> None:
+    assert [path.stem.rpartition("-")[2] for path in FILES] == ["2"]
 
 
 def test_its_first_512_bytes_prove_the_rest(path: Path) -> None:
     data = path.read_bytes()
     magic, length, digest, *_ = data[:512].decode("ascii").splitlines()
-    assert magic == "#rein-hdf5 format 1"
+    assert magic == "#rein-hdf5 format 2"
     assert length == f"length {len(data) - 512}"
     assert digest == f"sha256 {hashlib.sha256(data[512:]).hexdigest()}"
 
@@ -87,9 +87,28 @@ def test_episodes_sum_up_their_rows(entry: Any) -> None:
         assert table["epoch"][k] == 1 + last // 20
 
 
+def test_the_last_line_finds_the_layout(path: Path, entry: Any) -> None:
+    data = path.read_bytes()
+    name, digits = data[-33:].decode("ascii").split()
+    assert (name, len(digits)) == ("#rein-layout", 18)
+    end = len(data) - 33
+    layout = json.loads(data[end - int(digits) : end])
+    assert [*layout] == ["datasets"]
+    for name, described in layout["datasets"].items():
+        dataset = entry[name]
+        assert (described["shape"], described["dtype"]) == ([*dataset.shape], dataset.dtype.str)
+        if "offset" in described:
+            size = dataset.size * dataset.dtype.itemsize
+            assert data[described["offset"] : described["offset"] + size] == dataset[()].tobytes()
+        else:
+            assert tuple(described["chunk"]) == dataset.chunks and described["filters"] == ["shuffle", "gzip"]
+            (offset, length), *_ = described["chunks"]
+            assert data[offset : offset + length] == dataset.id.read_direct_chunk((0,) * dataset.ndim)[1]
+
+
 def test_it_opens_with_a_plot_and_says_what_it_is(path: Path) -> None:
     with h5py.File(path) as file:
-        assert (file.attrs["creator"], file.attrs["rein_format"]) == ("rein", 1)
+        assert (file.attrs["creator"], file.attrs["rein_format"]) == ("rein", 2)
         view = file[file.attrs["default"]]
         view = view[view.attrs["default"]]
         assert view.attrs["NX_class"] == "NXdata"

@@ -1,227 +1,254 @@
+"""The layout at the end of a trajectory file: it is what HDF5 says, and a hostile one raises a StoreError at most."""
+
+from __future__ import annotations
+
+import hashlib
 import json
+import random
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-import torch
 
-from rein.store.format.objects import decode_name, encode_name
+from rein.errors import StoreError
+from rein.store import gathering
+from rein.store.format import layout, mapping, trajectories
+from rein.store.format.files import USER_BLOCK, user_block, write_whole
+from rein.store.format.layout import encode, read_json, read_layout
 from rein.store.hdf5 import HDF5Store
-from rein.testing.store import make_trajectory, with_fields
+from rein.store.reader import open_run
+from rein.testing.store import assert_equal, make_trajectory, with_fields
+from rein.types import Trajectory
 
-
-def write(folder, *trajectories, info=None):
-    """The file of those epochs, opened as anybody would open it."""
-    store = HDF5Store(folder / "run")
-    if info is not None:
-        store.write_run(info)
-    for trajectory in trajectories:
-        store.append(trajectory)
-    store.close()
-    (path,) = (folder / "run" / "trajectories").iterdir()
-    return h5py.File(path)
-
-
-def datasets(group):
-    found = {}
-    group.visititems(lambda name, node: found.update({name: node}) if isinstance(node, h5py.Dataset) else None)
-    return found
+NAME = "000001-000002.h5"
 
 
 @pytest.fixture
-def file(tmp_path):
-    with write(tmp_path, *(make_trajectory(epoch, steps=500, num_envs=8) for epoch in (1, 2))) as file:
-        yield file
+def given() -> list[Trajectory]:
+    return [make_trajectory(epoch, steps=300) for epoch in (1, 2)]
 
 
-def opened(file):
-    """What a viewer opens with."""
-    view = file[file.attrs["default"]]
-    assert file["entry/views"][file["entry/views"].attrs["default"]] == view[view.attrs["default"]]
-    return view[view.attrs["default"]]
+@pytest.fixture
+def path(tmp_path: Path, given: list[Trajectory]) -> Path:
+    store = HDF5Store(tmp_path / "run")
+    store.write_run({"seed": 0})
+    for trajectory in given:
+        store.append(trajectory)
+    store.close()
+    return store.path / "trajectories" / NAME
 
 
-def test_the_default_of_the_root_leads_to_a_plot_of_the_returns(file):
-    view = opened(file)
-    assert view.name == "/entry/views/episode_return"
-    assert view.attrs["NX_class"] == "NXdata"
-    assert view.attrs["signal"] == "return"
-    assert view["return"] == file["entry/episodes/return"]
+def seal(path: Path, image: bytes) -> None:
+    path.write_bytes(user_block(len(image), hashlib.sha256(image).hexdigest()) + image)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_returns_that_make_no_line_leave_the_reward_to_open_with(tmp_path, num_envs):
-    """Episodes that all ended in one step, or a single one, would show as an empty grid."""
-    trajectory = make_trajectory(1, num_envs=num_envs)
-    episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
-    with write(tmp_path, trajectory._replace(episodes=episodes)) as file:
-        assert opened(file).name == "/entry/views/reward"
-        assert "episode_return" not in file["entry/views"]
+def change(path: Path, function: Callable[[dict[str, Any]], object], more: bytes = b"") -> None:
+    """Change the layout of a file, and insert `more` bytes before it. The hash is right afterwards."""
+    text, _ = read_json(path)
+    found, image = json.loads(text), path.read_bytes()[USER_BLOCK:]
+    end = len(image) - len(encode(found))
+    function(found)
+    seal(path, image[:end] + more + encode(found))
 
 
-def test_metrics_are_plotted_over_epochs_where_there_are_two(tmp_path, file):
-    metrics = file["entry/epochs/metrics"]
-    assert set(file["entry/views/metrics"]) == set(metrics)
-    assert len(metrics) > 0
-    for key, column in metrics.items():
-        view = file["entry/views/metrics"][key]
-        assert view[view.attrs["signal"]] == column
-        assert list(view.attrs["axes"]) == ["epoch"]
-        assert view["title"][()].decode() == column.attrs["long_name"]
-    with write(tmp_path / "single", make_trajectory(9)) as single:
-        assert "metrics" not in single["entry/views"]
+def read_all(path: Path) -> list[Trajectory]:
+    run = open_run(path)
+    for name in run.fields:
+        run.field(name)
+    run.transitions()[:16]
+    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
 
 
-def test_every_group_has_its_nexus_class(file):
-    classes = {file.name: file.attrs["NX_class"]}
-    file.visititems(
-        lambda _, node: classes.update({node.name: node.attrs["NX_class"]}) if isinstance(node, h5py.Group) else None
-    )
-    assert classes.pop("/") == "NXroot"
-    assert classes.pop("/entry") == "NXentry"
-    assert set(classes.values()) == {"NXcollection", "NXdata"}
-    assert all(name.startswith("/entry/views/") for name, nexus_class in classes.items() if nexus_class == "NXdata")
+def test_the_layout_is_the_one_that_hdf5_reports(path: Path) -> None:
+    def check(group: Any, tree: dict[str, Any]) -> int:
+        assert set(group) == set(tree)
+        return sum((check if isinstance(node, dict) else same)(group[name], node) for name, node in tree.items())
+
+    def same(dataset: Any, stored: Any) -> int:
+        assert (dataset.shape, dataset.dtype, dataset.chunks) == (stored.shape, stored.dtype, stored.chunk)
+        if stored.pieces is None:
+            assert stored.offset == dataset.id.get_offset()
+            return 1
+        for offset, length, *index in stored.pieces.tolist():
+            info = dataset.id.get_chunk_info_by_coord(tuple(index))
+            assert (info.byte_offset, info.size, info.filter_mask) == (offset, length, 0)
+        assert len(stored.pieces) == dataset.id.get_num_chunks() > 0
+        return 1
+
+    found = read_layout(path)
+    with h5py.File(path) as file:
+        entry: Any = file["entry"]
+        assert sum(check(entry[root], tree) for root, tree in found.items()) > 20
 
 
-def test_views_link_to_what_they_show_and_hold_no_data(file):
-    for name, field in datasets(file["entry/trajectory"]).items():
-        view = file["entry/views"][name]
-        assert view[view.attrs["signal"]] == field
-        assert len(view.attrs["axes"]) == field.ndim
-        assert set(view.attrs["axes"][2:]) <= {".", "row"}
-        for axis, length in zip(view.attrs["axes"][:2], field.shape, strict=False):
-            assert view[axis] == file["entry/axes"][axis]
-            assert view[axis].shape == (length,)
-        assert name.replace("/", ".") in view["title"].asstr()[()]
-    assert file["entry/axes/step"].attrs["units"] != file["entry/axes/env"].attrs["units"]  # else a map is a strip
+def test_a_large_field_has_several_chunks_whose_last_is_cut(tmp_path: Path) -> None:
+    trajectory = make_trajectory(1, steps=70, num_envs=3)
+    picture = np.random.default_rng(0).integers(0, 9, (70, 3, 90, 90, 3)).astype(np.uint8)
+    store = HDF5Store(tmp_path / "run")
+    store.append(given := with_fields(trajectory, picture=picture))  # pyright: ignore[reportArgumentType]
+    store.close()
+    (file,) = (tmp_path / "run/trajectories").iterdir()
+    assert len(read_layout(file)["trajectory"]["picture"].pieces) > 2
+    assert_equal(read_all(tmp_path / "run"), [given])
 
 
-def test_pictures_are_pictures_and_vectors_are_lines_over_time(file):
-    fields = file["entry/trajectory"]
-    assert fields["observation/camera/left"].attrs["interpretation"] == "rgb-image"
-    assert fields["observation/camera/depth"].attrs["interpretation"] == "image"
-    assert fields["observation/state"].attrs["interpretation"] == "spectrum"
-    assert list(file["entry/views/observation/state"].attrs["default_slice"]) == [".", "0", "0"]
-    assert "interpretation" not in fields["reward"].attrs
+def test_a_file_is_read_without_hdf5(path: Path, given: list[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5py, "File", lambda *a, **k: pytest.fail("HDF5's parser was called"))
+    assert_equal(read_all(path), given)
 
 
-@pytest.mark.parametrize(("name", "dimension"), [("left", 2), ("depth", 2)])
-def test_rows_of_pictures_are_counted_from_the_bottom(file, name, dimension):
-    """The first row lies at the top, where viewers have the largest number."""
-    view = file[f"entry/views/observation/camera/{name}"]
-    picture = view[view.attrs["signal"]]
-    assert [i for i, axis in enumerate(view.attrs["axes"]) if axis == "row"] == [dimension]
-    assert list(view["row"]) == [*range(picture.shape[dimension])][::-1]
-    assert view["row"] == file[f"entry/axes/row_{picture.shape[dimension]}"]
+@pytest.mark.parametrize("locking", [None, True, False, "best-effort"])
+def test_a_file_that_another_reader_holds_open_is_read(path: Path, given: list[Trajectory], locking: Any) -> None:
+    with h5py.File(path, "r", locking=locking):
+        assert_equal(read_all(path), given)
 
 
-def test_an_episode_is_a_point_at_its_return_and_the_step_in_which_it_ended(file):
-    """As many axes as a scatter has, each as long as the signal."""
-    view, episodes = file["entry/views/episode_return"], file["entry/episodes"]
-    assert view["return"] == episodes["return"]
-    assert [view[axis] for axis in view.attrs["axes"]] == [episodes["last_step"], episodes["return"]]
+def test_a_file_has_no_more_rows_than_readers_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [make_trajectory(epoch, steps=steps) for epoch, steps in ((1, 10), (2, 25), (3, 5), (4, 4))]
+    for module in (gathering, trajectories):
+        monkeypatch.setattr(module, "MAX_ROWS", 30)
+    store = HDF5Store(tmp_path / "run")
+    for trajectory in given:
+        store.append(trajectory)
+    store.close()
+    parts = [f"000002-part-0{number}.h5" for number in (1, 2, 3)]
+    names = sorted(file.name for file in (tmp_path / "run/trajectories").iterdir())
+    assert names == ["000001-000001.h5", *parts, "000003-000004.h5"]
+    assert_equal(read_all(tmp_path / "run"), given)
 
 
-@pytest.mark.parametrize("unknown", [False, True])
-def test_rewards_that_are_all_equal_leave_what_was_observed_to_open_with(tmp_path, unknown):
-    trajectory = make_trajectory(1)
-    episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
-    reward = torch.ones(trajectory.fields["reward"].shape)
-    if unknown:
-        reward[1] = torch.nan  # rows that are no data
-    with write(tmp_path, with_fields(trajectory._replace(episodes=episodes), reward=reward)) as file:
-        assert opened(file).name.startswith("/entry/views/observation/")
+def set_to(name: str, **described: Any) -> Callable[[Any], object]:
+    return lambda found: found["datasets"][name].update(described)
 
 
-def test_floats_are_raw_contiguous_and_aligned_and_the_rest_is_compressed(file):
-    kinds = set()
-    for name, field in datasets(file["entry"]).items():
-        if field.dtype.kind == "f":
-            assert (field.chunks, field.compression) == (None, None), name
-            assert field.id.get_offset() % 64 == 0, name
-        elif field.ndim > 1 and field.size * field.dtype.itemsize >= 4096:
-            assert (field.compression, field.compression_opts, field.shuffle) == ("gzip", 1, True), name
-            kinds.add(field.dtype)
-    assert {np.dtype(bool), np.dtype(np.uint8), np.dtype(np.int64)} <= kinds
+def drop(name: str) -> Callable[[Any], object]:
+    return lambda found: found["datasets"].pop(name)
 
 
-def test_nothing_in_a_file_is_what_some_reader_cannot_read(file):
-    """No half precision, variable length, compound type, attached scale, external or virtual storage, soft link."""
-    for name, node in datasets(file).items():
-        assert node.dtype.kind in "biufS" and node.dtype.itemsize != 2, name
-        assert not node.is_scale and node.external is None and not node.is_virtual, name
-        assert isinstance(file.get(name, getlink=True), h5py.HardLink), name
-    assert Path(file.filename).read_bytes()[512:521] == b"\x89HDF\r\n\x1a\n\x00"  # the superblock all can read
+def shifted_chunk(found: Any) -> None:
+    found["datasets"]["trajectory/action"]["chunks"][0][0] += 1 << 40
 
 
-def test_the_table_of_epochs_finds_the_rows(tmp_path):
-    given = [make_trajectory(epoch, steps=steps) for epoch, steps in enumerate((4, 0, 7), start=3)]
-    with write(tmp_path, *given) as file:
-        epochs, rewards = file["entry/epochs"], file["entry/trajectory/reward"]
-        assert list(epochs["number"]) == [3, 4, 5]
-        assert list(epochs["status"].asstr()) == ["completed", "halted", "completed"]
-        for k, trajectory in enumerate(given):
-            first, length = epochs["first_row"][k], epochs["length"][k]
-            assert np.array_equal(rewards[first : first + length], trajectory.fields["reward"])
-            steps = file["entry/axes/step"][first : first + length]
-            assert np.array_equal(steps, trajectory.first_step + np.arange(length))
-            state = trajectory.next_observation["state"]
-            assert np.array_equal(epochs["next_observation/state"][k], state)
-            assert epochs["metrics/episode_return"][k] == trajectory.metrics["episode_return"]
-            assert epochs["clocks/env_steps"][k] == trajectory.clocks["env_steps"]
+ACTION, REWARD = "trajectory/action", "trajectory/reward"
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "outside the file": (set_to(REWARD, offset=1 << 30), "outside the file"),
+    "inside the user block": (set_to(REWARD, offset=0), "outside the file"),
+    "a negative offset": (set_to(REWARD, offset=-8), "outside the file"),
+    "an offset that is no number": (set_to(REWARD, offset="512"), "not an integer"),
+    "a chunk outside": (shifted_chunk, "outside the file"),
+    "a terabyte": (set_to(REWARD, shape=[1 << 38, 3]), "outside the file"),
+    "a terabyte in chunks": (set_to(ACTION, shape=[1 << 38, 3]), "chunks"),
+    "a terabyte in a chunk": (set_to(ACTION, shape=[1 << 38, 3], chunk=[1 << 38, 3]), "chunks of"),
+    "a chunk of few bytes": (lambda f: f["datasets"][ACTION]["chunks"][0].__setitem__(1, 9), "cannot hold"),
+    "an empty name": (lambda f: f["datasets"].update({"trajectory/": {}}), "not a path"),
+    "many datasets": (lambda f: f["datasets"].update({f"trajectory/{n}": {} for n in range(9000)}), "datasets"),
+    "many entries of no bytes": (set_to(REWARD, shape=[1 << 40, 3, 0]), "rows"),
+    "a shape of negative numbers": (set_to(REWARD, shape=[-1, 3]), "not a shape"),
+    "a shape that is no list": (set_to(REWARD, shape=600), "not a shape"),
+    "a shape beyond NumPy": (set_to(REWARD, shape=[0] * 70), "not a shape"),
+    "a grid of no chunks": (set_to(ACTION, shape=[0, 1 << 40], chunk=[1, 1], chunks=[]), "rows"),
+    "an object type": (set_to(REWARD, dtype="|O"), "type"),
+    "another filter": (set_to(ACTION, filters=["lzf"]), "compressed in a way"),
+    "overlapping datasets": (lambda f: f["datasets"].update({"trajectory/x": f["datasets"][REWARD]}), "overlap"),
+    "a dataset inside a dataset": (
+        lambda f: f["datasets"].update({REWARD + "/x": f["datasets"].pop("trajectory/valid")}),
+        "inside a dataset",
+    ),
+    "a deep path": (lambda f: f["datasets"].update({"trajectory/" + "g/" * 400: {}}), "not a path"),
+    "another root": (lambda f: f["datasets"].update({"x": f["datasets"][REWARD]}), "not a path"),
+    "a name that cannot be printed": (lambda f: f["datasets"].update({"trajectory/\ud800": {}}), "surrogates"),
+    "no datasets": (lambda f: f.clear(), "datasets"),
+    "datasets that are a list": (lambda f: f.update(datasets=[]), "items"),
+    "a field of other rows": (set_to(REWARD, shape=[599, 3]), "does not fit"),
+    "a missing column": (drop("epochs/length"), "length"),
+    "a column of text": (set_to("epochs/length", dtype="|S8"), "not a column|no column"),
+}
 
 
-def test_the_table_of_episodes_has_the_columns_of_the_design(file):
-    names = {"id", "environment", "first_step", "last_step", "seed", "return", "length", "terminated", "truncated"}
-    assert set(file["entry/episodes"]) == names | {"final_observation", "epoch"}
-    assert len({len(column) for column in datasets(file["entry/episodes"]).values()}) == 1
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_layout_that_rein_does_not_write_is_refused(path: Path, what: str) -> None:
+    function, reason = CHANGES[what]
+    change(path, function)
+    with pytest.raises(StoreError, match=rf"{NAME}: is not laid out as a trajectory file: .*({reason})"):
+        read_all(path)
 
 
-def test_a_file_without_a_row_has_no_default(tmp_path):
-    """An empty plot shows as an error."""
-    with write(tmp_path, make_trajectory(1, steps=0)) as file:
-        assert "default" not in file.attrs
-        assert "default" not in file["entry"].attrs
-        assert list(datasets(file["entry/views"])) == []
+def test_a_file_without_a_layout_is_refused(path: Path) -> None:
+    image = path.read_bytes()[USER_BLOCK:]
+    for content in (image[:-1], image[: len(image) // 2], b"", b"\n#rein-layout 999999999999999999\n"):
+        seal(path, content)
+        with pytest.raises(StoreError, match=f"{NAME}: is not laid out as a trajectory file"):
+            read_all(path)
 
 
-def test_one_environment_shows_as_a_line(tmp_path):
-    with write(tmp_path, make_trajectory(1, num_envs=1)) as file:
-        assert list(file["entry/views/reward"].attrs["default_slice"]) == [".", "0"]
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / NAME, "w") as file:
+        file["entry/trajectory/reward"] = np.zeros((600, 3))
+    with pytest.raises(StoreError, match=f"{NAME}: .* written by another program"):
+        read_all(tmp_path / NAME)
 
 
-def test_fields_may_have_names_that_views_use_themselves(tmp_path):
-    names = ("step", "env", "title", "episode_return", "default", "epoch", "metrics")
-    extra = {name: torch.full((6, 3), number) for number, name in enumerate(names)}
-    with write(tmp_path, with_fields(make_trajectory(1), **extra)) as file:
-        for number, name in enumerate(names):
-            view = file["entry/views"][name]
-            assert (view[view.attrs["signal"]][()] == number).all()
+def test_a_chunk_that_cannot_be_decoded_is_named(path: Path) -> None:
+    offset, length = read_layout(path)["trajectory"]["action"].pieces[0, :2].tolist()
+    content = bytearray(path.read_bytes())
+    content[offset : offset + length] = bytes(length)
+    seal(path, bytes(content[USER_BLOCK:]))
+    with pytest.raises(StoreError, match=f"{NAME}: cannot be decoded"):
+        open_run(path).field("action")
 
 
-def test_a_file_says_which_run_it_is_of(tmp_path):
-    info = {"seed": 3, "environment": "Übung"}
-    with write(tmp_path, make_trajectory(1), info=info) as file:
-        note = file["entry/run"]
-        assert note.attrs["NX_class"] == "NXnote"
-        assert note["type"].asstr()[()] == "application/json"
-        assert note["data"].shape == ()
-        assert json.loads(note["data"].asstr()[()]) == info
+def test_a_chunk_is_decompressed_up_to_the_size_of_its_shape(path: Path) -> None:
+    """A bomb, of which the layout says that it is small."""
+    bomb = zlib.compress(bytes(1 << 30))
+    size = path.stat().st_size - len(encode(json.loads(read_json(path)[0])))
+    change(path, set_to(ACTION, chunks=[[size, len(bomb)]]), bomb)
+    with pytest.raises(StoreError, match=f"{NAME}: cannot be decoded: a chunk has 14401 bytes instead of 14400"):
+        open_run(path).field("action")
 
 
-@pytest.mark.parametrize(
-    "name", ["loss", "loss/policy", "a b (c)", ".", "..", "...", "50%", "%2F", "ü", "a\nb", "a\0b"]
-)
-def test_any_name_of_a_metric_becomes_one_name_of_hdf5_and_comes_back(name):
-    encoded = encode_name(name)
-    assert decode_name(encoded) == name
-    assert "/" not in encoded and "\0" not in encoded and encoded not in (".", "..")
+def test_a_read_beyond_the_free_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_LARGE", 1000)
+    monkeypatch.setattr(mapping, "free_bytes", lambda device: 10_000)
+    with pytest.raises(StoreError, match=f"{NAME}: cannot be decoded: it takes 14,400 bytes, and 10,000 bytes"):
+        open_run(path).field("action")
 
 
-def test_names_that_are_plain_stay_plain():
-    assert [encode_name(name) for name in ("episode_return", "loss (mean)", "q[0]")] == [
-        "episode_return",
-        "loss (mean)",
-        "q[0]",
-    ]
+def test_a_layout_of_too_many_bytes_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "_LONGEST", 100)
+    with pytest.raises(StoreError, match=f"{NAME}: is not laid out as a trajectory file: its layout has"):
+        read_all(path)
+
+
+def mutant(whole: bytes, draw: random.Random) -> bytes:
+    """Change a few bytes, half of them in the layout."""
+    content = bytearray(whole)
+    for _ in range(draw.randrange(1, 4)):
+        first = draw.choice([0, len(content) - 3000])
+        content[draw.randrange(first, len(content))] = draw.choice([draw.randrange(256), *b"0123456789[]{},"])
+    return bytes(content)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+def test_mutants_with_a_right_hash_do_no_more_than_raise(tmp_path: Path, count: int) -> None:
+    store = HDF5Store(tmp_path / "run")
+    store.append(make_trajectory(1, steps=2, num_envs=1))
+    store.close()
+    whole = (store.path / "trajectories" / "000001-000001.h5").read_bytes()[USER_BLOCK:]
+    draw, refused = random.Random(0), 0
+    path = tmp_path / "000001-000001.h5"
+    for _ in range(count):
+        seal(tmp_path / "sealed", mutant(whole, draw))
+        write_whole(path, (tmp_path / "sealed").read_bytes())
+        try:
+            read_all(path)
+        except StoreError as error:
+            refused += 1
+            assert str(path) in str(error)
+        except ValueError as error:  # only a name has changed
+            assert "no field" in str(error) or "there is no" in str(error)
+    assert 0 < refused < count
+    print(f"mutants of trajectories with a right hash: {count}, {refused} refused, the others without harm")

@@ -180,6 +180,6 @@ def test_chunks_that_are_large_or_read_whole_are_not_kept(tmp_path, monkeypatch)
     mapping._decoded.clear()
     run.field("action")
     assert not mapping._decoded
-    monkeypatch.setattr(mapping, "_CHUNK", 100)
+    monkeypatch.setattr(mapping, "CHUNK", 100)
     run.trajectory(1)
     assert not mapping._decoded

@@ -1,11 +1,13 @@
-import h5py
+import hashlib
+import json
+
 import numpy as np
 import pytest
 
 from rein.errors import StoreError
 from rein.store.format import files
-from rein.store.format.files import write_whole
-from rein.store.format.image import compose
+from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.format.layout import encode, read_json
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
@@ -97,41 +99,36 @@ def test_a_damaged_file_is_named_whatever_is_asked(path):
 
 
 def without(*names):
-    def build(file):
-        entry = file.create_group("entry")
-        for name in ("trajectory", "epochs", "episodes"):
-            entry.create_group(name)
-        for name in ("number", "first_row", "length", "first_step", "part", "parts"):
-            entry["epochs"][name] = np.ones(1, int)
-        entry["epochs/status"] = np.array([b"completed"])
-        for name in ("epochs/metrics", "epochs/clocks"):
-            entry.create_group(name)
-        for name in names:
-            del entry[name]
+    return lambda datasets: [datasets.pop(path) for path in list(datasets) if path.startswith(names)]
 
-    return build
+
+def length(**described):
+    return lambda datasets: datasets["epochs/length"].update(described)
 
 
 @pytest.mark.parametrize(
-    "build",
+    "change",
     [
-        lambda file: None,
+        without("epochs", "episodes", "trajectory"),
         without("epochs"),
         without("episodes"),
         without("epochs/status"),
-        lambda file: (without("epochs/length")(file), file["entry"].create_group("epochs/length")),
-        lambda file: (without("epochs/length")(file), file["entry/epochs"].create_dataset("length", data=1)),
-        lambda file: (without("epochs/length")(file), file["entry/epochs"].create_dataset("length", data=[1, 2])),
-        lambda file: (
-            without("epochs/length")(file),
-            file["entry/epochs"].create_dataset("length", data=h5py.Empty("i")),
-        ),
+        lambda datasets: datasets.update({"epochs/length/x": datasets.pop("epochs/length")}),
+        length(shape=[]),
+        length(shape=[1]),
+        length(dtype="<f8"),
+        length(dtype="|V8"),
     ],
 )
-def test_a_file_with_a_right_hash_and_another_layout_is_a_store_error(tmp_path, build):
-    path = tmp_path / "000001-000001.h5"
-    write_whole(path, compose(build))
-    with pytest.raises(StoreError, match=r"000001-000001\.h5: is not laid out as a file of trajectories"):
+def test_a_file_with_a_right_hash_and_another_layout_is_a_store_error(path, change):
+    file = path / "trajectories" / "000001-000002.h5"
+    text, _ = read_json(file)
+    layout, image = json.loads(text), file.read_bytes()[USER_BLOCK:]
+    image = image[: -len(encode(layout))]
+    change(layout["datasets"])
+    image += encode(layout)
+    file.write_bytes(user_block(len(image), hashlib.sha256(image).hexdigest()) + image)
+    with pytest.raises(StoreError, match=r"000001-000002\.h5: is not laid out as a trajectory file"):
         _ = open_run(path).epochs, open_run(path).episodes
 
 

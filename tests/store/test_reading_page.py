@@ -7,7 +7,6 @@ from pathlib import Path
 
 import rein
 from rein.store import windows
-from rein.store.format import scan
 from rein.store.reader import Run
 
 PAGE = (Path(__file__).parents[2] / "docs/reading.md").read_text(encoding="utf-8")
@@ -27,4 +26,3 @@ def test_what_the_page_says_of_numbers_and_names_holds():
     for name in re.findall(r"`run\.(?!json)(\w+)", PAGE):
         assert hasattr(Run, name), name
     assert f"up to {windows._SMALL >> 20} MiB" in PAGE
-    assert f"{scan._GROWTH} times as large\nas their file (and than {scan._ROOM >> 20} MiB)" in PAGE

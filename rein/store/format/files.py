@@ -17,15 +17,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import torch
 
 from rein.errors import StoreError
 from rein.files import LARGEST, open_file
 from rein.replay.storage import free_bytes
-from rein.store.format.parse import open_hdf5
 
-FORMAT = 1  # of the user block and of the layout behind it; counted up when an older rein could not read the file
+FORMAT = 2  # of the user block and of everything behind it; incremented when an older rein could not read the file
 USER_BLOCK = 512
 
 _HINT = b"The HDF5 image begins at byte 512; check it with: tail -c +513 FILE | sha256sum\n"
@@ -87,7 +85,7 @@ def user_block(length: int, sha256: str) -> bytes:
 
 
 def verify(path: Path) -> None:
-    """Check a sealed file against its user block, without HDF5. Raises StoreError naming the file and the reason."""
+    """Check the length and the hash of a file. Raises StoreError with the path and the reason."""
     with _open_checked(path) as (file, sha256):
         _compare(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
 
@@ -128,16 +126,6 @@ def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.Buffere
 def _compare(path: Path, found: str, promised: str) -> None:
     if found != promised:
         raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
-
-
-def open_sealed(path: Path, verified: bool = False) -> h5py.File:
-    """Open a file for reading, after `verify` unless that was done. HDF5 parses no byte of a file that fails it."""
-    if not verified:
-        verify(path)
-    try:
-        return open_hdf5(str(path))
-    except OSError as error:
-        raise StoreError(f"{path}: has a valid user block but is no HDF5 file: {error}") from error
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
@@ -185,9 +173,9 @@ def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
     """The length and hash that a user block promises."""
     match = _HEADER.match(block)
     if match is None:
-        raise StoreError(f"{path}: does not begin with rein's user block; it is damaged, or not a file of rein's")
+        raise StoreError(f"{path}: has no user block of rein: it was written by another program, or is damaged")
     if int(match[1]) != FORMAT:
-        raise StoreError(f"{path}: is of format {int(match[1])}, and this version of rein reads format {FORMAT}")
+        raise StoreError(f"{path}: has format version {int(match[1])}; this rein reads version {FORMAT}")
     length, sha256 = int(match[2]), match[3].decode()
     if block != user_block(length, sha256):
         raise StoreError(f"{path}: is damaged: its user block is not as rein writes it")

@@ -17,9 +17,6 @@ from rein.store.format.files import USER_BLOCK, user_block
 ALIGNMENT = 64  # bytes: a cache line, and what vectorized loads from a memory map like
 _RESERVE = 16 << 20  # bytes of address space beside the data; the system gives memory for what is touched only
 _LARGE = 4 << 20  # bytes of data
-_REMEMBERED = 4096
-
-_composed: dict[bytes, None] = {}  # user blocks of what this process composed last
 
 
 class Memory:
@@ -133,15 +130,5 @@ def compose(
         memory.write(trailer())
     content = memory.view()
     sha256 = hashlib.sha256(content[USER_BLOCK:]).hexdigest()
-    block = user_block(len(content) - USER_BLOCK, sha256)
-    content[:USER_BLOCK] = block
-    _composed[block] = None
-    while len(_composed) > _REMEMBERED:
-        with contextlib.suppress(KeyError, RuntimeError):  # another thread does the same
-            del _composed[next(iter(_composed))]
+    content[:USER_BLOCK] = user_block(len(content) - USER_BLOCK, sha256)
     return content
-
-
-def is_own(block: bytes) -> bool:
-    """Whether a file of that user block, whose hash is right, is to the byte one that this process has composed."""
-    return block in _composed

@@ -1,243 +1,209 @@
-"""How a list of epochs becomes one HDF5 file; `docs/format.md` is the specification.
+"""Layout of a trajectory file: the shape, type and position of every dataset, as JSON behind the HDF5 part.
 
-The rows of all epochs of a file lie one after the other, so that each dataset is written once, with its final size:
-floats raw, contiguous and aligned, for memory maps; booleans and integers with gzip, which gains nothing on floats.
-
-Shapes: R rows of all epochs of the file, N environments, E episodes, K epochs.
+The writer asks HDF5 where it has put the datasets (`describe`). Readers use the recorded positions alone, so HDF5's
+parser, which a hostile file can crash or hang, never sees a file that is read. The hash of the file covers the layout.
+`read_layout` checks it nevertheless, because a hash does not prove who wrote a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from rein.ops.trees import map_tree
-from rein.store.format.files import FORMAT
-from rein.store.format.objects import (
-    add_dataset,
-    add_group,
-    add_text,
-    allocate,
-    encode_name,
-    set_attributes,
-    write_rows,
-)
-from rein.store.format.views import Shown, interpretation, write_views
-from rein.types import Episodes, Trajectory, Tree
+from rein.errors import StoreError
+from rein.files import decode_json, open_file
+from rein.store.format.files import USER_BLOCK
 
-_SMALL = 4096  # bytes; below it a chunk's index costs more than gzip gains
-_LARGE = 1 << 16  # bytes; a write into a dataset costs as much as copying that many
-_CHUNK = 1 << 20  # bytes
+CHUNK = 1 << 20  # bytes of a chunk, unless one entry is larger
+MAX_ROWS = 4 << 20  # rows of all environments in a file; a larger file may have one for each of its bytes
 
-
-class Part(NamedTuple):
-    """Which part of an epoch a file holds, where an epoch was too large for one file; 1 of 1 otherwise."""
-
-    number: int = 1
-    total: int = 1
+_ROOTS = ("epochs", "episodes", "trajectory")
+_FILTERS = ["shuffle", "gzip"]  # of every chunk
+_TYPE = re.compile(r"[<>|]([biu][1248]|f[248]|S\d{1,4})")
+_DIMENSIONS = 32
+_DEPTH = 32  # of nested groups
+_HEADER = 256  # bytes; HDF5 takes more for a dataset without its data
+_ENTRIES = 1 << 48  # of a dataset
+_DEFLATE_RATIO = 1032  # the largest ratio of decompressed to compressed bytes that deflate can reach
+_LONGEST = 16 << 20  # bytes of JSON
+_END = "\n#rein-layout {:018d}\n"  # the last line of the file: length of the JSON in front of it
+_END_PATTERN = re.compile(rb"\n#rein-layout (\d{18})\n")
+_END_LENGTH = len(_END.format(0))
 
 
-WHOLE = Part()
+class Stored(NamedTuple):
+    """Dataset in a file: shape, type and position."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int = 0  # of a contiguous dataset
+    chunk: tuple[int, ...] | None = None  # shape of a chunk; None if the dataset is contiguous
+    pieces: np.ndarray | None = None  # (C, 2 + dimensions) int64: offset, length and first index of each chunk
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the bytes in the file can be used as they are. Booleans are checked, since a byte may be 2."""
+        return self.chunk is None and self.dtype.kind != "b"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_trajectories(
-    file: h5py.File, epochs: Sequence[Trajectory], part: Part = WHOLE, run: str | None = None
-) -> None:
-    """Fill `file` with epochs whose `structure` fits and whose arrays are numpy's; `run` is JSON about the run."""
-    set_attributes(file, NX_class="NXroot", creator="rein", rein_format=FORMAT)
-    entry = add_group(file, "entry", "NXentry")
-    fields = _write_fields(add_group(entry, "trajectory", "NXcollection"), [e.fields for e in epochs if e.fields])
-    axes = add_group(entry, "axes", "NXcollection")
-    step, env = _write_axes(axes, epochs)
-    epoch, metrics = _write_epochs(add_group(entry, "epochs", "NXcollection"), epochs, part)
-    last_step, episode_return = _write_episodes(add_group(entry, "episodes", "NXcollection"), epochs)
-    if run is not None:
-        note = add_group(entry, "run", "NXnote")  # viewers print its JSON
-        add_text(note, "type", "application/json")
-        add_text(note, "data", run)
-    shown = Shown(fields, axes, step, env, last_step, episode_return, epoch, metrics)
-    default = write_views(entry, shown, _title(epochs, part))
-    if default is not None:
-        set_attributes(file, default="entry")
-        set_attributes(entry, default=f"views/{default}")
+Tree = dict[str, Any]  # name -> Stored, or the Tree of a group
 
 
-def structure(trajectory: Trajectory) -> tuple[Any, Any, Any]:
-    """Names, types and shapes of fields, next and final observations; None, which fits any, for what is not there."""
-    episodes = trajectory.episodes
-    final = _structure(episodes.final_observation, 1) or ()
-    fields = _structure(trajectory.fields, 1) if trajectory.fields else None  # an epoch whose body was skipped
-    return fields, _structure(trajectory.next_observation, 0), final if len(episodes.id) else None
-
-
-def size_of(tree: Any) -> int:
-    """The bytes of all arrays of a trajectory or a tree."""
-    if isinstance(tree, np.ndarray):
-        return tree.nbytes
-    if isinstance(tree, dict):
-        return sum(map(size_of, tree.values()))
-    return sum(map(size_of, tree)) if isinstance(tree, tuple) else 0
-
-
-def split(trajectory: Trajectory, max_bytes: int) -> Iterator[tuple[Part, Trajectory]]:
-    """Cut an epoch by rows into parts of about `max_bytes`, of one row at least. An episode lies where it ends."""
-    length = _rows(trajectory)
-    rows = max(1, int(length * max_bytes // max(1, size_of(trajectory))))
-    starts = range(0, max(1, length), rows)  # one without rows has its next observation, and its place in the run
-    home_E = np.clip((trajectory.episodes.last_step - trajectory.first_step) // rows, 0, len(starts) - 1)
-    for number, start in enumerate(starts):
-        stop, chosen_E = start + rows, home_E == number
-        following = trajectory.next_observation
-        if stop < length and following is not None:
-            following = map_tree(lambda array, row=stop: array[row], trajectory.fields["observation"])
-        yield (
-            Part(number + 1, len(starts)),
-            trajectory._replace(
-                first_step=trajectory.first_step + start,
-                fields=map_tree(lambda array, a=start, b=stop: array[a:b], trajectory.fields),
-                next_observation=following,
-                episodes=map_tree(lambda array, e=chosen_E: array[e], trajectory.episodes),
-            ),
+def describe(file: h5py.File) -> bytes:
+    """Return the layout of a trajectory file that h5py has just written, ready to be appended to the file."""
+    entry: Any = file["entry"]
+    datasets: dict[str, Any] = {}
+    for root in _ROOTS:
+        entry[root].visititems(
+            lambda name, node, root=root: datasets.update(
+                {f"{root}/{name}": _describe(node)} if isinstance(node, h5py.Dataset) else {}
+            )
         )
+    return encode({"datasets": datasets})
 
 
-def _write(group: h5py.Group, name: str, array: np.ndarray) -> h5py.Dataset:
-    """Floats and whatever is small raw and contiguous; the rest in chunks of about 1 MiB with gzip and shuffle."""
-    if array.dtype.kind in "fS" or array.nbytes < _SMALL:
-        return add_dataset(group, name, array)
-    row_bytes = array.nbytes // len(array)
-    chunks = (min(len(array), max(1, _CHUNK // row_bytes)), *array.shape[1:])
-    if row_bytes > _CHUNK and array.ndim > 2:
-        chunks = (1, max(1, array.shape[1] * _CHUNK // row_bytes), *array.shape[2:])
-    return add_dataset(group, name, array, chunks=chunks)
+def encode(found: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a layout and the line that ends the file."""
+    text = json.dumps(found, separators=(",", ":")).encode()
+    return text + _END.format(len(text)).encode()
 
 
-def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py.Dataset:
-    if len(parts) == 1:
-        return _write(group, name, parts[0])
-    rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
-    if parts[0].dtype.kind != "f" or size < len(parts) * _LARGE:
-        return _write(group, name, np.concatenate(parts))
-    dataset = allocate(group, name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # spares a copy of everything
-    first = 0
-    for part in parts:
-        write_rows(dataset, first, part)
-        first += len(part)
-    return dataset
+def _describe(dataset: h5py.Dataset) -> dict[str, Any]:
+    described: dict[str, Any] = {"shape": dataset.shape, "dtype": dataset.dtype.str}
+    if dataset.chunks is None:
+        return described | {"offset": dataset.id.get_offset() or 0}
+    chunks: list[Any] = []
+    dataset.id.chunk_iter(chunks.append)
+    chunks.sort(key=lambda chunk: chunk.chunk_offset)
+    places = [[chunk.byte_offset, chunk.size] for chunk in chunks]
+    return described | {"chunk": dataset.chunks, "filters": _FILTERS, "chunks": places}
 
 
-def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
-    """The datasets, by name."""
-    written: dict[str, Any] = {}
-    for name in trees[0] if trees else ():
-        parts = [tree[name] for tree in trees]
-        if isinstance(parts[0], Mapping):
-            written[name] = _write_fields(add_group(group, name, "NXcollection"), parts)
-            continue
-        written[name] = dataset = _write_joined(group, name, parts)
-        attributes: dict[str, Any] = {"dims": ["step", "env", *(f"d{i}" for i in range(dataset.ndim - 2))]}
-        if how := interpretation(dataset.shape):
-            attributes["interpretation"] = how
-            if how == "rgb-image":
-                attributes["CLASS"] = "IMAGE"  # what H5Web goes by outside a view
-        set_attributes(dataset, **attributes)
-    return written
+def read_layout(path: Path) -> Tree:
+    """Return the datasets of a file: the groups `epochs`, `episodes` and `trajectory`. Raises StoreError.
+
+    Datasets lie inside the file and do not overlap, so reading all of them is bounded by the size of the file. Check
+    the hash of the file first, with `rein.store.format.files.verify`.
+    """
+    try:
+        text, size = read_json(path)
+        return _checked_datasets(decode_json(text)["datasets"], size)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise StoreError(f"{path}: is not laid out as a trajectory file: {error!s:.500}") from error
 
 
-def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Dataset, h5py.Dataset]:
-    num_envs = next((_leaf(e.fields).shape[1] for e in epochs if e.fields), 0)
-    step_R = np.concatenate([e.first_step + np.arange(_rows(e), dtype=np.int64) for e in epochs])
-    step, env = _write(axes, "step", step_R), _write(axes, "env", np.arange(num_envs, dtype=np.int64))
-    # two units that differ: viewers stretch a narrow map
-    set_attributes(step, units="step", long_name="vector step")
-    set_attributes(env, units="index", long_name="environment")
-    return step, env
+def read_json(path: Path) -> tuple[bytes, int]:
+    """Return the JSON behind the HDF5 part, and the size of the file. Raises ValueError if the file has none."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _END_LENGTH))
+        match = _END_PATTERN.fullmatch(file.read(_END_LENGTH))
+        if match is None:
+            raise ValueError("it has no layout at its end, so it is not a trajectory file of rein")
+        length = int(match[1])
+        if length > min(_LONGEST, size - _END_LENGTH - USER_BLOCK):
+            raise ValueError(f"its layout has {length:,} bytes, more than the file or {_LONGEST:,} bytes")
+        file.seek(size - _END_LENGTH - length)
+        return file.read(length), size
 
 
-def _write_epochs(
-    group: h5py.Group, epochs: Sequence[Trajectory], part: Part
-) -> tuple[h5py.Dataset, dict[str, h5py.Dataset]]:
-    """The epochs' numbers and their metrics, by name."""
-    length_K = np.array([_rows(epoch) for epoch in epochs], np.int64)
-    columns = {
-        "number": np.array([epoch.epoch for epoch in epochs], np.int64),
-        "first_row": np.cumsum(length_K) - length_K,
-        "length": length_K,
-        "first_step": np.array([epoch.first_step for epoch in epochs], np.int64),
-        "status": np.array([epoch.status.encode() for epoch in epochs]),
-        "part": np.full(len(epochs), part.number, np.int64),
-        "parts": np.full(len(epochs), part.total, np.int64),
-    }
-    written = {name: _write(group, name, column) for name, column in columns.items()}
-    set_attributes(written["number"], long_name="epoch")
-    metrics, _ = (
-        _write_numbers(add_group(group, name, "NXcollection"), [getattr(epoch, name) for epoch in epochs])
-        for name in ("metrics", "clocks")
-    )
-    following = [epoch.next_observation for epoch in epochs]
-    known = next((tree for tree in following if tree is not None), None)
-    blank = map_tree(lambda array: np.full_like(array, np.nan if array.dtype.kind == "f" else 0), known)
-    _write_trees(group, "next_observation", [blank if tree is None else tree for tree in following], np.stack)
-    return written["number"], metrics
-
-
-def _write_numbers(group: h5py.Group, rows: list[Mapping[str, float]]) -> dict[str, h5py.Dataset]:
-    """One column for each name that occurs, by that name; NaN where an epoch had none."""
-    written: dict[str, h5py.Dataset] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        column = np.array([row.get(name, np.nan) for row in rows], np.float64)
-        written[name] = _write(group, encode_name(name), column)
-        set_attributes(written[name], long_name=name)
-    return written
-
-
-def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Dataset, h5py.Dataset]:
-    """When they ended, and their returns."""
-    episodes = [epoch.episodes for epoch in epochs]
-    numbers = np.array([epoch.epoch for epoch in epochs], np.int64)
-    _write(group, "epoch", np.repeat(numbers, [len(e.id) for e in episodes]))
-    written: dict[str, h5py.Dataset] = {}
-    for name in Episodes._fields[:-1]:
-        column = np.concatenate([getattr(e, name) for e in episodes])
-        written[name] = _write(group, "return" if name == "episode_return" else name, column)
-    last_step, returns = written["last_step"], written["episode_return"]
-    set_attributes(last_step, units="step", long_name="vector step in which the episode ended")
-    set_attributes(returns, long_name="episode return")
-    _write_trees(group, "final_observation", [e.final_observation for e in episodes if len(e.id)], np.concatenate)
-    return last_step, returns
-
-
-def _write_trees(group: h5py.Group, name: str, trees: list[Any], join: Callable[[list[Any]], np.ndarray]) -> None:
-    if not trees or trees[0] is None:
-        return
-    if not isinstance(trees[0], Mapping):
-        _write(group, name, join(trees))
-        return
-    child = add_group(group, name, "NXcollection")
-    for key in trees[0]:
-        _write_trees(child, key, [tree[key] for tree in trees], join)
-
-
-def _title(epochs: Sequence[Trajectory], part: Part) -> str:
-    first, last = epochs[0].epoch, epochs[-1].epoch
-    which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-    return which if part.total == 1 else f"{which}, part {part.number} of {part.total}"
-
-
-def _structure(tree: Tree, skip: int) -> Any:
-    if isinstance(tree, dict):
-        return tuple((name, _structure(value, skip)) for name, value in tree.items())
-    return None if tree is None else (tree.dtype, tree.shape[skip:])
-
-
-def _rows(epoch: Trajectory) -> int:
-    return len(_leaf(epoch.fields)) if epoch.fields else 0
-
-
-def _leaf(tree: Tree) -> np.ndarray:
-    while isinstance(tree, dict):
-        tree = next(iter(tree.values()))
+def _checked_datasets(found: Any, size: int) -> Tree:
+    """Return the tree of datasets, all of which lie inside a file of `size` bytes. Raises ValueError otherwise."""
+    tree: Tree = {"epochs": {"metrics": {}, "clocks": {}}, "episodes": {}, "trajectory": {}}
+    taken: list[np.ndarray] = []
+    if len(found) > size // _HEADER:
+        raise ValueError(f"it has {len(found):,} datasets, more than its size allows")
+    for path, described in found.items():
+        *groups, name = path.split("/")
+        path.encode()  # raises ValueError for names that cannot be printed
+        if len(groups) > _DEPTH or not groups or groups[0] not in _ROOTS or "\0" in path or "" in (*groups, name):
+            raise ValueError(f"{path!r:.80} is not a path of a dataset")
+        group = tree
+        for part in groups:
+            group = group.setdefault(part, {})
+            if isinstance(group, Stored):
+                raise ValueError(f"{path!r:.80} is inside a dataset")
+        if group.get(name):
+            raise ValueError(f"{path!r:.80} is a group and a dataset")
+        group[name], places = _checked(described, size, path)
+        taken.append(places)
+    _check_overlap(np.concatenate([np.zeros((0, 2), np.int64), *taken]))
+    rows = max((math.prod(max(1, n) for n in stored.shape[:2]) for stored in _leaves(tree)), default=0)
+    if rows > max(MAX_ROWS, size):
+        raise ValueError(f"it has {rows:,} rows, more than the {max(MAX_ROWS, size):,} that its size allows")
     return tree
+
+
+def _leaves(tree: Tree) -> Iterator[Stored]:
+    for node in tree.values():
+        yield from [node] if isinstance(node, Stored) else _leaves(node)
+
+
+def _checked(described: Any, size: int, path: str) -> tuple[Stored, np.ndarray]:
+    """Return a dataset, and the offset and length (P, 2) of each part of the file that it takes."""
+    if not _TYPE.fullmatch(described["dtype"]):
+        raise ValueError(f"{path:.80} is of type {described['dtype']!s:.50}, which rein does not write")
+    stored = Stored(_shape(described["shape"]), np.dtype(described["dtype"]))
+    if "chunk" in described:
+        return _checked_chunks(stored, described, size, path)
+    if stored.nbytes == 0:
+        return stored, np.zeros((0, 2), np.int64)
+    offset = _inside(described["offset"], stored.nbytes, size, path)
+    return stored._replace(offset=offset), np.array([[offset, stored.nbytes]])
+
+
+def _checked_chunks(stored: Stored, described: Any, size: int, path: str) -> tuple[Stored, np.ndarray]:
+    chunk = _shape(described["chunk"])
+    if len(chunk) != len(stored.shape) or not all(chunk) or described["filters"] != _FILTERS:
+        raise ValueError(f"{path:.80} is compressed in a way that rein does not use")
+    grid = [-(-rows // step) for rows, step in zip(stored.shape, chunk, strict=True)]
+    if len(described["chunks"]) != math.prod(grid):
+        raise ValueError(f"{path:.80} has {len(described['chunks'])} of {math.prod(grid)} chunks")
+    nbytes = math.prod(chunk) * stored.dtype.itemsize
+    if nbytes > max(CHUNK, math.prod(stored.shape[2:] or stored.shape[1:]) * stored.dtype.itemsize):
+        raise ValueError(f"{path:.80} has chunks of {nbytes:,} bytes, more than rein writes")
+    for offset, length in described["chunks"]:
+        _inside(offset, length, size, path)
+        if nbytes > _DEFLATE_RATIO * length:
+            raise ValueError(f"{path:.80} has a chunk of {length:,} bytes that cannot hold {nbytes:,}")
+    places = np.array(described["chunks"], np.int64).reshape(-1, 2)
+    index = np.unravel_index(np.arange(len(places)), grid) if len(places) else [np.zeros(0, np.int64)] * len(grid)
+    first = np.stack(index, axis=1) * np.array(chunk, np.int64)
+    return stored._replace(chunk=chunk, pieces=np.concatenate([places, first], axis=1)), places
+
+
+def _check_overlap(places: np.ndarray) -> None:
+    begin, length = places[np.argsort(places[:, 0], kind="stable")].T
+    if (begin[1:] < (begin + length)[:-1]).any():
+        raise ValueError("its datasets overlap")
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list) or len(shape) > _DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"{shape!r:.80} is not a shape")
+    if math.prod(max(1, n) for n in shape) > _ENTRIES:  # NumPy has no such array, even if it takes no bytes
+        raise ValueError(f"{shape!r:.80} is too large for a shape")
+    return tuple(shape)
+
+
+def _inside(offset: Any, length: Any, size: int, path: str) -> int:
+    if type(offset) is not int or type(length) is not int:
+        raise ValueError(f"{path:.80} has an offset or a length that is not an integer")
+    if offset < USER_BLOCK or length < 0 or offset + length > size:
+        raise ValueError(f"{path:.80} lies outside the file")
+    return offset

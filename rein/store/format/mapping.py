@@ -1,7 +1,7 @@
 """Datasets of one file as arrays: what is raw is mapped into memory, what is compressed is decoded on demand.
 
-HDF5 is not asked: `rein.store.format.scan` knows where the bytes lie. So nothing here can crash, everything is as safe
-in a forked or spawned process as in the first one, and what a process has not touched takes no memory.
+The layout of the file (`rein.store.format.layout`) gives the positions, so HDF5 is not called. Reading is as safe in a
+forked or spawned process as in the first one, and memory is used only for the parts that are read.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rein.errors import StoreError
 from rein.files import open_file
+from rein.replay.storage import free_bytes
 from rein.store.format.files import reason_of
-from rein.store.format.scan import Layout, Stored
+from rein.store.format.layout import CHUNK, Stored, Tree
 
 Stamp = tuple[int, ...]
 
 _MAPS = 1024  # files that stay mapped until others are read; Linux allows a process 65,530 maps
 _PAGE = 4096  # bytes; an array of fewer is copied, or each of a run's small arrays would hold a map of its own
-_CHUNKS, _CHUNK = (
-    32,
-    1 << 20,
-)  # chunks that stay decoded, and the bytes of the largest: as `rein.store.format.layout` has it
+_CHUNKS = 32  # that stay decoded
+_LARGE = 64 << 20  # bytes; a read that decodes more looks for free memory first
 _ADVICE = {
     errno.EMFILE: "; close files that this process has open, or allow it more (`ulimit -n`)",
     errno.ENFILE: "; the whole machine has as many files open as it may (`sysctl fs.file-max`)",
@@ -56,7 +56,7 @@ def stamp_of(path: Path) -> Stamp:
 class MappedFile:
     """A finished file whose hash was right when its `stamp` was taken. Pickles as its path and layout."""
 
-    def __init__(self, path: Path, stamp: Stamp, layout: Layout) -> None:
+    def __init__(self, path: Path, stamp: Stamp, layout: Tree) -> None:
         self.path = path
         self.stamp = stamp
         self.layout = layout
@@ -82,9 +82,9 @@ class MappedFile:
         return found
 
     def read(self, stored: Stored, rows: slice = slice(None)) -> np.ndarray:
-        """Those rows of a dataset: a read-only map where it is raw (of few bytes a copy), else an array of its own.
+        """Return rows of a dataset: a read-only map if it is raw (a copy if it is small), otherwise a new array.
 
-        Raises StoreError where the file has changed, or cannot be mapped or decoded.
+        Raises StoreError if the file has changed, or cannot be mapped or decoded in the memory that is free.
         """
         self.check()
         if stored.is_raw:
@@ -95,7 +95,7 @@ class MappedFile:
             return part
         try:
             return self._decode(stored, rows) if stored.chunk is not None else self._map(stored)[rows] != 0
-        except (ValueError, zlib.error) as error:
+        except (ValueError, MemoryError, zlib.error) as error:
             raise StoreError(f"{self.path}: cannot be decoded: {error}") from error
 
     def field(self, path: str) -> np.ndarray:
@@ -135,7 +135,9 @@ class MappedFile:
         first, stop, step = rows.indices(stored.shape[0])
         if step != 1:
             raise ValueError("rows can be read one after the other only")
-        decoded = np.empty((max(0, stop - first), *stored.shape[1:]), stored.dtype.newbyteorder("="))
+        shape = (max(0, stop - first), *stored.shape[1:])
+        _check_memory(math.prod(shape) * stored.dtype.itemsize)
+        decoded = np.empty(shape, stored.dtype.newbyteorder("="))
         begin_C = stored.pieces[:, 2]
         wanted_C = (begin_C < stop) & (begin_C + stored.chunk[0] > first)
         for offset, length, *index in stored.pieces[wanted_C].tolist():
@@ -160,7 +162,7 @@ class MappedFile:
         held = _decoded.pop(key, None)
         if held is None:
             held = stored.pieces, self._decode_chunk(stored, offset, length)
-        if held[1].nbytes <= _CHUNK:
+        if held[1].nbytes <= CHUNK:
             _decoded[key] = held
             while len(_decoded) > _CHUNKS:
                 _decoded.popitem(last=False)
@@ -171,16 +173,23 @@ class MappedFile:
         whole = Stored((length,), np.dtype(np.uint8), offset)
         data: Any = self._map(whole)
         size = math.prod(stored.chunk) * stored.dtype.itemsize
-        if stored.deflated:
-            data = zlib.decompressobj().decompress(data.data, size + 1)  # and no byte more, whatever it holds
+        _check_memory(size)
+        data = zlib.decompressobj().decompress(data.data, size + 1)  # and not a byte more
         if len(data) != size:
-            raise ValueError(f"a chunk has {len(data)} bytes where {size} are due")
+            raise ValueError(f"a chunk has {len(data)} bytes instead of {size}")
         raw = np.frombuffer(data, np.uint8)
-        if stored.shuffled and stored.dtype.itemsize > 1:
+        if stored.dtype.itemsize > 1:
             raw = np.ascontiguousarray(raw.reshape(stored.dtype.itemsize, -1).T)
         if stored.dtype.kind == "b":
             return (raw != 0).reshape(stored.chunk)
         return raw.view(stored.dtype).reshape(stored.chunk)
+
+
+def _check_memory(size: int) -> None:
+    if size > _LARGE:
+        free = free_bytes(torch.device("cpu"))
+        if free is not None and size > free:
+            raise MemoryError(f"it takes {size:,} bytes, and {free:,} bytes of memory are free; read fewer rows")
 
 
 def _map_file(descriptor: int, size: int) -> np.ndarray:

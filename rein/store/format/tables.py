@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rein.ops.trees import leaves, map_tree
+from rein.store.format.layout import Stored
 from rein.store.format.mapping import MappedFile
 from rein.store.format.objects import decode_name
-from rein.store.format.scan import Stored
 
 Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table
 
@@ -46,7 +46,7 @@ class Content(NamedTuple):
 
 
 def read_content(file: MappedFile) -> Content:
-    """The tables of a file. Raises ValueError, KeyError, ... for what is laid out as rein does not write it."""
+    """Return the tables of a file. Raises ValueError, KeyError, ... if the datasets are not those of rein."""
     table = file.layout["epochs"]
     epochs: Table = {name: _column(file, table, name, "i") for name in EPOCHS}
     if isinstance(status := table["status"], Stored) and status.dtype.itemsize > _STATUS:
