@@ -140,7 +140,7 @@ def _run(words: list[str], ours: bool) -> None:
 
         say(f"rein {__version__}")
     elif command == "list":
-        from rein.cli.listing import show_recipes
+        from rein.cli.recipes import show_recipes
 
         if rest not in ([], ["--help"], ["-h"], ["--debug"]):
             raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")

@@ -1,4 +1,4 @@
-"""The options of a run: a recipe's own parameters, and those that every recipe takes, as flags."""
+"""Flags of the command line from signatures and docstrings, and checks of options in a `run.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # col
 
 _PATH = re.compile(r"[/\\]|^[.~]|\.[A-Za-z]\w*$")
 _ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # of an environment, as ALE/Pong-v5
-_COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # which take no memory
+_COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # counts, which take no memory
 _LARGEST = 1 << 20
 _SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64}  # of boards, pictures and agents
 _TOGETHER = 1 << 26  # rows of an epoch, or weights between two layers
@@ -42,51 +42,52 @@ def common(
     quiet: bool = False,
     debug: bool = False,
 ) -> None:
-    """What every recipe takes.
+    """Options of `rein train` for every recipe, with their help in one line each.
 
     Args:
         run: the run's folder; a fresh name under runs/ by default.
         epochs: epochs at most.
         iterations: steps of every environment in an epoch.
-        env_steps: end the run when the environments have taken so many steps in all.
+        env_steps: end the run after this many env steps in all.
         threads: threads that torch computes with; for small networks one is fastest.
-        checkpoint_every: epochs from one checkpoint to the next; by default one about every 30 seconds. 0 saves at the
-            end only.
-        resume: go on with the run in the folder --run from its last checkpoint; begin it where there is none.
+        checkpoint_every: epochs between checkpoints; by default one about every 30 seconds; 0 saves at the end only.
+        resume: resume the run in the folder --run from its last checkpoint, or begin it if there is none.
         quiet: no progress display.
-        debug: give the traceback of an error.
+        debug: print the traceback of an error.
     """
 
 
 def parse(
     recipe: Callable[..., Any], program: str, words: list[str], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Parse `words` into the recipe's own parameters and the common options that it does not have itself.
+    """Parse `words` into the options of a recipe and the common options that the recipe does not have.
 
-    `before` are values from a `run.json`, which hold unless `words` give others. Raises ValueError with one line for
-    words that do not fit, and for a value of `before` that is of another type, a path or too large: the file may come
-    from anybody.
+    Values in `before`, from a `run.json`, are the defaults. Raises ValueError, in one line, for words that do not fit
+    and for values of `before` that have another type, are a path or are too large: `run.json` is not trusted.
     """
-    hints = {**get_type_hints(common), **get_type_hints(recipe)}
-    own = dict(inspect.signature(recipe).parameters)
-    own.pop("store", None)
-    shared = {k: p for k, p in inspect.signature(common).parameters.items() if k not in own}
-    every = {k: p.replace(kind=p.KEYWORD_ONLY) for k, p in (own | shared).items()}
-    hints = {key: _flag_type(hints.get(key, type(p.default))) for key, p in every.items()}
-    parameters = {key: p for key, p in every.items() if hints[key] is not None}
+    own = {key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key != "store"}
+    shared = {key: parameter for key, parameter in inspect.signature(common).parameters.items() if key not in own}
+    known, types_of = own | shared, {**get_type_hints(common), **get_type_hints(recipe)}
+    hints = {key: _flag_type(types_of.get(key, type(known[key].default))) for key in known}
+    parameters = {
+        key: known[key].replace(kind=inspect.Parameter.KEYWORD_ONLY) for key in known if hints[key] is not None
+    }
     flags = {word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
-    told = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
-    told = {key: value for key, value in told.items() if _as(value, parameters[key].default) != parameters[key].default}
-    check_options(told)
-    for key, value in told.items():
+    stored = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
+    stored = {key: value for key, value in stored.items() if _as(value, known[key].default) != known[key].default}
+    check_options(stored)
+    for key, value in stored.items():
         if not _fits(value, hints[key]):
             raise ValueError(f"run.json: {key}={value!r:.80} cannot be taken from a file; give {_flag(key)} yourself")
-        parameters[key] = parameters[key].replace(default=_as(value, parameters[key].default))
-    return _parse(inspect.Signature(list(parameters.values())), hints, _document(recipe, shared), program, words)
+        parameters[key] = parameters[key].replace(default=_as(value, known[key].default))
+    document, lines = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").splitlines()
+    document += "" if "Args:\n" in document else "\n\nArgs:"
+    document = "\n".join([document, *(line for line in lines if line.strip().partition(":")[0] in shared)])
+    return _parse(inspect.Signature(list(parameters.values())), hints, document, program, words)
 
 
 def arguments_of(command: Callable[..., Any], program: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse `words` into the keyword arguments of a command. Raises ValueError with one line for what does not fit."""
+    """Parse `words` into the keyword arguments of a command. Raises ValueError, in one line, if a word does not fit."""
     hints = get_type_hints(command, include_extras=True)
     return _parse(inspect.signature(command), hints, inspect.getdoc(command) or "", program, words)
 
@@ -122,7 +123,7 @@ def _parse(
 
 
 def _in_one_line(text: str) -> str:
-    """Return what tyro has drawn in a box as one line, without its heading and its help on the option."""
+    """Return an error message of tyro as one line, without its box, its heading and the help of the option."""
     lines = [_DECORATION.sub("", line).strip() for line in text.splitlines()]
     lines = list(itertools.takewhile(lambda line: not line.startswith(("Argument helptext", "For full help")), lines))
     words = " ".join(line for line in lines[1:] or lines if line)
@@ -193,7 +194,7 @@ def _whole_number(metavar: str) -> PrimitiveConstructorSpec[Any]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check values from a `run.json`: raises ValueError for a path, and for a size that could fill the memory."""
+    """Raise ValueError if a value from a `run.json` is a path, or a size that could fill the memory."""
     for key, value in options.items():
         _check(key, value)
     num_envs, iterations = options.get("num_envs"), options.get("iterations")
@@ -204,7 +205,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check(key: str, value: Any) -> None:
-    """Check one value; those in lists and dictionaries, too."""
+    """Check one value, and the values in lists and dictionaries."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _check(name, inner)
@@ -228,7 +229,7 @@ def _flag(key: str) -> str:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is of the type that an option has; a type that JSON cannot say fits nothing."""
+    """Return whether a value from JSON has the type of an option; False for types that JSON does not have."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in inner)
@@ -242,18 +243,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _as(value: Any, default: Any) -> Any:
-    """A value from JSON as the kind of thing that the default is."""
+    """Return a value from JSON as a tuple or a path if the default is one."""
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)
     return Path(value) if isinstance(default, Path) and isinstance(value, str) else value
-
-
-def _document(recipe: Callable[..., Any], shared: Mapping[str, Any]) -> str:
-    """The recipe's docstring with the help of the common options added, as the parser of flags reads it."""
-    mine, theirs = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").partition("Args:\n")[2]
-    lines, wanted = [], False
-    for line in theirs.splitlines():
-        if not line.startswith("     "):  # a new option, not more text of the one before
-            wanted = line.strip().partition(":")[0] in shared
-        lines += [line] * wanted
-    return "\n".join([mine if "Args:" in mine else f"{mine}\n\nArgs:", *lines])

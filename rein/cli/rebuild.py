@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 
 import rein.envs
-from rein.cli.listing import find, recipe_names
 from rein.cli.options import check_options, parse
+from rein.cli.recipes import call, find, recipe_names
 from rein.envs.gymnasium.rebuilding import rebuild
 from rein.errors import StoreError
 from rein.files import read_json
@@ -90,7 +90,7 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
         return None
     told = {key: value for key, value in options.items() if key in own}
     values = parse(recipe, f"rein train {name}", [], {**told, "num_envs": num_envs_of(run), **given})
-    return recipe(**{key: value for key, value in values.items() if key in own and value != own[key].default})
+    return call(recipe, values)
 
 
 def num_envs_of(run: Run | Described) -> int:

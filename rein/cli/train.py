@@ -1,4 +1,4 @@
-"""`rein train` and `rein resume`: a recipe's loop, its store and its display."""
+"""`rein train` and `rein resume`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 
-from rein.cli.listing import find, recipe_names
 from rein.cli.options import parse
 from rein.cli.output import say
-from rein.cli.recipe import Recipe, of_run
+from rein.cli.recipes import Recipe, call, find, of_run, recipe_names
 from rein.errors import CheckpointError
 from rein.foreign_names import written
-from rein.handlers.checkpoint import Saver, checkpoint
+from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
-from rein.handlers.interrupts import interrupts
+from rein.handlers.interrupts import Interrupts, interrupts
 from rein.handlers.progress import progress
 from rein.handlers.solved import UNSOLVED
 from rein.handlers.stop_at import stop_at
@@ -35,11 +34,11 @@ from rein.store.resume import resume as go_on
 
 _LIMITS = ("--epochs", "--env-steps")  # options that end a run
 _MOST_THREADS = max(64, os.cpu_count() or 1)
-_SECONDS = 30.0  # between two checkpoints where nobody says: a run that is killed loses no more
+_SECONDS = 30.0  # between two checkpoints by default; a killed run loses no more
 
 
 def train(words: Sequence[str]) -> None:
-    """Train what `words` name, under the options that they give."""
+    """Run the recipe that `words` name, with the options in `words`."""
     if not words or words[0].startswith("-"):
         if "--help" in words or "-h" in words:
             say("usage: rein train RECIPE [options]; rein train RECIPE --help shows them, rein list the recipes")
@@ -49,17 +48,16 @@ def train(words: Sequence[str]) -> None:
 
 
 def resume(words: Sequence[str]) -> None:
-    """Go on with the run in the folder that `words` name, with the recipe and the options in its `run.json`.
+    """Resume the run in the folder that `words` name, with the recipe and the options in its `run.json`.
 
-    A recipe that is not one of rein's own must be named after the folder: `run.json` may come from anybody and never
-    chooses which code runs.
+    A recipe that is not one of rein's must be named after the folder, because `run.json` never chooses code.
     """
     usage = (
         "rein resume PATH [my_module:make_loop] [options]: the folder of a run, and its recipe unless that is one of "
         "rein's own; options are those of rein train, and replace what it had"
     )
     asks = "--help" in words or "-h" in words
-    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # of a run, its recipe's options are shown
+    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # for a run, --help shows its options
         say(f"usage: {usage}")
         return
     if not words or words[0].startswith("-"):
@@ -71,16 +69,16 @@ def resume(words: Sequence[str]) -> None:
 
 
 def run(name: str, words: list[str], before: Recipe | None = None) -> None:
-    """Run the recipe `name`; what was given to it `before` stands where `words` do not say otherwise.
+    """Run the recipe `name`. Options of the resumed run, `before`, hold unless `words` replace them.
 
-    A limit in `words`, of epochs or env steps, is the only one: those from `before` end the run no more.
+    If `words` contain a limit, of epochs or env steps, the limits of `before` no longer end the run.
     """
     recipe = find(name)
     own = inspect.signature(recipe).parameters
-    given = _flags(words)
+    flags = given = _flags(words)
     if before is not None:
-        before = _without_replaced(before, given, own)
-        given = [*_flags(before.given), *given]
+        before = _without_replaced(before, flags, own)
+        given = [*_flags(before.given), *flags]
     options = parse(recipe, f"rein {'resume' if before else 'train'} {name}", words, before.options if before else {})
     _check(name, options, own)
     torch.set_num_threads(options["threads"])
@@ -88,14 +86,24 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
     made = Recipe(name, {k: v for k, v in options.items() if k not in ("run", "resume", "quiet", "debug")}, given)
     with _terminable() as settle:
         try:
-            changed_options = {k: v for k, v in options.items() if k in own and v != own[k].default}
-            loop = recipe(**changed_options, **({"store": store} if store else {}))
+            loop = call(recipe, options, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
-            _tell_of_name(name, options, store)
+            if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
+                say(f"{usual} exists; this run goes to {_shown(store)}", error=True)  # only if the options are accepted
             loop.own("recipe", made)
-            changed = _changed(words, before, own, options)
-            final, received = _run(loop, name, options, own, given, store, changed)
+            if store is not None and all(part is not store for part in loop.parts.values()):
+                loop.own("store", store)
+                describe(loop, store)
+            # the recipe's own env_steps end the run only if no other limit is given
+            env_steps = options["env_steps"] if "--env-steps" in given or "--epochs" not in given else None
+            caught = _attach(loop, name, options, store, env_steps)
+            if options["resume"] and store is not None:
+                _resume(loop, store, flags)
+            limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
+            if env_steps is not None and "--epochs" not in given:
+                limits["epochs"] = None
+            final = loop.run(**limits)
             settle()
         finally:
             if store is not None:
@@ -103,27 +111,27 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
                 _remove_if_empty(store.path)
         try:
             say(summary(final, store))
-            if received is not None:
+            if caught.signal is not None:
                 again = f"go on with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
                 say(again or "nothing was stored, so it cannot be resumed")
-        except OSError:  # SIGHUP tells that the terminal is gone
-            if received is None:
+        except OSError:  # after SIGHUP the terminal is closed
+            if caught.signal is None:
                 raise
-        if received is not None:
-            raise SystemExit(128 + received)
+        if caught.signal is not None:
+            raise SystemExit(128 + caught.signal)
 
 
 def _flags(words: Sequence[str]) -> list[str]:
-    """The names of the options in `words`, each as `--env-steps`, however it was written."""
+    """Return the options in `words`, each written as `--env-steps`."""
     return [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
 
 
-def _without_replaced(before: Recipe, given: Sequence[str], own: Mapping[str, Any]) -> Recipe:
-    """What was given before without the limits that others which are `given` now replace.
+def _without_replaced(before: Recipe, flags: Sequence[str], own: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a resumed run without the limits that a limit in `flags` replaces.
 
-    The recipe's own parameters keep their values, for a replay's capacity or a schedule may be made of them.
+    Parameters of the recipe keep their values, because a schedule may depend on them.
     """
-    old = [limit for limit in _LIMITS if limit not in given] if set(_LIMITS) & set(given) else []
+    old = [limit for limit in _LIMITS if limit not in flags] if set(_LIMITS) & set(flags) else []
     names = [flag.removeprefix("--").replace("-", "_") for flag in old]
     options = {key: value for key, value in before.options.items() if key in own or key not in names}
     return Recipe(before.name, options, [flag for flag in _flags(before.given) if flag not in old])
@@ -144,83 +152,47 @@ def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> Non
         raise ValueError("--resume: say which run with --run PATH; or use rein resume PATH")
 
 
-def _run(
-    loop: Loop,
-    name: str,
-    options: Mapping[str, Any],
-    own: Mapping[str, Any],
-    given: Sequence[str],
-    store: Any,
-    changed: Sequence[str],
-) -> tuple[State, int | None]:
-    """Attach what the command line adds, and run; the final state, and the signal that ended it."""
-    if store is not None and all(part is not store for part in loop.parts.values()):
-        loop.own("store", store)
-        describe(loop, store)
-    # here and below: the recipe's own number is for whoever gives no other end
-    env_steps = options["env_steps"] if "--env-steps" in given or "--epochs" not in given else None
+def _attach(
+    loop: Loop, name: str, options: Mapping[str, Any], store: HDF5Store | None, env_steps: int | None
+) -> Interrupts:
+    """Attach the handlers of the command line: limit, progress, checkpoints and signals."""
     if env_steps is not None:
         stop_at(loop, env_steps=env_steps)
     if not options["quiet"]:
         progress(loop, description=name, total=env_steps)
-    saver = None if store is None else _save(loop, store, options["checkpoint_every"])
-    caught = interrupts(loop, saver, force_after=0.7)
-    if options["resume"] and store is not None:
-        _resume(loop, store, changed)
-    limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
-    if env_steps is not None and "--epochs" not in given:
-        limits["epochs"] = None
-    return loop.run(**limits), caught.signal
+    saver, every = None, options["checkpoint_every"]
+    if store is not None:
+        saver = (
+            checkpoint(loop, store, every=_SECONDS, unit="seconds")
+            if every is None
+            else checkpoint(loop, store, every=every)
+        )
+    return interrupts(loop, saver, force_after=0.7)
 
 
-def _save(loop: Loop, store: HDF5Store, every: int | None) -> Saver:
-    if every is None:
-        return checkpoint(loop, store, every=_SECONDS, unit="seconds")
-    return checkpoint(loop, store, every=every)
-
-
-def _changed(
-    words: Sequence[str], before: Recipe | None, own: Mapping[str, Any], options: Mapping[str, Any]
-) -> list[str]:
-    """Return the flags in `words` that give a parameter of the recipe another value than the resumed run had."""
-    if before is None:
-        return []
-    keys = {flag: flag.removeprefix("--").replace("-", "_") for flag in _flags(words)}
-    return [
-        flag
-        for flag, key in keys.items()
-        if key in own and key in before.options and _plain(options[key]) != before.options[key]
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _resume(loop: Loop, store: HDF5Store, changed: Sequence[str]) -> None:
-    if any(store.checkpoints.folder.glob("*.h5")):
-        try:
-            found = go_on(loop, store.path)
-        except CheckpointError as error:
-            named = [flag for flag in changed if f".{flag.removeprefix('--').replace('-', '_')} was" in str(error)]
-            if not named:
-                raise
-            raise CheckpointError(
-                f"rein resume: a run keeps its options; leave out {', '.join(named)}, or begin a new run with "
-                f"rein train: {error}"
-            ) from error
-        file = _shown(store) / found.path.relative_to(store.path)
-        say(f"going on from {file}, after {found.about['clocks']['env_steps']:,} env steps")
-    else:
+def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:
+    if not any(store.checkpoints.folder.glob("*.h5")):
         say(f"{_shown(store)} has no checkpoint; it begins anew")
+        return
+    try:
+        found = go_on(loop, store.path)
+    except CheckpointError as error:
+        named = [flag for flag in flags if f".{flag.removeprefix('--').replace('-', '_')} was" in str(error)]
+        if not named:
+            raise
+        raise CheckpointError(
+            f"rein resume: a run keeps its options; leave out {', '.join(named)}, or begin a new run with "
+            f"rein train: {error}"
+        ) from error
+    file = _shown(store) / found.path.relative_to(store.path)
+    say(f"going on from {file}, after {found.about['clocks']['env_steps']:,} env steps")
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[Callable[[], None]]:
-    """Have SIGTERM and SIGHUP end the program as an exit does, outside a run too: open files are closed.
+    """Exit at SIGTERM and SIGHUP, also outside a run, so that open files are closed.
 
-    What it gives is called when a run is over: what is left, to close it and to say how it went, takes no time and is
-    done whatever signal comes.
+    Yields a function to call when the run is over: the store is then closed and the summary printed at any signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -266,12 +238,6 @@ def _free(path: Path) -> Path:
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
-def _tell_of_name(name: str, options: Mapping[str, Any], store: HDF5Store | None) -> None:
-    """Say that the run has another folder than usual, after the recipe has accepted all options."""
-    if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
-        say(f"{usual} exists; this run goes to {_shown(store)}", error=True)
-
-
 def _shown(store: HDF5Store) -> Path:
     """Return the run folder as the user wrote it, with the name that the store chose."""
     given = Path(store.config["path"])
@@ -279,14 +245,14 @@ def _shown(store: HDF5Store) -> Path:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """A run that failed before it began has left nothing, and need not take a name."""
+    """Remove the folder of a run that failed before it stored anything."""
     for path in (folder / "trajectories", folder):
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # not empty
             path.rmdir()
 
 
 def summary(state: State, store: HDF5Store | None) -> str:
-    """What a person wants to know at the end: how it went, where the trajectories are, how to look at them."""
+    """Return the lines to print after a run: result, location of the trajectories, commands to look at them."""
     clocks = state.clocks
     how = f"{state.status} ({state.reason})" if state.reason else f"{state.status}"
     lines = [f"{how}: {clocks.env_steps:,} env steps, {clocks.episodes:,} episodes, {clocks.seconds:.1f} s"]

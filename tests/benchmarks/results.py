@@ -113,7 +113,7 @@ def train_one(name: str, seed: int, folder: Path) -> None:
 def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **options: Any) -> dict[str, Any]:
     """A recipe under its own defaults, as `rein train` runs it."""
     import rein
-    from rein.cli.listing import find
+    from rein.cli.recipes import find
 
     store = rein.HDF5Store(folder)
     make = find(recipe or name)

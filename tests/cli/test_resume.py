@@ -14,7 +14,7 @@ import pytest
 
 import rein
 from rein.cli import main
-from rein.cli.recipe import Recipe
+from rein.cli.recipes import Recipe
 from rein.store.checkpoint import read_checkpoint
 
 TRAIN = ["train", "gridworld", "--quiet", "--no-stop-when-solved"]

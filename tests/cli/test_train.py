@@ -12,8 +12,8 @@ import torch
 
 import rein
 from rein.cli import main
-from rein.cli.listing import find, recipe_names
 from rein.cli.options import parse
+from rein.cli.recipes import find, recipe_names
 
 MODULE = """
 import rein

@@ -21,7 +21,7 @@ import pytest
 import rein
 import rein.cli.view
 from rein.cli import main
-from rein.cli.recipe import Recipe
+from rein.cli.recipes import Recipe
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
 from rein.loop import info

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rein.cli import main
-from rein.cli.listing import find
+from rein.cli.recipes import find
 from rein.episodes import evaluate
 from rein.ops.random import stream_seed
 from rein.recipes.acrobot import acrobot
