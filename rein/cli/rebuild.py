@@ -1,7 +1,7 @@
-"""The environment of a run, and its agent, built again from what its `run.json` says.
+"""Environment and loop of a run, rebuilt from its `run.json`.
 
-A file chooses no code: only rein's own environments and wrappers, environments that Gymnasium itself registers, and
-recipes of rein's are built by what it says. What a person names on the command line is theirs to run.
+A file never chooses code. Only environments and wrappers of rein, environments that Gymnasium itself registers, and
+recipes of rein are built from it. Other code runs only if the user names it on the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rein.files import read_json
 from rein.loop import Loop
 from rein.store.reader import Run
 
-_USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # of an environment, here
+_USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # attributes of an environment
 _ADAPTERS = (
     "rein.envs.gymnasium.adapter.GymnasiumEnvironment",
     "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
@@ -35,12 +35,12 @@ _DEEPEST = 20  # wrappers around wrappers
 
 
 class _NotOurs(Exception):
-    """What the file says cannot be built from here; the text says why."""
+    """Raised with the reason if an environment cannot be built from `run.json` alone."""
 
 
 @attrs.frozen
 class Described:
-    """A run by what its `run.json` says alone, whatever was stored of it."""
+    """A run as described by its `run.json`, without its stored files."""
 
     path: Path
     info: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Described:
 
     @classmethod
     def of(cls, path: Path) -> Described:
-        """That of the run in a folder. Raises StoreError where it has no `run.json`, or none that can be read."""
+        """Read the description of the run in a folder. Raises StoreError if its `run.json` cannot be read."""
         try:
             return cls(path, read_json(path / "run.json"))
         except (OSError, ValueError) as error:
@@ -57,10 +57,15 @@ class Described:
 
 
 def environment_of(run: Run | Described, named: str | None = None, *, filming: bool = False, **given: Any) -> Any:
-    """The environments of a run, as many as were stored; `named` is a `module:function` that returns them, or a loop.
+    """Build the environments of a run, by default as many as were stored.
 
-    With `filming`, those of Gymnasium render. `num_envs` and `device` that are `given` stand in place of the run's.
-    Raises ValueError where `run.json` does not say enough and nothing is named.
+    Args:
+        run: the run.
+        named: `module:function` that returns the environments, or a loop that has them.
+        filming: whether environments of Gymnasium render.
+        given: `num_envs` and `device`, which replace those of the run.
+
+    Raises ValueError if `run.json` does not describe the environments and `named` is None.
     """
     if named is not None:
         made = made_by(named)
@@ -76,37 +81,34 @@ def environment_of(run: Run | Described, named: str | None = None, *, filming: b
 
 
 def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
-    """The loop that the run's recipe makes, without a store; None where it is not one of rein's own.
+    """Build the loop of the run's recipe, without a store. Returns None if the recipe is not one of rein's.
 
-    Options that are `given` stand in place of those of the file.
+    Options in `given` replace those of the file.
     """
     config = _part(run, "recipe")["config"]
     name, options = config.get("name"), config.get("options")
     if not (isinstance(name, str) and name.replace("_", "-") in recipe_names() and isinstance(options, Mapping)):
         return None
     recipe = find(name)
-    own = inspect.signature(recipe).parameters
-    if "data" in own:  # it would read another run, or record one
+    if "data" in inspect.signature(recipe).parameters:  # it would read another run, or record one
         return None
-    told = {key: value for key, value in options.items() if key in own}
-    values = parse(recipe, f"rein train {name}", [], {**told, "num_envs": num_envs_of(run), **given})
-    return call(recipe, values)
+    return call(recipe, parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given}))
 
 
 def num_envs_of(run: Run | Described) -> int:
-    """How many environments were stored: what lies in the files, not what JSON says."""
+    """Return the number of stored environments, from the shapes of the fields."""
     return next((shape[1] for _, shape in run.fields.values()), 1)
 
 
 def part_type(run: Run | Described, name: str) -> str:
-    """The full name of the class of a part; empty where `run.json` does not say."""
+    """Return the full name of the class of a part; empty if `run.json` has none."""
     return _part(run, name)["type"]
 
 
 def made_by(named: str) -> Any:
-    """What the function that a person named returns: environments, or a loop that has some.
+    """Call the function that the user named, and return its environments, or its loop that has some.
 
-    Raises ValueError where no function is named so, TypeError where it returns something else.
+    Raises ValueError if there is no such function, and TypeError if it returns something else.
     """
     if ":" not in named:
         raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
@@ -122,7 +124,7 @@ def made_by(named: str) -> Any:
 
 
 def _part(run: Run | Described, name: str) -> dict[str, Any]:
-    """Type and configuration of a part of the run; empty ones where `run.json` does not say."""
+    """Return type and configuration of a part of the run; empty ones if `run.json` has none."""
     parts = run.info.get("parts")
     return _described(parts.get(name) if isinstance(parts, Mapping) else None)
 
@@ -137,7 +139,7 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     try:
-        if kind != _FILMING:  # whose folder is not used
+        if kind != _FILMING:  # its folder is not used: commands record to their own
             check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
             return rebuild(config, given["num_envs"], filming=filming)
@@ -146,12 +148,10 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
                 f"its environment is a {kind}, not one of rein's" if kind else "run.json names no environment"
             )
         if "inner" not in config:
-            ours = {name: value for name, value in given.items() if name in (*config, "num_envs")}
-            return own_environments()[kind](**{**config, **ours})
+            known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
+            return own_environments()[kind](**{**config, **known})
         inner = _built(_described(config.pop("inner")), given, filming, depth + 1)
-        return (
-            inner if kind == _FILMING else own_environments()[kind](inner, **config)
-        )  # a replay films where it is told to
+        return inner if kind == _FILMING else own_environments()[kind](inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise _NotOurs(f"its environment cannot be built again: {error}") from error
 

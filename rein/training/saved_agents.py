@@ -1,7 +1,6 @@
-"""An agent of rein's own, built again from its file.
+"""Agents of rein, rebuilt from their files.
 
-A file may be anybody's and chooses no code: it names one of the classes of `rein.agents`, and the configuration that
-this was built with.
+Files are not trusted and never choose code: a file names a class of `rein.agents` and the configuration of the agent.
 """
 
 from __future__ import annotations
@@ -33,26 +32,36 @@ from rein.store.checkpoint import Checkpoint, describe_part, differences
 from rein.store.parts import part_at, put
 from rein.store.spaces import Space, space_from_json
 
-_ROWS = ("replay", "rollout")  # what the agent has seen, and not what it is
+_ROWS = ("replay", "rollout")  # state that holds data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
-_CALLERS = ("device", "guard", "threads", "micro_batch", "compile", "optimizer")  # what no file decides
-_SIZES = ("hidden", "core", "critics", "cosines")  # what makes networks larger
-_OBJECTS = ("core", "stem", "noise", "segments")  # of which a name alone says nothing
+_CALLERS = (
+    "device",
+    "guard",
+    "threads",
+    "micro_batch",
+    "compile",
+    "optimizer",
+)  # options that are not taken from a file
+_SIZES = ("hidden", "core", "critics", "cosines")  # options that make networks larger
+_OBJECTS = ("core", "stem", "noise", "segments")  # options that a name alone does not describe
 
 
 @torch.inference_mode(False)
 def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
-    """The agent that `rein.save` wrote, or that of a run's checkpoint, built as it was and loaded.
+    """Build and load the agent that `rein.save` wrote, or the agent of a run's checkpoint.
 
-        agent = rein.load_agent("runs/mine/checkpoints/best")   # whatever `rein.load` takes
+        agent = rein.load_agent("runs/mine/checkpoints/best")   # any path that `rein.load` takes
         agent = rein.load_agent("agent.h5", device="cuda")
 
-    `options` are those of its constructor, in place of what the file says. `device`, "cpu" where it is not given,
-    `guard` and what changes speed alone are not taken from the file. Neither are functions that are not rein's, which
-    must be given: `optimizer=`, a `core` of your own, a `stem`.
+    Args:
+        path: file of the agent, checkpoint, or folder of a run.
+        name: name of the agent among the parts of the run.
+        options: options of the constructor that replace those of the file. `device` ("cpu" by default), `guard` and
+            options that only change speed are not taken from the file. Custom functions must be given: `optimizer=`, a
+            custom `core`, a `stem`.
 
-    Raises CheckpointError where the file is missing or damaged; where its agent is not one of rein's own, or has spaces
-    or options that a file cannot say: such a one is built first, and loaded by `rein.load`.
+    Raises CheckpointError if the file is missing or damaged, if its agent is not one of rein's, or if the file does not
+    describe all spaces and options. Build such an agent first, and load it with `rein.load`.
     """
     return rebuilt(part_at(path, name), options)
 
@@ -66,7 +75,7 @@ def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "ag
 
 
 def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:
-    """The agent of a checkpoint that `part_at` read, with these options in place of its own; see `load_agent`."""
+    """Build the agent of a checkpoint that `part_at` read, with these options instead of its own; see `load_agent`."""
     build, config = found.about.get("build"), found.about.get("config")
     if not (isinstance(build, Mapping) and isinstance(config, Mapping)):
         raise _refused(
@@ -77,20 +86,11 @@ def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:
         raise _refused(found.path, f"is of a {build.get('class')!r:.200}, which is not one of rein's own agents")
     try:
         agent = _built(kind, found, options)
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        RuntimeError,
-        AssertionError,
-        MemoryError,
-    ) as error:
+    except Exception as error:  # the file is not trusted, so anything can be wrong with its configuration
         raise _refused(found.path, f"its agent cannot be built again: {error}") from error
-    given = dict.fromkeys(options)  # which replace what the file says
-    mine = {**describe_part(agent)["config"], **given, "seed": config.get("seed")}
-    if differ := differences({**config, **given}, mine):
+    given = dict.fromkeys(options)  # they replace options of the file
+    built = {**describe_part(agent)["config"], **given, "seed": config.get("seed")}
+    if differ := differences({**config, **given}, built):
         names = dict.fromkeys(line.split(" ")[0].partition(".")[0] for line in differ)
         raise _refused(found.path, f"a file cannot say what {', '.join(names)} was; give it to load_agent")
     put(agent, found, strict=False)
@@ -114,7 +114,7 @@ def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> An
 
 @functools.cache
 def own_agents() -> dict[str, type[Any]]:
-    """Every agent that is defined in a module of `rein.agents`, by its full name."""
+    """Return all agents that the modules of `rein.agents` define, by their full names."""
     found: dict[str, type[Any]] = {}
     for module in pkgutil.iter_modules(rein.agents.__path__, "rein.agents."):
         for name, value in vars(importlib.import_module(module.name)).items():
@@ -124,7 +124,7 @@ def own_agents() -> dict[str, type[Any]]:
 
 
 def _check_sizes(said: Mapping[str, Any], observation: Space, action: Space, state: Mapping[str, Any]) -> None:
-    """ValueError where building the agent would take far more memory than its file, which may be anybody's."""
+    """Raise ValueError if the agent would take far more memory than its file holds."""
     numbers = sum(x.numel() for path, x in leaves(state) if isinstance(x, Tensor) and not path.startswith(_ROWS))
     sizes = {"observation_space": spaces.flatdim(observation), "action_space": spaces.flatdim(action)}
     if isinstance(observation, spaces.MultiDiscrete) and "table" in state:  # a row for each combination
@@ -135,7 +135,7 @@ def _check_sizes(said: Mapping[str, Any], observation: Space, action: Space, sta
 
 
 def _size(value: Any) -> int:
-    """How many weights an option makes, at least; 0 for what is no number of features."""
+    """Return a lower bound on the number of weights that an option makes; 0 if it is not a number of features."""
     if isinstance(value, list):
         each = [_size(one) for one in value]
         return sum([*each, *(a * b for a, b in itertools.pairwise(each))])
@@ -145,7 +145,7 @@ def _size(value: Any) -> int:
 
 
 def _option(key: str, said: Any) -> Any:
-    """An option, as it was before it was written down as JSON. ValueError for what is a function of somebody else's."""
+    """Return an option from its JSON. Raises ValueError if it was a function that is not one of rein's."""
     if said in ("inf", "-inf"):
         return float(said)
     if isinstance(said, list):
