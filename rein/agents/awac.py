@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss, has_closed_form
-from rein.agents.base.imitation import ImitationBatch, likelihood_loss
+from rein.agents.base.closed_form import critic_gradient, has_closed_form
+from rein.agents.base.critic_loss import critic_loss
+from rein.agents.base.imitation import likelihood_loss
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.continuous import ContinuousNetworks
@@ -72,12 +74,12 @@ class AWAC(ReplayAgent):
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
-        batch = CriticBatch(features, action_BA, self._target(sample, next_features), weight_B)
+        batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         advantage_B = self._advantage(features, action_BA)
         imitated_B = advantage_weight(advantage_B / self.temperature, self.weights)
         imitated_B = imitated_B.clamp_(max=self.max_weight)
-        recorded = ImitationBatch(features, action_BA, imitated_B if weight_B is None else imitated_B * weight_B)
+        recorded = Batch(features, action_BA, weight=imitated_B if weight_B is None else imitated_B * weight_B)
         metrics |= self._actor.step(recorded, None, report=report)
         if report:
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}

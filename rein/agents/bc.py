@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.agents.base.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
+from rein.agents.base.imitation import likelihood_loss, weighted_mean
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.continuous import Actor, Scale
@@ -75,7 +77,7 @@ class BC(DiscreteActions, ReplayAgent):
         """Update the actor from a sample."""
         networks = self.networks
         action = self.action_index(sample.action) if self._discrete else networks.scale.from_action(sample.action)
-        batch = ImitationBatch(networks.encoder(sample.observation), action, weight_B)
+        batch = Batch(networks.encoder(sample.observation), action, weight=weight_B)
         metrics = self._learner.step(batch, None, report=report)
         return metrics, metrics.pop("error")
 
@@ -107,3 +109,19 @@ class _ActorAlone(nn.Module):
             )
         shape = self.encoder.features, self.scale.actions, tuple(hidden), activation, generator
         self.actor = Actor(*shape, stochastic=stochastic, stem=stem_for(observation_space, generator, stem))
+
+
+def squared_action_loss(
+    actor: Actor, batch: Batch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute mean w |mu(s) - a|^2 of a deterministic actor; reports the squares as `error` (B,)."""
+    error_B = (actor.action(batch.features) - batch.action).square().sum(1)
+    return weighted_mean(error_B, error_B, batch.weight, report)
+
+
+def cross_entropy_loss(
+    networks: nn.Module, batch: Batch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute mean -w log pi(a | s) of Discrete actions from logits; reports -log pi as `error` (B,)."""
+    error_B = F.cross_entropy(networks(batch.features), batch.action, reduction="none")
+    return weighted_mean(error_B, error_B, batch.weight, report)

@@ -11,15 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import (
-    CriticBatch,
-    Temperature,
-    TemperatureBatch,
-    check_learned,
-    squared_errors,
-    temperature_gradient,
-    temperature_loss,
-)
+from rein.agents.base.closed_form import temperature_gradient
+from rein.agents.base.critic_loss import Temperature, check_learned, squared_errors, temperature_loss
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
@@ -84,13 +78,14 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
         action_B = self.action_index(sample.action)
-        batch = CriticBatch(features, action_B, self._target(sample, next_features, alpha), weight_B)
+        target_B = self._target(sample, next_features, alpha)
+        batch = Batch(features, action_B, target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         metrics |= self._actor.step(batch, (networks.critics, alpha), report=report)
         log_prob_B = metrics.pop("log_prob")
         if self._temperature is not None:
-            self._temperature.step(TemperatureBatch(log_prob_B), self._target_entropy, report=False)
+            self._temperature.step(Batch(log_prob=log_prob_B), self._target_entropy, report=False)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
     @without_gradient
@@ -105,7 +100,7 @@ class _Networks(DiscreteNetworks):
 
 
 def critic_loss(
-    critics: ActionValues, batch: CriticBatch, coefficients: None, *, report: bool = True
+    critics: ActionValues, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Half the mean squared error of each critic, summed; the mean absolute errors of the rows as `td_error` (B,)."""
     value_KBA = critics(batch.features)
@@ -114,7 +109,7 @@ def critic_loss(
 
 
 def actor_loss(
-    actor: DiscreteActor, batch: CriticBatch, coefficients: Any, *, report: bool = True
+    actor: DiscreteActor, batch: Batch, coefficients: Any, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """mean sum_a pi (alpha log pi - min_k Q_k); and the mean log-probabilities of the rows, (B,)."""
     critics, alpha = coefficients

@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rein.agents.base.closed_form import has_closed_form, td_gradient
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
-from rein.agents.base.value_loss import Batch, has_closed_form, td_gradient, td_loss
 from rein.networks.q_network import QNetwork
 from rein.networks.target import OnlineAndTarget
 from rein.ops.backend import without_gradient
+from rein.ops.losses import huber
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 
@@ -49,7 +51,7 @@ class DQN(ValueAgent):
         online = self.networks.online
         target_B = self._target(sample, online.encoder(sample.next_observation))
         features = online.encoder(sample.observation)
-        return Batch(features, self.action_index(sample.action), target_B, target_B, None, weight_B)
+        return Batch(features, self.action_index(sample.action), target=target_B, weight=weight_B)
 
     @without_gradient
     def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
@@ -60,3 +62,20 @@ class DQN(ValueAgent):
         else:
             next_value_B = target_BA.amax(1)
         return td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
+
+
+def td_loss(
+    networks: QNetwork, batch: Batch, delta: float | None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean Huber loss of TD errors, or half their mean square without `delta`; reports `td_error` (M,).
+
+    Source: Mnih et al. 2015, who clip the error to [-1, 1], which is delta = 1.
+    """
+    value_M = networks(batch.features).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    error_M = value_M - batch.target
+    loss_M = huber(error_M, delta)
+    loss = (loss_M if batch.weight is None else loss_M * batch.weight).mean()
+    metrics = {"td_error": error_M.detach().abs()}
+    if report:
+        metrics |= {"value_loss": loss.detach(), "action_value": value_M.detach().mean()}
+    return loss, metrics

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss, has_closed_form
-from rein.agents.base.imitation import ImitationBatch, ValueBatch, expectile_loss, likelihood_loss
+from rein.agents.base.closed_form import critic_gradient, has_closed_form
+from rein.agents.base.critic_loss import critic_loss
+from rein.agents.base.imitation import likelihood_loss
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.continuous import ContinuousNetworks, StateValue
 from rein.networks.encoder import stem_for
 from rein.ops.backend import without_gradient
+from rein.ops.losses import expectile
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -84,15 +87,15 @@ class IQL(ReplayAgent):
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
         done_B = self._done(features, action_BA)
-        metrics = self._value.step(ValueBatch(features, done_B, weight_B), self.expectile, report=report)
+        metrics = self._value.step(Batch(features, target=done_B, weight=weight_B), self.expectile, report=report)
         value_B, next_value_B = self._values(features, next_features)
         advantage_B = done_B - value_B
         imitated_B = (advantage_B * self.inverse_temperature).exp_()
         imitated_B = imitated_B.clamp_(max=self.max_weight)
         target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
-        recorded = ImitationBatch(features, action_BA, imitated_B if weight_B is None else imitated_B * weight_B)
+        recorded = Batch(features, action_BA, weight=imitated_B if weight_B is None else imitated_B * weight_B)
         metrics |= self._actor.step(recorded, None, report=report)
-        metrics |= self._critics.step(CriticBatch(features, action_BA, target_B, weight_B), None, report=report)
+        metrics |= self._critics.step(Batch(features, action_BA, target=target_B, weight=weight_B), None, report=report)
         if report:
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
         metrics.pop("error")
@@ -109,3 +112,16 @@ class IQL(ReplayAgent):
 
 class _Networks(ContinuousNetworks):
     state_value: StateValue
+
+
+def expectile_loss(
+    value: StateValue, batch: Batch, tau: float | Tensor, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute mean w |tau - [e < 0]| e^2 of e = y - V(s): V learns the value of the better recorded actions.
+
+    Source: Kostrikov et al. 2022 (IQL), equation 5.
+    """
+    value_B = value(batch.features)
+    loss_B = expectile(batch.target - value_B, tau)  # type: ignore[arg-type]  # where it is compiled, a tensor
+    loss = (loss_B if batch.weight is None else loss_B * batch.weight).mean()
+    return loss, {"value_loss": loss.detach(), "value": value_B.detach().mean()} if report else {}

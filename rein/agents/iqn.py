@@ -5,12 +5,12 @@ Shapes: B rows of a batch, F features of an observation, Q levels, S samples of 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import take_rows
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import above_zero, at_least_one, flag, in_unit_interval, option
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.quantile_network import QuantileNetwork, even_levels
@@ -21,34 +21,10 @@ from rein.ops.values import td_target
 from rein.replay.replay import Sample
 
 
-class QuantileBatch(NamedTuple):
-    """Rows that quantiles are learned from."""
-
-    features: Tensor  # (B, F) what the encoder made of the observations
-    action: Tensor  # (B,) int64, counted from 0
-    level: Tensor  # (B, Q) at which quantiles are learned
-    target: Tensor  # (B, S) samples of the return
-    weight: Tensor | None  # (B,) of each row; None for all alike
-
-    valid = None  # all of them
-
-    @property
-    def value(self) -> Tensor:
-        """A number for each row."""
-        return self.target[:, 0]
-
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return len(self.target)
-
-    rows = take_rows
-
-
 def quantile_loss(
-    networks: QuantileNetwork, batch: QuantileBatch, kappa: float, *, report: bool = True
+    networks: QuantileNetwork, batch: Batch, kappa: float, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean of `rein.ops.losses.quantile_huber` over rows; their mean absolute errors as `td_error` (B,).
+    """Compute the mean of `rein.ops.losses.quantile_huber`; reports mean absolute errors as `td_error` (B,).
 
     Source: Dabney et al. 2018 (IQN), equation 3.
     """
@@ -127,7 +103,7 @@ class IQN(ValueAgent):
         return networks
 
     @without_gradient
-    def batch(self, sample: Sample, weight_B: Tensor | None = None) -> QuantileBatch:
+    def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
         """Return the rows of a sample with their targets and importance weights, at levels drawn here."""
         online, target = self.networks.online, self.networks.target
         next_features = online.encoder(sample.next_observation)
@@ -137,7 +113,7 @@ class IQN(ValueAgent):
         next_BS = next_BSA.gather(2, best_B.view(-1, 1, 1).expand(-1, next_BSA.shape[1], -1)).squeeze(2)
         gamma = sample.discount
         discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
-        return QuantileBatch(
+        return Batch(
             features=online.encoder(sample.observation),
             action=self.action_index(sample.action),
             level=self._levels(len(best_B), self.quantiles),

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.learner import mean_metrics
+from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
-from rein.agents.base.policy_loss import Batch, Coefficients
+from rein.agents.base.policy_loss import Coefficients
 from rein.agents.base.segments import Segments, Sequences, Trace
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import minibatches, standardize

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.actions import as_own
-from rein.agents.base.learner import mean_metrics
+from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
-from rein.agents.base.value_loss import Batch, squared_error
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_network import QNetwork
 from rein.ops.backend import graph
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
-from rein.ops.statistics import minibatches
+from rein.ops.statistics import masked_mean, minibatches
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
@@ -154,3 +153,14 @@ class PQN(EpsilonGreedy, NetworkAgent):
         """Load what `state_dict` returned. Raises ValueError if it belongs to an agent with other options."""
         super().load_state_dict(state)
         self._selected = None, None
+
+
+def squared_error(
+    networks: QNetwork, batch: Batch, coefficients: None, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute half the mean squared error of the values of recorded actions."""
+    value_M = networks(batch.features).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    loss = masked_mean((value_M - batch.target).square(), batch.valid) * 0.5
+    if not report:
+        return loss, {}
+    return loss, {"value_loss": loss.detach(), "action_value": masked_mean(value_M.detach(), batch.valid)}

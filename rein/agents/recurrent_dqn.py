@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rein.agents.base.exploration import Amount
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
@@ -32,44 +33,20 @@ from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
 
 
-class SequenceBatch(NamedTuple):
-    """Sequences that are learned from, each within one episode."""
-
-    features: Tensor  # (T, B, F) what the encoder made of the observations
-    carry: Tensor  # (B, C) what was remembered before the first of them
-    action: Tensor  # (T, B) int64, counted from 0
-    target: Tensor  # (T, B) of the value of the action
-    valid: Tensor  # (T, B) bool
-
-    @property
-    def value(self) -> Tensor:
-        """(T, B) one number for each row."""
-        return self.target
-
-    @property
-    def size(self) -> int:
-        """How many sequences there are."""
-        return self.target.shape[1]
-
-    def rows(self, index: Any) -> SequenceBatch:
-        """Some of the sequences: a slice or a tensor of their numbers."""
-        features, carry, *others = self
-        return SequenceBatch(features[:, index], carry[index], *(column[:, index] for column in others))
-
-
 def sequence_td_loss(
-    networks: RecurrentQNetwork, batch: SequenceBatch, delta: float | None, *, report: bool = True
+    networks: RecurrentQNetwork, batch: Batch, delta: float | None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean of `td_loss` of `rein.agents.base.value_loss` over valid steps, and `td_error` (B,) of each sequence."""
-    value_TBA = networks.sequence(batch.features, batch.carry)
+    """Compute the mean Huber loss over valid steps; reports the mean `td_error` (B,) of each sequence."""
+    valid_TB: Any = batch.valid
+    value_TBA = networks.sequence(batch.features, batch.carry)  # type: ignore[arg-type]  # sequences have a carry
     value_TB = value_TBA.gather(2, batch.action.unsqueeze(2)).squeeze(2)
     error_TB = value_TB - batch.target
     loss_TB = huber(error_TB, delta)
-    loss = masked_mean(loss_TB, batch.valid)
-    size_TB = torch.where(batch.valid, error_TB.detach().abs(), 0.0)
-    metrics = {"td_error": size_TB.sum(0) / batch.valid.sum(0).clamp(min=1)}
+    loss = masked_mean(loss_TB, valid_TB)
+    size_TB = torch.where(valid_TB, error_TB.detach().abs(), 0.0)
+    metrics = {"td_error": size_TB.sum(0) / valid_TB.sum(0).clamp(min=1)}
     if report:
-        metrics |= {"value_loss": loss.detach(), "action_value": masked_mean(value_TB.detach(), batch.valid)}
+        metrics |= {"value_loss": loss.detach(), "action_value": masked_mean(value_TB.detach(), valid_TB)}
     return loss, metrics
 
 
@@ -192,7 +169,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return metrics, metrics.pop("td_error")
 
     @without_gradient
-    def batch(self, clips: Clips) -> SequenceBatch:
+    def batch(self, clips: Clips) -> Batch:
         """Return the steps of sequences after the burn-in, with the targets of their values."""
         warm = self.replay.before
         burn_in, features = self._features(clips).tensor_split([warm])
@@ -201,7 +178,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             for networks in (self.networks.online, self.networks.target)
         )
         next_value_TB = self._next_values(features, online_carry, target_carry)
-        return SequenceBatch(
+        return Batch(
             features=features[:-1],
             carry=online_carry,
             action=self.action_index(clips.action[warm:]),

@@ -5,26 +5,17 @@ Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import (
-    ActorBatch,
-    CriticBatch,
-    Temperature,
-    TemperatureBatch,
-    check_learned,
-    critic_gradient,
-    critic_loss,
-    has_closed_form,
-    soft_actor_gradient,
-    soft_actor_loss,
-    temperature_gradient,
-    temperature_loss,
-)
+from rein.agents.base.closed_form import critic_gradient, has_closed_form, soft_actor_gradient, temperature_gradient
+from rein.agents.base.critic_loss import Temperature, check_learned, critic_loss, temperature_loss
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import ContinuousNetworks
+from rein.networks.continuous import Actor, ContinuousNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -96,18 +87,18 @@ class SAC(ReplayAgent):
         noise_BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
         alpha = networks.temperature.log.detach().exp()
         target_B = self._target(sample, next_features, noise_BA[0], alpha)
-        batch = CriticBatch(features, networks.scale.from_action(sample.action), target_B, weight_B)
+        batch = Batch(features, networks.scale.from_action(sample.action), target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         if (self.updates + 1) % self.actor_frequency == 0:  # so that a whole round reports it
-            metrics |= self._step_actor(ActorBatch(features, noise_BA[1]), alpha, report)
+            metrics |= self._step_actor(Batch(features, noise=noise_BA[1]), alpha, report)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
-    def _step_actor(self, batch: ActorBatch, alpha: Tensor, report: bool) -> dict[str, Tensor]:
+    def _step_actor(self, batch: Batch, alpha: Tensor, report: bool) -> dict[str, Tensor]:
         metrics = self._actor.step(batch, (self.networks.critics, alpha), report=report)
         log_prob_B = metrics.pop("log_prob")
         if self._temperature is not None:
-            self._temperature.step(TemperatureBatch(log_prob_B), self._target_entropy, report=False)
+            self._temperature.step(Batch(log_prob=log_prob_B), self._target_entropy, report=False)
         return metrics
 
     @without_gradient
@@ -121,3 +112,22 @@ class SAC(ReplayAgent):
 
 class _Networks(ContinuousNetworks):
     temperature: Temperature
+
+
+def soft_actor_loss(
+    actor: Actor, batch: Batch, coefficients: Any, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute mean(alpha * log pi(a | s) - min_k Q_k(s, a)) for samples a; reports their log probabilities (B,).
+
+    Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 7.
+    """
+    critics, temperature = coefficients
+    distribution = actor.distribution(batch.features)
+    sample = distribution.sample_from(batch.noise)
+    log_prob_B = distribution.log_prob(sample)
+    value_B = critics.frozen(batch.features, sample.tanh()).amin(0)
+    loss = (temperature * log_prob_B - value_B).mean()
+    metrics = {"log_prob": log_prob_B.detach()}
+    if report:
+        metrics |= {"actor_loss": loss.detach(), "entropy": -log_prob_B.detach().mean()}
+    return loss, metrics

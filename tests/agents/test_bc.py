@@ -7,8 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.imitation import ImitationBatch, cross_entropy_loss, likelihood_loss, squared_action_loss
-from rein.agents.bc import BC
+from rein.agents.base.imitation import likelihood_loss
+from rein.agents.base.learner import Batch
+from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.networks.continuous import Actor
@@ -114,7 +115,7 @@ def network(*, stochastic: bool) -> Actor:
 
 
 def test_actions_on_their_bounds_have_a_likelihood_whose_gradient_is_finite():
-    batch = ImitationBatch(states(4), torch.tensor([[1.0, -1.0]]).expand(4, 2), None)
+    batch = Batch(states(4), torch.tensor([[1.0, -1.0]]).expand(4, 2))
     networks = network(stochastic=True)
     loss, metrics = likelihood_loss(networks, batch, None)
     gradients = torch.autograd.grad(loss, [*networks.parameters()])
@@ -140,7 +141,7 @@ def test_the_deviation_of_data_without_chance_does_not_fall_for_ever(log_std, fa
         networks.head.weight.zero_()
         networks.head.bias.copy_(torch.tensor([0.5, -0.5, log_std, log_std]))
     done = torch.tensor([[0.5, -0.5]]).tanh().expand(4, 2)
-    loss, _ = likelihood_loss(networks, ImitationBatch(states(4), done, None), None)
+    loss, _ = likelihood_loss(networks, Batch(states(4), done), None)
     (gradient,) = torch.autograd.grad(loss, [networks.head.bias])
     assert ((gradient[2:] > 0.0) == falls).all()
 
@@ -149,9 +150,9 @@ def test_the_deviation_of_data_without_chance_does_not_fall_for_ever(log_std, fa
 def test_a_weight_of_two_is_a_row_twice(loss):
     networks, x = network(stochastic=loss is likelihood_loss), states(3)
     action = torch.tensor([[0.1, 0.2], [0.3, -0.4], [-0.9, 0.5]])
-    weighed, _ = loss(networks, ImitationBatch(x, action, torch.tensor([2.0, 1.0, 0.0])), None)
+    weighed, _ = loss(networks, Batch(x, action, weight=torch.tensor([2.0, 1.0, 0.0])), None)
     twice = torch.tensor([0, 0, 1])
-    plain, _ = loss(networks, ImitationBatch(x[twice], action[twice], None), None)
+    plain, _ = loss(networks, Batch(x[twice], action[twice]), None)
     torch.testing.assert_close(weighed, plain)
 
 
@@ -161,7 +162,7 @@ def test_the_error_of_a_likelihood_is_how_far_the_middle_of_it_is_from_the_actio
         networks.head.weight.zero_()
         networks.head.bias.copy_(torch.tensor([0.5, -0.5, -4.0, -4.0]))  # narrow: -log pi is far below 0 at its middle
     middle = torch.tensor([0.5, -0.5]).tanh()
-    batch = ImitationBatch(x, torch.stack((middle, middle + torch.tensor([0.0, 0.3]))), None)
+    batch = Batch(x, torch.stack((middle, middle + torch.tensor([0.0, 0.3]))))
     loss, metrics = likelihood_loss(networks, batch.rows(slice(0, 1)), None)
     assert loss < -4.0 and metrics["error"].item() == pytest.approx(0.0, abs=1e-6)
     assert likelihood_loss(networks, batch, None)[1]["error"].tolist() == pytest.approx([0.0, 0.09], abs=1e-6)
@@ -181,7 +182,7 @@ def test_by_priority_actions_that_are_known_well_are_replayed_less_than_those_th
 
 def test_the_loss_of_logits_is_minus_the_log_of_what_they_give():
     logits = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
-    loss, metrics = cross_entropy_loss(torch.nn.Identity(), ImitationBatch(logits, torch.tensor([1, 0]), None), None)
+    loss, metrics = cross_entropy_loss(torch.nn.Identity(), Batch(logits, torch.tensor([1, 0])), None)
     torch.testing.assert_close(metrics["error"], -logits.log_softmax(1)[[0, 1], [1, 0]])
     torch.testing.assert_close(loss, metrics["error"].mean())
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.critic_loss import CriticBatch
+from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
@@ -31,11 +31,11 @@ class TestContract(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-def rows(features: int = 3, actions: int = 4, size: int = 5) -> CriticBatch:
+def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
     drawing = generator(0, "rows")
     x = torch.randn(size, features, generator=drawing)
     action = torch.randint(actions, (size,), generator=drawing)
-    return CriticBatch(x, action, torch.randn(size, generator=drawing), None)
+    return Batch(x, action, target=torch.randn(size, generator=drawing))
 
 
 def test_critics_learn_the_action_that_was_taken_each_by_its_own_error() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.imitation import ValueBatch, expectile_loss
-from rein.agents.iql import IQL
+from rein.agents.base.learner import Batch
+from rein.agents.iql import IQL, expectile_loss
 from rein.envs.pendulum import Pendulum
 from rein.testing import AgentContract
 from rein.training.offline import fill
@@ -90,7 +90,7 @@ def test_the_value_is_the_expectile_of_what_was_done():
 
 def test_the_loss_of_the_value_leans_toward_the_better():
     value = torch.nn.Flatten(0)  # the value of a state is its observation
-    batch = ValueBatch(torch.tensor([[0.0], [0.0]]), torch.tensor([1.0, -1.0]))
+    batch = Batch(torch.tensor([[0.0], [0.0]]), target=torch.tensor([1.0, -1.0]))
     loss, metrics = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # all of a StateValue it calls
     assert loss.item() == pytest.approx((0.9 + 0.1) / 2)
     better, _ = expectile_loss(value, batch.rows(slice(0, 1)), 0.9)  # type: ignore[arg-type]  # as above
@@ -101,7 +101,7 @@ def test_the_loss_of_the_value_leans_toward_the_better():
 def test_the_loss_of_the_value_counts_a_row_by_its_weight():
     value = torch.nn.Flatten(0)
     weight_B, target_B = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 2.0])
-    batch = ValueBatch(torch.tensor([[0.0], [0.0], [0.5]]), target_B, weight_B)
+    batch = Batch(torch.tensor([[0.0], [0.0], [0.5]]), target=target_B, weight=weight_B)
     weighed, _ = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # as above
     assert weighed.item() == pytest.approx((2 * 0.9 + 0.1) / 3)
 

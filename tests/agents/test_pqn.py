@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.value_loss import Batch, squared_error
-from rein.agents.pqn import PQN
+from rein.agents.base.learner import Batch
+from rein.agents.pqn import PQN, squared_error
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
 from rein.ops.returns import discounted_returns

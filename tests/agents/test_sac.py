@@ -10,7 +10,9 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.critic_loss import Temperature, TemperatureBatch, temperature_gradient, temperature_loss
+from rein.agents.base.closed_form import temperature_gradient
+from rein.agents.base.critic_loss import Temperature, temperature_loss
+from rein.agents.base.learner import Batch
 from rein.agents.sac import SAC
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.envs.wrappers.observations import observation_history
@@ -171,7 +173,7 @@ def test_entropy_goes_where_it_is_wanted(target_entropy):
 
 @pytest.mark.parametrize(("log_prob", "wanted", "grows"), [(-1.0, 2.0, True), (-3.0, 2.0, False), (3.0, -2.0, True)])
 def test_the_temperature_rises_while_there_is_too_little_entropy(log_prob, wanted, grows):
-    temperature, batch = Temperature(0.3, torch.device("cpu")), TemperatureBatch(torch.full((5,), log_prob))
+    temperature, batch = Temperature(0.3, torch.device("cpu")), Batch(log_prob=torch.full((5,), log_prob))
     loss, _ = temperature_loss(temperature, batch, wanted)
     (expected,) = torch.autograd.grad(loss, [temperature.log])
     (found,), _ = temperature_gradient(temperature, batch, wanted, None, report=False)

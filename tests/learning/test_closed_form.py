@@ -8,7 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.policy_loss import Batch, Coefficients, closed_form_gradient, has_closed_form, policy_loss
+from rein.agents.base.closed_form import has_closed_form, policy_gradient
+from rein.agents.base.learner import Batch
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import LSTM
 
@@ -40,14 +42,14 @@ def batch_of(networks, masked, dtype=torch.float64) -> Batch:
         moved = distribution.log_prob(sample) + 0.3 * torch.randn(ROWS, generator=drawn, dtype=dtype)
     advantage, target = torch.randn(2, ROWS, generator=drawn, dtype=dtype)
     valid = torch.rand(ROWS, generator=drawn) < 0.7 if masked else None
-    return Batch(x, sample, moved, value, advantage, target, valid)
+    return Batch(x, sample=sample, log_prob=moved, value=value, advantage=advantage, target=target, valid=valid)
 
 
 def both(networks, batch, coefficients, share=None):
     loss, metrics = policy_loss(networks, batch, coefficients)
     scale = 1.0 if share is None else share
     autograd = torch.autograd.grad(loss * scale, [*networks.parameters()])
-    found = closed_form_gradient(networks, batch, coefficients, share, report=True)
+    found = policy_gradient(networks, batch, coefficients, share, report=True)
     assert found is not None
     return (autograd, {name: value * scale for name, value in metrics.items()}), found
 
@@ -86,7 +88,7 @@ def test_a_squashed_policy_has_one_too():
 )
 def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients):
     networks = networks_of(space, **shape)
-    assert closed_form_gradient(networks, batch_of(networks, False), coefficients, None, report=False) is None
+    assert policy_gradient(networks, batch_of(networks, False), coefficients, None, report=False) is None
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,18 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.critic_loss import (
-    ActorBatch,
-    CriticBatch,
+from rein.agents.base.closed_form import (
     critic_gradient,
-    critic_loss,
     deterministic_actor_gradient,
-    deterministic_actor_loss,
     has_closed_form,
     soft_actor_gradient,
-    soft_actor_loss,
+    td_gradient,
 )
-from rein.agents.base.learner import Learner
-from rein.agents.base.value_loss import Batch, td_gradient, td_loss
-from rein.agents.base.value_loss import has_closed_form as values_have_one
+from rein.agents.base.critic_loss import critic_loss
+from rein.agents.base.deterministic import deterministic_actor_loss
+from rein.agents.base.learner import Batch, Learner
+from rein.agents.dqn import td_loss
+from rein.agents.sac import soft_actor_loss
 from rein.networks.continuous import LOG_STD, Actor, Critics
 from rein.networks.q_network import QNetwork
 
@@ -80,8 +78,8 @@ def compare(networks, batch, coefficients, loss, gradient, share, rtol=1e-9, ato
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_that_of_critics(members, activation, weighted, share):
     weight = normal(ROWS, seed=4).abs() if weighted else None
-    batch = CriticBatch(
-        normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2).tanh(), normal(ROWS, seed=3), weight
+    batch = Batch(
+        normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2).tanh(), target=normal(ROWS, seed=3), weight=weight
     )
     compare(critics_of(members, activation), batch, None, critic_loss, critic_gradient, share)
 
@@ -92,7 +90,7 @@ def test_that_of_critics(members, activation, weighted, share):
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_that_of_a_stochastic_actor(members, activation, temperature, share):
     critics, alpha = critics_of(members, activation), torch.tensor(temperature, dtype=torch.float64)
-    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     chosen = critics(batch.features, actor_of(activation, True)(batch.features)[:, :ACTIONS].tanh()).min(0).indices
     assert len(chosen.unique()) == members  # every critic has rows of its own
     compare(actor_of(activation, True), batch, (critics, alpha), soft_actor_loss, soft_actor_gradient, share)
@@ -101,7 +99,7 @@ def test_that_of_a_stochastic_actor(members, activation, temperature, share):
 def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
     actor, batch = (
         actor_of("relu", True, 100.0),
-        ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2)),
+        Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2)),
     )
     log_std = actor(batch.features)[:, ACTIONS:]
     assert (log_std > LOG_STD[1]).any() and (log_std < LOG_STD[0]).any()
@@ -115,7 +113,7 @@ def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("members", [1, 2])
 def test_that_of_a_deterministic_actor(members, activation, share):
-    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     critics = critics_of(members, activation)
     compare(
         actor_of(activation, False), batch, (critics,), deterministic_actor_loss, deterministic_actor_gradient, share
@@ -127,17 +125,17 @@ def test_that_of_a_deterministic_actor(members, activation, share):
 @pytest.mark.parametrize("delta", [None, 0.3], ids=["squares", "huber"])
 def test_that_of_values(delta, weighted, share):
     network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16, 8), layer_norm=False).double()
-    assert values_have_one(network)
+    assert has_closed_form(network)
     target, weight = 3.0 * normal(ROWS, seed=3), normal(ROWS, seed=4).abs() if weighted else None
     action = torch.randint(4, (ROWS,), generator=drawn(2))
-    batch = Batch(normal(ROWS, FEATURES, seed=1), action, target, target, None, weight)
+    batch = Batch(normal(ROWS, FEATURES, seed=1), action, target=target, weight=weight)
     compare(network, batch, delta, td_loss, td_gradient, share)
 
 
 def test_values_of_actions_that_were_not_taken_are_not_moved():
     network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16,), layer_norm=False).double()
     target = normal(ROWS, seed=3)
-    batch = Batch(normal(ROWS, FEATURES, seed=1), torch.full((ROWS,), 2), target, target, None)
+    batch = Batch(normal(ROWS, FEATURES, seed=1), torch.full((ROWS,), 2), target=target)
     of_head = td_gradient(network, batch, None, None, report=False)[0][-1]
     assert of_head.nonzero().flatten().tolist() == [2]
 
@@ -147,11 +145,11 @@ def test_values_of_actions_that_were_not_taken_are_not_moved():
     [
         (lambda: Critics(2, FEATURES, ACTIONS, (8,), "silu", drawn()), has_closed_form),
         (lambda: Critics(2, FEATURES, ACTIONS, (), "relu", drawn()), has_closed_form),
-        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), values_have_one),
-        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), values_have_one),
-        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), values_have_one),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), has_closed_form),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), has_closed_form),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), has_closed_form),
         (lambda: Critics(2, FEATURES, ACTIONS, (8,), "relu", drawn(), stem=Stem()), has_closed_form),
-        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, stem=Stem), values_have_one),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, stem=Stem), has_closed_form),
     ],
     ids=[
         *("another activation", "no layers", "normalized", "dueling", "values without layers"),
@@ -165,14 +163,14 @@ def test_other_networks_have_none(networks, knows):
 
 def test_an_actor_does_not_move_its_critics():
     critics, actor = critics_of(2, "relu"), actor_of("relu", True)
-    batch = ActorBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2))
+    batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     loss, _ = soft_actor_loss(actor, batch, (critics, torch.tensor(0.1, dtype=torch.float64)))
     assert torch.autograd.grad(loss, [*critics.parameters()], allow_unused=True) == (None,) * 6
 
 
 def test_the_loss_of_critics_is_half_the_mean_square_of_each_in_sum():
     critics = critics_of(3, "relu")
-    batch = CriticBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3), None)
+    batch = Batch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), target=normal(ROWS, seed=3))
     value_KB = critics(batch.features, batch.action)
     expected = sum(0.5 * torch.nn.functional.mse_loss(value_B, batch.target) for value_B in value_KB)
     loss, metrics = critic_loss(critics, batch, None)
@@ -184,8 +182,8 @@ def test_the_actor_s_density_is_summed_over_an_action_and_not_over_the_batch():
     """B10: what is said of a row does not depend on the others, and is that of torch's own transformed Gaussian."""
     actor, features, noise = actor_of("relu", True), normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2)
     coefficients = (critics_of(2, "relu"), torch.tensor(0.2, dtype=torch.float64))
-    whole = soft_actor_loss(actor, ActorBatch(features, noise), coefficients)[1]["log_prob"]
-    alone = [soft_actor_loss(actor, ActorBatch(features[k : k + 1], noise[k : k + 1]), coefficients) for k in range(3)]
+    whole = soft_actor_loss(actor, Batch(features, noise=noise), coefficients)[1]["log_prob"]
+    alone = [soft_actor_loss(actor, Batch(features[k : k + 1], noise=noise[k : k + 1]), coefficients) for k in range(3)]
     torch.testing.assert_close(whole[:3], torch.cat([metrics["log_prob"] for _, metrics in alone]))
     mean, log_std = actor(features).chunk(2, -1)
     gaussian = torch.distributions.Normal(mean, log_std.exp())
@@ -211,7 +209,8 @@ def test_densities_stay_finite_where_actions_are_at_their_bounds():
 def test_a_learner_makes_the_same_step_of_parts(rows):
     """With weights, and errors that come back in the order of the rows, by both ways to a gradient."""
     weight = normal(ROWS, seed=4).abs()
-    batch = CriticBatch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3), weight)
+    x, action, target = normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3)
+    batch = Batch(x, action, target=target, weight=weight)
     moved, said = [], []
     for micro_batch, written in ((None, critic_gradient), (rows, critic_gradient), (rows, None)):
         critics = critics_of(2, "relu")

@@ -12,8 +12,9 @@ from torch import Tensor
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
-from rein.agents.base.critic_loss import CriticBatch, critic_gradient, critic_loss
-from rein.agents.base.learner import Learner
+from rein.agents.base.closed_form import critic_gradient
+from rein.agents.base.critic_loss import critic_loss
+from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.parallel import average
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
@@ -165,10 +166,10 @@ def test_what_is_frozen_before_a_loop_gives_the_seed_stays_frozen() -> None:
 M, F, A = 24, 3, 2
 
 
-def critics_and_batch() -> tuple[Critics, CriticBatch]:
+def critics_and_batch() -> tuple[Critics, Batch]:
     critics = Critics(2, F, A, (8, 8), "relu", generator(0, "networks"))
     columns = [torch.randn(M, *shape, generator=generator(1, "rows", len(shape))) for shape in ((F,), ())]
-    return critics, CriticBatch(columns[0], columns[0][:, :A].tanh(), columns[1], None)
+    return critics, Batch(columns[0], columns[0][:, :A].tanh(), target=columns[1])
 
 
 def step(frozen: list[str], **options: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

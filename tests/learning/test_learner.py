@@ -13,8 +13,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.base.learner import Learner
-from rein.agents.base.policy_loss import METRICS, Batch, Coefficients, policy_loss
+from rein.agents.base.learner import Batch, Learner
+from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator

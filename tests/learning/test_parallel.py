@@ -26,10 +26,10 @@ from torch import Tensor
 import rein
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
-from rein.agents.base.learner import CHECK_EVERY, Learner
+from rein.agents.base.learner import CHECK_EVERY, Batch, Learner
 from rein.agents.base.optimizers import Adam
 from rein.agents.base.parallel import mean_of_processes, process_group
-from rein.agents.base.policy_loss import Batch, Coefficients, policy_loss
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.agents.bc import BC
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
@@ -81,7 +81,8 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def batch(masked: bool) -> Batch:
     columns = [numbers(M, seed=seed) for seed in range(2, 6)]
     valid = numbers(M, seed=6) < 0.5 if masked else None
-    return Batch(numbers(M, F), (numbers(M, seed=1) > 0.0).long(), *columns, valid=valid)
+    named = dict(zip(("log_prob", "value", "advantage", "target"), columns, strict=True))
+    return Batch(numbers(M, F), sample=(numbers(M, seed=1) > 0.0).long(), **named, valid=valid)
 
 
 def stepped(rows: Batch, share: slice, frozen: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.base.policy_loss import Batch, Coefficients, policy_loss
+from rein.agents.base.learner import Batch
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.ops.random import generator
 
@@ -34,7 +35,8 @@ def batch(made: ActorCritic) -> Batch:
         distribution, value = made(x)
         sample = distribution.sample(generator(1, "sample"))
     advantage, target = numbers(M, seed=2), numbers(M, seed=3)
-    return Batch(x, sample, distribution.log_prob(sample), value, advantage, target)
+    log_prob = distribution.log_prob(sample)
+    return Batch(x, sample=sample, log_prob=log_prob, value=value, advantage=advantage, target=target)
 
 
 def gradients(made: ActorCritic, rows: Batch, coefficients: Coefficients) -> list[Tensor]:

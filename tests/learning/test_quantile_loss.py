@@ -4,9 +4,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.learner import Learner
+from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.optimizers import Adam
-from rein.agents.iqn import QuantileBatch, quantile_loss
+from rein.agents.iqn import quantile_loss
 from rein.networks.quantile_network import QuantileNetwork
 from rein.ops.random import generator
 
@@ -18,11 +18,12 @@ def network() -> QuantileNetwork:
     return QuantileNetwork(spaces.Box(-1.0, 1.0, (NUMBERS,)), spaces.Discrete(A), drawn, hidden=(8,), cosines=5)
 
 
-def batch(weight: bool = True) -> QuantileBatch:
+def batch(weight: bool = True) -> Batch:
     drawn = generator(0, "batch")
     numbers = [torch.rand(size, generator=drawn) for size in ((B, NUMBERS), (B, Q), (B, S), (B,))]
     action = torch.randint(A, (B,), generator=drawn)
-    return QuantileBatch(numbers[0], action, numbers[1], 3.0 * numbers[2] - 1.5, numbers[3] if weight else None)
+    weight_B = numbers[3] if weight else None
+    return Batch(numbers[0], action, level=numbers[1], target=3.0 * numbers[2] - 1.5, weight=weight_B)
 
 
 @pytest.mark.parametrize("weight", [False, True])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.agents.base.policy_loss import Batch
+from rein.agents.base.learner import Batch
 from rein.agents.base.segments import Segments, Sequences, Trace, draw_without_replacement, priorities
 from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
@@ -77,9 +77,17 @@ class Learning:
         self.trace = Trace(self.reward, self.terminated, self.truncated, self.next_value(self.value), self.valid)
         advantage = gae(*self.trace[:3], self.value, self.trace.next_value, self.valid, **DISCOUNTS)
         shaped = (lambda x: x) if self.recurrent else (lambda x: x.flatten(0, 1))
-        columns = self.features, self.action, self.log_prob, self.value, advantage, advantage + self.value, self.valid
-        own = (self.reset, self.carry) if self.recurrent else ()
-        self.batch = Batch(*(shaped(column) for column in columns), *own)
+        columns = {
+            "features": self.features,
+            "sample": self.action,
+            "log_prob": self.log_prob,
+            "value": self.value,
+            "advantage": advantage,
+            "target": advantage + self.value,
+            "valid": self.valid,
+        }
+        own = {"reset": self.reset, "carry": self.carry} if self.recurrent else {}
+        self.batch = Batch(**{name: shaped(column) for name, column in columns.items()}, **own)
         self.sequences = Sequences(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
 
     def look(self) -> tuple[Tensor, Tensor]:

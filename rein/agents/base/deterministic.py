@@ -10,19 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.critic_loss import (
-    ActorBatch,
-    CriticBatch,
-    critic_gradient,
-    critic_loss,
-    deterministic_actor_gradient,
-    deterministic_actor_loss,
-    has_closed_form,
-)
+from rein.agents.base.closed_form import critic_gradient, deterministic_actor_gradient, has_closed_form
+from rein.agents.base.critic_loss import critic_loss
 from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
+from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import DeterministicNetworks
+from rein.networks.continuous import Actor, DeterministicNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -94,11 +88,11 @@ class DeterministicAgent(ReplayAgent):
         networks = self.networks
         features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
-        batch = CriticBatch(features, action_BA, self._target(sample, next_features), weight_B)
+        batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         if (self.updates + 1) % self.actor_frequency == 0:
-            metrics |= self._actor.step(ActorBatch(features, action_BA), (networks.critics,), report=report)
+            metrics |= self._actor.step(Batch(features), (networks.critics,), report=report)
         if report:
             metrics["noise"] = torch.tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
@@ -112,3 +106,15 @@ class DeterministicAgent(ReplayAgent):
             action_BA = action_BA.add_(noise_BA.mul_(spread).clamp_(-clip, clip)).clamp_(-1.0, 1.0)
         value_B = networks.target_critics(next_features, action_BA).amin(0)
         return td_target(sample.reward, sample.terminated, value_B, sample.discount)
+
+
+def deterministic_actor_loss(
+    actor: Actor, batch: Batch, coefficients: Any, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute -mean Q_1(s, mu(s)).
+
+    Sources: Silver et al. 2014, equation 9; Lillicrap et al. 2016, equation 6.
+    """
+    (critics,) = coefficients
+    loss = -critics.frozen(batch.features, actor.action(batch.features), 1).mean()
+    return loss, {"actor_loss": loss.detach()} if report else {}

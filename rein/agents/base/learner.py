@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,36 +37,52 @@ CHECK_EVERY = 100  # steps between two comparisons of the processes
 CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
 
 
-class Rows(Protocol):
-    """What is learned from: a `NamedTuple` of columns, of which a learner knows these."""
+_NONE: Any = None  # of a column that a loss does not use
+
+
+class Batch(NamedTuple):
+    """Rows to learn from, (M, ...), or whole sequences, (T, N, ...), if there is a `carry`.
+
+    A column that the loss does not use is None. Shapes of columns are those of rows; sequences have (T, N) for M.
+    """
+
+    features: Tensor = _NONE  # (M, F) output of the encoder
+    action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
+    sample: Tensor = _NONE  # (M, ...) sample of the policy, before it was converted to an action
+    log_prob: Tensor = _NONE  # (M,) of the sample
+    value: Tensor = _NONE  # (M,) of the observation, when it was seen
+    advantage: Tensor = _NONE  # (M,)
+    target: Tensor = _NONE  # (M,) of the value, or (M, S) samples of it
+    weight: Tensor | None = None  # (M,) weight of each row in the loss; None for equal weights
+    noise: Tensor = _NONE  # (M, A) standard normal noise of samples
+    level: Tensor = _NONE  # (M, Q) levels of quantiles
+    valid: Tensor | None = None  # (M,) bool; None if all rows are valid
+    reset: Tensor | None = None  # (T, N) bool, of sequences: whether the carry is zeroed before a step
+    carry: Tensor | None = None  # (N, C) of sequences: before the first step
 
     @property
-    def value(self) -> Tensor:
-        """(M,) one number for each row; (T, N) of whole sequences."""
-        ...
-
-    @property
-    def valid(self) -> Tensor | None:
-        """Which of them count; None for all."""
-        ...
+    def shape(self) -> torch.Size:
+        """(M,), or (T, N) of sequences."""
+        first = self.log_prob if self.features is None else self.features
+        return first.shape[: 1 if self.carry is None else 2]
 
     @property
     def size(self) -> int:
-        """How many rows, or sequences, there are to choose from."""
-        ...
+        """Number of rows, or of sequences."""
+        return self.shape[-1]
 
-    def rows(self, index: Any) -> Any:
-        """Some of the rows, or of the sequences."""
-        ...
+    def rows(self, index: Any) -> Batch:
+        """Return some of the rows, or of the sequences: a slice or an int64 tensor."""
+        *columns, carry = self
+        if carry is not None:
+            chosen = [None if column is None else column[:, index] for column in columns]
+            return Batch._make([*chosen, carry[index]])
+        take: Any = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
+        return Batch._make([None if column is None else take(column, index) for column in self])
 
 
-class Batch(Rows, Protocol):
-    """What the values of observations are learned from: these are the numbers of the rows, as they were when seen."""
-
-    @property
-    def target(self) -> Tensor:
-        """What the values are to become; of their shape."""
-        ...
+def _select(column: Tensor, index_M: Tensor) -> Tensor:
+    return column.index_select(0, index_M)
 
 
 class Learner:
@@ -138,7 +154,7 @@ class Learner:
         own = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
         return any(self._hooks) or any(own)
 
-    def step(self, batch: Rows, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
+    def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
         asked, report = report, report or self._compiled  # so that there is one program
         if self._compiled:  # tensors, so that a schedule does not compile anew
@@ -171,18 +187,18 @@ class Learner:
             else number
         )
 
-    def _parts(self, batch: Rows) -> list[Rows]:
-        steps = batch.value.numel() // batch.size  # 1 where it consists of rows
+    def _parts(self, batch: Batch) -> list[Batch]:
+        steps = batch.shape.numel() // batch.size  # 1 for rows
         size = batch.size if self._rows is None else max(1, self._rows // steps)
         return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
 
     def _accumulate(
-        self, parts: list[Rows], coefficients: Any, valid: Tensor | None, report: bool
+        self, parts: list[Batch], coefficients: Any, valid: Tensor | None, report: bool
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        rows = sum(part.value.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
+        rows = sum(part.shape.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
 
-        def of_part(part: Rows) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-            share = (part.value.numel() if part.valid is None else part.valid.sum()) / rows
+        def of_part(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+            share = (part.shape.numel() if part.valid is None else part.valid.sum()) / rows
             return self._gradients(part, coefficients, report, share)
 
         gradients: list[Tensor | None] = []
@@ -194,7 +210,7 @@ class Learner:
         return gradients, metrics
 
     def _gradients(
-        self, batch: Rows, coefficients: Any, report: bool, share: float | Tensor | None = None
+        self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """By parameter, of the loss or a share of it; and the metrics, or so much of them. None for what is frozen."""
         learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
@@ -217,7 +233,7 @@ class Learner:
         return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics
 
     def _of_all_processes(
-        self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Rows
+        self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Batch
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """Average over the processes; every 100 steps, raise ValueError if networks, optimizers or options differ."""
         self._check_group()
@@ -226,7 +242,7 @@ class Learner:
             check_same([*self._parameters, *state], self._shared_options())
             self._until_check = CHECK_EVERY
         self._until_check -= 1
-        rows = batch.value.numel() if batch.valid is None else batch.valid.sum()
+        rows = batch.shape.numel() if batch.valid is None else batch.valid.sum()
         return average(gradients, metrics, rows)
 
     def _check_group(self) -> None:
@@ -275,7 +291,7 @@ class Learner:
 
 
 def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
-    """Of all updates of a round, and how much of the batch's targets its values explained before it."""
+    """Return the mean metrics of updates, and the explained variance of the batch's targets by its values."""
     means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
     explained = explained_variance(batch.value, batch.target, batch.valid)
     return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}

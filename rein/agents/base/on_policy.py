@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.actions import as_own
+from rein.agents.base.closed_form import has_closed_form, policy_gradient
+from rein.agents.base.learner import Batch
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
-from rein.agents.base.policy_loss import METRICS, Batch, closed_form_gradient, has_closed_form, policy_loss
+from rein.agents.base.policy_loss import METRICS, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.backend import graph
@@ -77,7 +79,7 @@ class OnPolicyAgent(NetworkAgent):
         self.networks = ActorCritic(
             self.observation_space, self.action_space, generator, **self.options(*NETWORK_OPTIONS)
         )
-        gradient = closed_form_gradient if has_closed_form(self.networks) else None
+        gradient = policy_gradient if has_closed_form(self.networks) else None
         self._learner = self.add_learner("networks", self.networks, policy_loss, gradient)
         self._graph = graph(self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
         self.rollout = Rollout(self.rollout_steps)

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from rein.agents.base.policy_loss import Batch
+from rein.agents.base.learner import Batch
 from rein.networks.actor_critic import ActorCritic
 from rein.ops.returns import VTrace, vtrace
 from rein.schedules import Schedule, as_schedule
@@ -109,7 +109,7 @@ class Sequences:
             index_S, chance_S = draw_without_replacement(rate_N, num_envs // count, generator)
             weight_S = chance_S.pow(-beta)
             drawn, weight_TS = self.rows(index_S), (weight_S / weight_S.mean()).expand(steps, -1)
-            yield drawn, weight_TS.reshape(drawn.value.shape)
+            yield drawn, weight_TS.reshape(drawn.shape)
             self.revise(index_S, drawn)
 
     def rows(self, index_S: Tensor) -> Batch:
@@ -120,7 +120,7 @@ class Sequences:
             steps, num_envs = self.advantage_TN.shape
             first_T1 = num_envs * torch.arange(steps, device=index_S.device).unsqueeze(1)
             drawn = self._batch.rows((first_T1 + index_S).flatten())
-        shape = drawn.value.shape
+        shape = drawn.shape
         advantage, target = self.advantage_TN[:, index_S].reshape(shape), self.target_TN[:, index_S].reshape(shape)
         return drawn._replace(advantage=advantage, target=target)
 
