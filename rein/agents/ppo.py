@@ -15,7 +15,7 @@ from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.agents.base.policy_loss import Coefficients
-from rein.agents.base.segments import Segments, Sequences, Trace
+from rein.agents.base.segments import Segments, SegmentSampler, Trace
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import minibatches, standardize
 from rein.replay.rollout import Rollout
@@ -77,7 +77,7 @@ class PPO(OnPolicyAgent):
         sequences = None
         if self.segments is not None:
             trace = Trace(reward_TN, *ends, next_value_TN, valid_TN)
-            sequences = Sequences(self.segments, self.networks, batch, trace, **settings)
+            sequences = SegmentSampler(self.segments, self.networks, batch, trace, **settings)
         metrics: list[dict[str, Tensor]] = []
         for last in range(self.update_epochs - 1, -1, -1):
             metrics = self._pass(batch, sequences, report=not last or self.target_kl is not None)
@@ -92,7 +92,7 @@ class PPO(OnPolicyAgent):
         entropy = self.entropy_coefficient(**counts)  # type: ignore[operator]
         return Coefficients(self.clip(**counts), self.value_coefficient, entropy, self.value_clip)  # type: ignore[operator]
 
-    def _pass(self, batch: Batch, sequences: Sequences | None, report: bool) -> list[dict[str, Tensor]]:
+    def _pass(self, batch: Batch, sequences: SegmentSampler | None, report: bool) -> list[dict[str, Tensor]]:
         """Make one update per minibatch and return the metrics of each."""
         coefficients, metrics, parts = self._coefficients(), [], self._shuffled(batch)
         if sequences is not None:

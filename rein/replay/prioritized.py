@@ -1,26 +1,227 @@
-"""A replay that samples more often what there was more to learn from.
+"""Prioritized experience replay.
 
-Shapes: B rows of a batch.
+Shapes: B rows.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rein.replay.priorities import Priorities
+from rein.ops import backend
+from rein.ops.devices import checked_device
 from rein.replay.replay import Replay, Sample
 from rein.replay.storage import Packing
+from rein.replay.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total
+
+logger = logging.getLogger(__name__)
+
+_INFINITY = float("inf")
+
+
+class Priorities:
+    """Priorities of `capacity` rows, and sampling in proportion to them.
+
+        p_i = (|delta_i| + epsilon)^alpha      P(i) = p_i / sum of all p      w_i = (N P(i))^-beta / max w
+
+    A row can be sampled after it was appended and until it is removed. A new row has the largest priority of any row so
+    far, initially 1, so that every row is soon learned once. `alpha` = 0 samples uniformly. `normalize` selects the
+    weight that becomes 1: the largest of the "batch", or of all rows in the "buffer". N cancels out.
+
+    Source: Schaul et al. 2016 ("Prioritized experience replay"), 3.3, 3.4 and algorithm 1. Rows are sampled
+    independently, not one from each of B ranges as in its B.2.1, so a batch can be split.
+
+    numba compiles the operations on the CPU if it is installed, with the same results to the bit.
+
+    Raises ValueError for numbers out of their range.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        alpha: float = 0.6,
+        epsilon: float = 1e-6,
+        normalize: str = "batch",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"Priorities(capacity={capacity}): give 1 or more")
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"Priorities(alpha={alpha}): give a number from 0 (all rows alike) to 1")
+        if not 0.0 < epsilon < _INFINITY:
+            raise ValueError(f"Priorities(epsilon={epsilon}): above 0, or a row without error is never drawn again")
+        if normalize not in ("batch", "buffer"):
+            raise ValueError(f'Priorities(normalize={normalize!r}): give "batch" or "buffer"')
+        self.capacity = capacity
+        self.alpha = alpha
+        self.epsilon = epsilon
+        self.normalize = normalize
+        self.device = checked_device(device)
+        self._priority = torch.zeros(padded(capacity), dtype=torch.float64, device=self.device)
+        self._maximum = torch.ones((), dtype=torch.float64, device=self.device)
+        self._rebuild()
+
+    @property
+    def _compiled(self) -> Any:
+        """The numba functions for the CPU; None to use torch. A copy may be loaded without numba."""
+        return _compiled_tree() if self.device.type == "cpu" else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as JSON."""
+        return {
+            "capacity": self.capacity,
+            "alpha": self.alpha,
+            "epsilon": self.epsilon,
+            "normalize": self.normalize,
+            "device": str(self.device),
+        }
+
+    def __getitem__(self, index_B: Tensor) -> Tensor:
+        """Return the priorities (B,) float64 of rows; 0 for rows that cannot be sampled."""
+        return self._priority.index_select(0, index_B)
+
+    def append(self, index_B: Tensor, valid_B: Tensor | None = None) -> None:
+        """Give new rows the largest priority so far, and rows that are not valid none."""
+        priority_B = self._maximum.expand(len(index_B))
+        self._write(index_B, priority_B if valid_B is None else priority_B * valid_B)
+
+    def remove(self, index_B: Tensor) -> None:
+        """Exclude rows from sampling until they are appended again."""
+        self._write(index_B, self._maximum.new_zeros(len(index_B)))
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Sample rows with replacement; returns rows (B,) int64 and their probabilities (B,) float64.
+
+        Raises ValueError if no row can be sampled. On other devices than the CPU this is an error of the device, since
+        checking would wait for it.
+        """
+        self._refresh()
+        shape = (len(self._sums), batch_size)
+        uniform_LB = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.device)
+        empty = "Priorities.sample: there is no row that can be drawn; append one first"
+        if (compiled := self._compiled) is not None:
+            index_B = torch.empty(batch_size, dtype=torch.int64, device=self.device)
+            probability_B = torch.empty(batch_size, dtype=torch.float64, device=self.device)
+            found = index_B.numpy(), probability_B.numpy()
+            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *found):
+                raise ValueError(empty)
+            return index_B, probability_B
+        try:
+            index_B, whole = draw(self._sums, uniform_LB.unbind())
+            priority_B = self._priority.index_select(0, index_B)
+        except IndexError as error:  # on the host: asking first would cost as much as a level
+            raise ValueError(empty) from error
+        return index_B, priority_B.div_(whole)
+
+    def weights(self, probability_B: Tensor, beta: float) -> Tensor:
+        """Return importance weights (B,) float32 in [0, 1] of rows sampled with these probabilities.
+
+        `beta` = 1 corrects for the non-uniform sampling completely, 0 not at all; the paper anneals it to 1. Call
+        before `update`, which changes the probabilities.
+        """
+        if not len(probability_B):
+            return torch.zeros(0, dtype=torch.float32, device=probability_B.device)
+        found_B = _on_host(probability_B)
+        if self.normalize == "batch":
+            least = found_B.min()
+        else:
+            self._refresh()
+            least = _on_host(least_positive(self._least[-1]) / total(self._sums[-1]))
+        with np.errstate(divide="ignore", invalid="ignore"):  # by 0 is infinity, as torch has it
+            weight_B = (least / found_B) ** float(beta)
+        return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
+
+    def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
+        """Set the priorities of rows from their TD errors; of duplicate rows the larger error counts.
+
+        Removed rows stay removed. An error that is not finite leaves the priority unchanged. Raises ValueError if rows
+        and errors have different shapes, and IndexError for rows out of range.
+        """
+        if index_B.shape != td_error_B.shape:
+            given = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
+            raise ValueError(f"Priorities.update: {given}; give one error for each row")
+        if not len(index_B):
+            return
+        new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
+        if (compiled := self._compiled) is not None:
+            compiled.update(_arrays(self._sums), index_B.contiguous().numpy(), new_B, self._maximum.numpy())
+            if self._least:
+                self._outdate(index_B)
+            return
+        priority_B = new_B if isinstance(new_B, Tensor) else torch.from_numpy(new_B)
+        before_B = self._priority.index_select(0, index_B)
+        bound_B = before_B * _INFINITY  # NaN where it was 0: nothing is below that
+        priority_B = torch.where(priority_B < bound_B, priority_B, before_B)
+        torch.maximum(self._maximum, priority_B.amax(), out=self._maximum)
+        self._priority.scatter_reduce_(0, index_B, priority_B, "amax", include_self=False)  # in any order the same
+        self._outdate(index_B)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that future samples depend on."""
+        stale = torch.cat(self._stale) if self._stale else torch.zeros(0, dtype=torch.int64, device=self.device)
+        return {"priority": self._priority, "sums": self._sums[1:], "stale": stale, "maximum": self._maximum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError if it has another capacity or is damaged."""
+        priority, sums, stale, maximum = (state[name] for name in ("priority", "sums", "stale", "maximum"))
+        given, mine = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
+        if given != mine:
+            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {mine}, not {given}")
+        if len(stale) and not 0 <= int(stale.amin()) <= int(stale.amax()) < len(priority) >> SHIFT:
+            raise ValueError(f"stale names blocks from {int(stale.amin())} to {int(stale.amax())}, which there are not")
+        self._priority.copy_(priority)
+        self._maximum.copy_(maximum)
+        self._rebuild()
+        for above, saved in zip(self._sums[1:], sums, strict=True):
+            above.copy_(saved)  # to the last bit, which may depend on how many blocks were summed in one go
+        if len(stale):
+            self._stale = [stale.to(self.device, copy=True)]
+            self._stale_rows = len(stale)
+
+    def _write(self, index_B: Tensor, priority_B: Tensor) -> None:
+        self._priority.index_copy_(0, index_B, priority_B)
+        self._outdate(index_B)
+
+    def _outdate(self, index_B: Tensor) -> None:
+        """Mark the sums above rows as stale; the next sample computes them together."""
+        if len(self._sums) > 1:
+            self._stale.append(index_B >> SHIFT)
+            self._stale_rows += len(index_B)
+            if self._stale_rows >= len(self._priority) >> SHIFT:
+                self._rebuild()  # which costs no more by now
+
+    def _refresh(self) -> None:
+        if self._stale:
+            block_B = self._stale[0] if len(self._stale) == 1 else torch.cat(self._stale)
+            if (compiled := self._compiled) is not None:
+                compiled.refresh(_arrays(self._sums), block_B.numpy())
+            else:
+                refresh_(self._sums, block_B, total)
+            if self._least:
+                refresh_(self._least, block_B, least_positive)
+            self._stale, self._stale_rows = [], 0
+
+    def _rebuild(self) -> None:
+        self._sums = levels_of(self._priority, total)
+        self._least = levels_of(self._priority, least_positive) if self.normalize == "buffer" else []
+        self._stale: list[Tensor] = []  # blocks in which a priority has changed, and nothing above it yet
+        self._stale_rows = 0
 
 
 class PrioritizedReplay(Replay):
-    """A `Replay` whose rows are drawn in proportion to their `Priorities`: see there for the equations.
+    """Replay buffer with proportional prioritization; `Priorities` has the equations.
 
-    Whoever learns from a sample weighs its rows by `weights(sample.probability, beta)`, and says in `update` what the
-    errors were.
+    Multiply the losses of a sample by `weights(sample.probability, beta)`, then call `update` with its errors.
     """
 
     def __init__(
@@ -42,7 +243,7 @@ class PrioritizedReplay(Replay):
         self.priorities = Priorities(slots * self.num_envs, **self._how)
 
     def written(self, index_R: Tensor, valid_R: Tensor) -> None:
-        """New rows have the largest priority so far; those that are not valid have none."""
+        """Give new rows the largest priority so far, and rows that are not valid none."""
         self.priorities.append(index_R, valid_R)
 
     def sample(
@@ -55,7 +256,7 @@ class PrioritizedReplay(Replay):
         replacement: bool = True,
         fields: Sequence[str] = (),
     ) -> Sample:
-        """As `Replay.sample`, each row as likely as its priority is large. Raises ValueError without `replacement`."""
+        """Sample as `Replay.sample`, in proportion to priorities. Raises ValueError without `replacement`."""
         if not replacement:
             raise ValueError("sample(replacement=False): rows of a prioritized replay are drawn with replacement")
         self.flush()
@@ -64,21 +265,43 @@ class PrioritizedReplay(Replay):
         return found._replace(probability=probability_B)
 
     def weights(self, probability_B: Tensor, beta: float) -> Tensor:
-        """What to multiply the losses of a sample's rows by, (B,): see `Priorities.weights`."""
+        """Return the importance weights (B,) of the rows of a sample; see `Priorities.weights`."""
         return self.priorities.weights(probability_B, beta)
 
     def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
-        """These rows were learned from, with errors of these sizes."""
+        """Set the priorities of rows from their TD errors."""
         self.priorities.update(index_B, td_error_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows and their priorities."""
+        """Return the rows and their priorities."""
         return {**super().state_dict(), "priorities": self.priorities.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for that of another capacity."""
+        """Load what `state_dict` returned. Raises ValueError if it has another capacity."""
         super().load_state_dict(state)
         if state["filled"]:
             self.priorities.load_state_dict(state["priorities"])
         else:
             self.priorities = Priorities(max(1, self.slots * self.num_envs), **self._how)
+
+
+@functools.cache
+def _compiled_tree() -> Any:
+    """Import `rein.replay.compiled_tree`, which takes half a second; None without a working numba."""
+    if backend.PLAIN or importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        return importlib.import_module("rein.replay.compiled_tree")
+    except ImportError as error:  # numba refuses versions of numpy that are newer than it
+        logger.warning("prioritized replay goes without numba, which is installed and cannot be imported: %s", error)
+        return None
+
+
+def _on_host(x_B: Tensor) -> Any:
+    """Return a CPU tensor as an array of the same memory: numpy takes half of torch's time for few numbers."""
+    return x_B.numpy() if x_B.device.type == "cpu" else x_B
+
+
+def _arrays(levels: list[Tensor]) -> tuple[Any, ...]:
+    """Return arrays of the same memory, for numba."""
+    return tuple([level.numpy() for level in levels])

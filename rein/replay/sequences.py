@@ -167,7 +167,7 @@ class SequenceReplay(Replay):
         super().load_state_dict(state)
 
 
-Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 class ClipStream(IterableDataset[Clips]):
@@ -207,7 +207,7 @@ class ClipStream(IterableDataset[Clips]):
         restore(self._generator, state["generator"])
 
 
-def prefetch(batches: Iterable[Batch], device: torch.device | str) -> Iterator[Batch]:
+def prefetch(batches: Iterable[Item], device: torch.device | str) -> Iterator[Item]:
     """The same batches, trees of tensors, on a device: each begins its way there while the one before is used.
 
     One batch is drawn in advance, on every device alike, so that what is learned does not depend on which it is. To a
@@ -215,7 +215,7 @@ def prefetch(batches: Iterable[Batch], device: torch.device | str) -> Iterator[B
     """
     device = checked_device(device)
     side = torch.cuda.Stream(device) if device.type == "cuda" else None
-    coming: list[Batch] = []
+    coming: list[Item] = []
     for batch in batches:
         coming.append(_send(batch, device, side))
         if len(coming) == 2:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# number n lies in block n >> SHIFT, which is faster than to divide; numba keeps what it compiled with it until
+# number n is in block n >> SHIFT, which is faster than a division; numba caches compiled code with this value until
 # compiled_tree.py changes
 SHIFT = 4
 WIDTH = 1 << SHIFT  # W; with a million rows 8 is slower by torch, and 32 by numba; 2 by both

@@ -32,7 +32,7 @@ from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.networks.recurrent import LSTM
 from rein.ops import backend
-from rein.replay import priorities
+from rein.replay import prioritized
 
 ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
 REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
@@ -68,9 +68,9 @@ def trained(case: str) -> Any:
 
 @pytest.fixture
 def numba_anew() -> Any:
-    priorities._compiled_tree.cache_clear()
+    prioritized._compiled_tree.cache_clear()
     yield
-    priorities._compiled_tree.cache_clear()
+    prioritized._compiled_tree.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,7 +79,7 @@ def test_plain_agent_trains_to_the_same_parameters(
 ) -> None:
     optimized = trained(case)
     monkeypatch.setattr(backend, "PLAIN", True)
-    priorities._compiled_tree.cache_clear()
+    prioritized._compiled_tree.cache_clear()
     plain = trained(case)
     assert plain.updates == optimized.updates > 0
     assert all(learner._closed_form is None for learner in getattr(plain, "learners", {}).values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rein
 from rein.agents.base.learner import Batch
-from rein.agents.base.segments import Segments, Sequences, Trace, draw_without_replacement, priorities
+from rein.agents.base.segments import Segments, SegmentSampler, Trace, draw_without_replacement, priorities
 from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Memory, Reach
@@ -88,7 +88,7 @@ class Learning:
         }
         own = {"reset": self.reset, "carry": self.carry} if self.recurrent else {}
         self.batch = Batch(**{name: shaped(column) for name, column in columns.items()}, **own)
-        self.sequences = Sequences(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
+        self.sequences = SegmentSampler(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
 
     def look(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.random import generator
-from rein.replay.priorities import Priorities, _compiled_tree
+from rein.replay.prioritized import Priorities, _compiled_tree
 from rein.replay.sum_tree import TOP, WIDTH, draw, levels_of, padded, total
 from rein.testing import StatefulContract
 
@@ -20,7 +20,7 @@ THREE_LEVELS = TOP * WIDTH + 1
 
 def by_torch_alone(patch: pytest.MonkeyPatch) -> None:
     """As where numba is not installed."""
-    patch.setattr("rein.replay.priorities._compiled_tree", lambda: None)
+    patch.setattr("rein.replay.prioritized._compiled_tree", lambda: None)
 
 
 @pytest.fixture(autouse=True, params=["torch", "numba"])

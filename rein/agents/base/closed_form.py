@@ -23,7 +23,6 @@ from rein.networks.heads import ContinuousHead, DiscreteHead
 from rein.networks.mlp import Stack
 from rein.networks.q_network import QNetwork
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
-from rein.ops.distributions.scores import categorical_score, normal_score
 from rein.ops.losses import clipped_surrogate_slope, huber
 from rein.ops.stack import FUSED, Pass, relu_backward, stack_backward, stack_forward
 
@@ -125,6 +124,37 @@ def _policy_score(
         of_mean_MA, of_log_std_MA = normal_score(*settings)
         return of_mean_MA, [of_log_std_MA.sum(0)]
     raise TypeError(f"{type(distribution).__name__} has no closed form here")
+
+
+def categorical_score(
+    log_probs_NA: Tensor, sample_N: Tensor, weight_N: Tensor, entropy_weight_N: Tensor | None = None
+) -> Tensor:
+    """Compute the gradient of weighted log probabilities and entropies with respect to logits, (N, A).
+
+    d log pi(a) / d logit_j = [j = a] - p_j      d H / d logit_j = -p_j (log p_j + H)
+    """
+    p_NA = log_probs_NA.exp()
+    score_NA = p_NA * weight_N.neg().unsqueeze(-1)
+    if entropy_weight_N is not None:
+        negative_entropy_N1 = (p_NA * log_probs_NA).sum(-1, keepdim=True)
+        score_NA -= p_NA * (log_probs_NA - negative_entropy_N1) * entropy_weight_N.unsqueeze(-1)
+    return score_NA.scatter_add_(-1, sample_N.unsqueeze(-1), weight_N.unsqueeze(-1))
+
+
+def normal_score(
+    mean_NA: Tensor, log_std: Tensor, sample_NA: Tensor, weight_N: Tensor, entropy_weight_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradient with respect to the mean and to the log standard deviation of each row, (N, A) each.
+
+    z = (a - mean) / std      d log pi(a) / d mean = z / std      d log pi(a) / d log std = z^2 - 1      d H = 1
+    """
+    inverse_std = torch.exp(-log_std)
+    z_NA = (sample_NA - mean_NA) * inverse_std
+    weight_N1 = weight_N.unsqueeze(-1)
+    of_log_std_NA = (z_NA.square() - 1.0) * weight_N1
+    if entropy_weight_N is not None:
+        of_log_std_NA += entropy_weight_N.unsqueeze(-1)
+    return z_NA * inverse_std * weight_N1, of_log_std_NA
 
 
 @torch.no_grad()

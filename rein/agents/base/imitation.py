@@ -20,7 +20,7 @@ def likelihood_loss(
     """Compute mean -w log pi(a | s) of a squashed Gaussian; reports |tanh(mean) - a|^2 of each row as `error` (B,).
 
     The density of a squashed Gaussian is unbounded at the bounds, so recorded actions are kept a thousandth away from
-    them. -log pi is no error: it is negative for rows that are learned well.
+    them. -log pi is not used as error, since it is negative for rows that are learned well.
 
     Sources: Pomerleau 1988 for w = 1; Peters & Schaal 2007, Nair et al. 2020 (AWAC), equation 13, for others.
     """

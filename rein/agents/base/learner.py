@@ -86,20 +86,20 @@ def _select(column: Tensor, index_M: Tensor) -> Tensor:
 
 
 class Learner:
-    """Steps an optimizer by the gradient of a loss.
+    """Steps an optimizer with the gradient of a loss.
 
-    `micro_batch` rows are computed at once, on each of `threads` cores, and the gradients of all parts, each weighed by
-    its share of the rows that count, are added in their order: the results do not depend on the number of threads, and
-    on the size of the parts by rounding alone. `precision` is a floating-point type for matrix products.
+    Each of `threads` threads computes `micro_batch` rows at once. The gradients of all parts are added in order, each
+    weighted by its share of the valid rows. Results do not depend on the number of threads, and on `micro_batch` only
+    by rounding. `precision` is the floating-point type of matrix products.
 
-    While a hook is registered on a parameter or a module, the loss is differentiated by `backward`, part by part and
-    without `compile`, so that every hook fires as in any torch program.
+    While a hook is registered on a parameter or a module, the loss is differentiated with `backward`, part by part and
+    without `compile`, so that every hook fires.
 
-    Parameters whose `requires_grad` is False at a step stay as they are, and so does what the optimizer keeps of them.
-    Where all of them are such there is no step, and `guard` is not asked; the metrics are those of the loss.
+    Parameters whose `requires_grad` is False do not change, and neither does their optimizer state. If all parameters
+    are frozen, there is no optimizer step, `guard` is not called, and the metrics are those of the loss.
 
-    One that is built in a process group of several (`rein.agents.base.parallel`) steps by the mean over all rows of all
-    processes, so that clipping, `guard` and whoever reads the metrics find the same in each of them.
+    A learner built in a process group of several processes (`rein.agents.base.parallel`) uses the mean gradient over
+    the rows of all processes. Clipping, `guard` and metrics are then the same in each process.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Learner:
         precision: str = "float32",
         closed_form: Gradient | None = None,
     ) -> None:
-        """`micro_batch=None` chooses: 4,096 rows on the host, all of them elsewhere.
+        """`micro_batch=None` uses 4,096 rows on the CPU and all rows on other devices.
 
         `closed_form` computes the gradient of the loss without autograd. Autograd differentiates the loss if
         `closed_form` returns None, in half precision, with `REIN_PLAIN=1`, and while parameters are frozen or hooks
@@ -150,12 +150,12 @@ class Learner:
         self._processes, self._until_check = processes(), 0  # steps before the processes are compared again
 
     def _hooked(self) -> bool:
-        """Whether a parameter or a module has a hook now; torch keeps one dictionary of each kind for each module."""
+        """Return whether a parameter or a module has a hook; torch has one dictionary per kind and module."""
         own = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
         return any(self._hooks) or any(own)
 
     def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
-        """One step of the optimizer; to `report`, the loss's metrics and `grad_norm`."""
+        """Make one optimizer step; returns the metrics of the loss and, if `report` is set, `grad_norm`."""
         asked, report = report, report or self._compiled  # so that there is one program
         if self._compiled:  # tensors, so that a schedule does not compile anew
             coefficients = map_tree(self._tensor, coefficients)
@@ -180,7 +180,7 @@ class Learner:
         return metrics if norm is None else {**metrics, "grad_norm": norm}
 
     def _tensor(self, number: Any) -> Any:
-        """What is 0 is left out of the program, and what is no number stays what it is."""
+        """Return a nonzero float as a tensor; 0 and other objects stay constants of the compiled program."""
         return (
             torch.tensor(number, dtype=torch.float32, device=self._device)
             if isinstance(number, float) and number
@@ -212,7 +212,7 @@ class Learner:
     def _gradients(
         self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """By parameter, of the loss or a share of it; and the metrics, or so much of them. None for what is frozen."""
+        """Return the gradient of the loss times `share` by parameter, None if frozen, and the metrics times `share`."""
         learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
         hooked = self._hooked()
         if self._closed_form is not None and not hooked and len(learned) == len(self._parameters):
@@ -253,7 +253,7 @@ class Learner:
             )
 
     def _shared_options(self) -> dict[str, Any]:
-        """What must be equal in all processes so that equal gradients make equal steps, as JSON."""
+        """Return the options that must be equal in all processes for equal steps, as JSON."""
         return {
             "optimizer": describe_optimizer(self.optimizer),
             "learning_rate": [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group],
@@ -277,15 +277,15 @@ class Learner:
             self._finite.read()
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
-        """ValueError where the optimizer was given another rate, which `option` would replace."""
+        """Raise ValueError if the optimizer was given another rate, which `option` would replace."""
         check_learning_rate(self.optimizer, option, rates)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state."""
+        """Return the state of the optimizer."""
         return plain_state(self.optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         load_plain_state(self.optimizer, state)
         self._until_check = 0
 
@@ -298,7 +298,7 @@ def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tenso
 
 
 def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients by parameter; unlike `torch.autograd.grad`, `backward` calls hooks after a gradient is accumulated."""
+    """Return gradients by parameter; unlike `torch.autograd.grad`, `backward` calls post-accumulate hooks."""
     for parameter in parameters:
         parameter.grad = None
     loss.backward(inputs=learned)
@@ -329,12 +329,12 @@ def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that compute with as many threads of torch's own as this one does, which torch would not do by itself."""
+    """Return threads that each use as many torch threads as the present one; torch does not inherit the number."""
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
 
 def _join(a: Tensor | None, b: Tensor) -> Tensor:
-    """Numbers are added; what is said of each row stands in the order of the rows."""
+    """Add numbers, and concatenate values of rows."""
     return b if a is None else torch.cat((a, b)) if b.ndim else a + b
 
 

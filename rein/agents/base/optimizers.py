@@ -15,10 +15,10 @@ from rein.schedules import Schedule
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015), the default of rein's agents.
+    """Adam (Kingma & Ba 2015), the default optimizer of agents.
 
-    The same numbers as `torch.optim.Adam(fused=True)`, whose first construction imports torch's compiler and takes
-    longer than many a run here. It has what agents use of an optimizer: `param_groups`, `step`, `zero_grad`, a state.
+    Computes the same numbers as `torch.optim.Adam(fused=True)`, whose construction imports torch's compiler and takes
+    longer than short runs.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Adam:
         self._parameters = parameters
         self._means = [torch.zeros_like(p) for p in parameters]
         self._squares = [torch.zeros_like(p) for p in parameters]
-        # one number for each, side by side, so that one operation counts them all
+        # one number per parameter in one tensor, so that one operation counts all steps
         device = parameters[0].device if parameters else "cpu"
         self._count = torch.zeros(len(parameters), dtype=torch.float32, device=device)
         self._steps = list(self._count.unbind())
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         group = self.param_groups[0]
         kept = self._parameters, self._means, self._squares, self._steps
         gradients = [laid_out_as(p, p.grad) for p in self._parameters if p.grad is not None]
@@ -72,16 +72,16 @@ class Adam:
         )
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments and the number of steps."""
+        """Return the moments and the number of steps."""
         return {"means": list(self._means), "squares": list(self._squares), "steps": list(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for the state of other parameters."""
+        """Load what `state_dict` returned. Raises ValueError if it belongs to other parameters."""
         for name, mine in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
             theirs = state[name]
             if len(theirs) != len(mine):
@@ -95,11 +95,10 @@ class Adam:
 
 
 def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, its numbers in memory in the order of the parameter's.
+    """Return the gradient with the memory layout of the parameter.
 
-    Fused optimizers of torch 2.13 go through both side by side, whatever their strides say: a gradient whose channels
-    are neighbours, as convolutions give it where their images' are, would reach the wrong weights. `backward` sees to
-    that; `torch.autograd.grad` does not.
+    Fused optimizers of torch 2.13 ignore strides, so a gradient in channels-last layout would update the wrong weights.
+    `backward` converts the layout; `torch.autograd.grad` does not.
     """
     if (gradient.is_contiguous() and parameter.is_contiguous()) or gradient.stride() == parameter.stride():
         return gradient
@@ -119,7 +118,7 @@ class Optimizer(Protocol):
         ...
 
     def zero_grad(self) -> Any:
-        """Forget the gradients."""
+        """Clear the gradients."""
         ...
 
     def state_dict(self) -> Any:

@@ -79,7 +79,7 @@ class Trace(NamedTuple):
     valid: Tensor | None
 
 
-class Sequences:
+class SegmentSampler:
     """A rollout whose sequences are drawn, learned from and looked at again.
 
     Advantages and targets are its own copies. The batch stays as it was, and with it what the clips of PPO refer to.
