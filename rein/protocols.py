@@ -34,7 +34,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """N environments stepped together. Each one resets itself in the step in which its episode ends."""
+    """N environments that step together. Each one resets itself in the step in which its episode ends."""
 
     @property
     def num_envs(self) -> int:
@@ -53,7 +53,7 @@ class Environment(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where observations come from and actions are expected."""
+        """Device of observations and actions."""
         ...
 
     @property
@@ -63,21 +63,21 @@ class Environment(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether an episode's seed and actions give the episode again, bit for bit."""
+        """Whether the seed and the actions of an episode reproduce it bit for bit."""
         ...
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: what each environment's current episode was reset with; -1 where unknown."""
+        """(N,) int64: seeds of the current episodes; -1 if unknown."""
         ...
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON."""
         ...
 
     def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every environment; `seed` starts all streams anew. Returns (N, *O)."""
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns (N, *O)."""
         ...
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -85,35 +85,35 @@ class Environment(Protocol):
         ...
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams; refused after the first reset."""
+        """Set the seed of all streams. Raises RuntimeError after the first reset."""
         ...
 
     def close(self) -> None:
-        """Release what the environments hold; may be called twice."""
+        """Release all resources. May be called twice."""
         ...
 
 
 @runtime_checkable
 class Replayable(Protocol):
-    """An environment whose episodes can be begun again by their seeds, to be replayed or filmed."""
+    """An environment that can repeat episodes by their seeds, for replays and videos."""
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes of these seeds (N,); those that follow are the streams' own. Returns (N, *O)."""
+        """Begin the episodes with these seeds (N,). Later episodes follow the streams. Returns (N, *O)."""
         ...
 
 
 @runtime_checkable
 class PartlyResettable(Protocol):
-    """An environment of which some rows can be reset by themselves. Wrappers: ask with `hasattr`, see `Wrapper`."""
+    """An environment that can reset some rows only. Test wrappers with `hasattr`, see `Wrapper`."""
 
     def reset_where(self, mask: Tensor) -> Tree:
-        """Begin the next episode where `mask` (N,) is True, and leave the others alone. Returns (N, *O), of all."""
+        """Begin the next episode where `mask` (N,) is True. Returns the observation (N, *O) of all environments."""
         ...
 
 
 @runtime_checkable
 class PartlySteppable(Protocol):
-    """Environments of which some can be stepped without the others. Test wrappers with `hasattr`, see `Wrapper`.
+    """An environment that can step some rows only. Test wrappers with `hasattr`, see `Wrapper`.
 
     A row that is not stepped is not valid, nothing ended in it, its reward is 0, and its observation and
     final_observation are the current one. With an attribute `steps_separately = True`, stepping a part costs less than
@@ -121,7 +121,7 @@ class PartlySteppable(Protocol):
     """
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
-        """Step where `mask` (N,) is True, and leave the others alone; `action` (N, *A) is of all."""
+        """Step the rows where `mask` (N,) is True; `action` (N, *A) has all rows."""
         ...
 
 

@@ -19,7 +19,7 @@ import attrs
 import rein.envs
 from rein.cli.options import check_options, parse
 from rein.cli.recipes import call, find, recipe_names
-from rein.envs.gymnasium.rebuilding import rebuild
+from rein.envs.gymnasium.adapter import rebuild
 from rein.errors import StoreError
 from rein.files import read_json
 from rein.loop import Loop

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from rein.envs.base.contract import check_integers
 from rein.episodes.finite import check_finite_observation
-from rein.episodes.partly import step_active
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
-from rein.episodes.step import check_part
+from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError
 from rein.foreign_names import check_keywords
 from rein.ops.trees import to_device

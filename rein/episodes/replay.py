@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from rein.episodes.partly import step_active
+from rein.episodes.step import step_active
 from rein.ops.trees import map_tree, to_device
 from rein.types import TimeStep, Tree
 

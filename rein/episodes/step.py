@@ -1,8 +1,7 @@
-"""One step of every environment, in the five phases that give the loop's events their names.
+"""One step of every environment, in five phases, and the check that agent, environment and store fit together.
 
 Shapes: N environments.
-
-Whether an agent, an environment and a store go together."""
+"""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from rein.envs.base.contract import check_observed, check_rows, check_time_step, check_transition
 from rein.episodes.finite import FiniteData
-from rein.episodes.partly import step_active
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
 from rein.protocols import AgentProtocol, Environment, Store
@@ -97,6 +95,17 @@ def _apply(agent: AgentProtocol, environment: Environment, known: StepState) -> 
     time_step = step_active(environment, action, active_N)
     # only toward a GPU does what comes after wait for a copy that does not block
     return time_step, to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
+
+
+def step_active(environment: Environment, action: Tree, active: Tensor | None) -> TimeStep:
+    """Step the environments for which `active` (N,) is True, all of them if it is None.
+
+    Environments that step all rows at once, whose `steps_separately` is missing or False, step the others as well:
+    leaving some out would take longer.
+    """
+    if active is None or not getattr(environment, "steps_separately", False) or bool(active.all()):
+        return environment.apply_action(action)
+    return environment.apply_action_where(action, active)  # type: ignore[attr-defined]  # see `PartlySteppable`
 
 
 def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:

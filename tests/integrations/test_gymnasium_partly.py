@@ -13,9 +13,8 @@ from gymnasium import spaces
 import rein
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.wrappers.frame_skip import FrameSkip
 from rein.envs.wrappers.rewards import ScaleReward
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import FrameSkip, TimeLimit
 from rein.episodes import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.replay import replay

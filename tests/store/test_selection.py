@@ -9,7 +9,7 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import TimeLimit
 from rein.errors import StoreError
 from rein.store.compact import compact
 from rein.store.folder import list_files

@@ -1,7 +1,6 @@
 from rein.envs.wrappers.actions import ClipAction as ClipAction
 from rein.envs.wrappers.actions import RescaleAction as RescaleAction
 from rein.envs.wrappers.base import Wrapper as Wrapper
-from rein.envs.wrappers.frame_skip import FrameSkip as FrameSkip
 from rein.envs.wrappers.observations import FlattenObservation as FlattenObservation
 from rein.envs.wrappers.observations import FrameStack as FrameStack
 from rein.envs.wrappers.observations import observation_history as observation_history
@@ -9,4 +8,5 @@ from rein.envs.wrappers.record_video import RecordVideo as RecordVideo
 from rein.envs.wrappers.rewards import ClipReward as ClipReward
 from rein.envs.wrappers.rewards import ScaleReward as ScaleReward
 from rein.envs.wrappers.rewards import SignReward as SignReward
-from rein.envs.wrappers.time_limit import TimeLimit as TimeLimit
+from rein.envs.wrappers.time import FrameSkip as FrameSkip
+from rein.envs.wrappers.time import TimeLimit as TimeLimit

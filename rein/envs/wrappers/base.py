@@ -1,8 +1,7 @@
-"""What a wrapper does not change: all that the environment inside it says and does.
+"""Base class of wrappers, which forwards everything to the inner environment.
 
-What an environment may offer beyond `rein.protocols.Environment`: `reset_where` of `PartlyResettable`,
-`apply_action_where` of `PartlySteppable`, and the state of `Stateful`. A wrapper has them where what it wraps has;
-`hasattr` tells.
+A wrapper has the optional methods `reset_where`, `apply_action_where`, `state_dict` and `load_state_dict` if the inner
+environment has them. Test for them with `hasattr`.
 
 Shapes: N environments, O one observation, A one action.
 """
@@ -26,10 +25,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def where_inside(method: _Method) -> _Method:
-    """A wrapper's method that it has where the inner environment has one of that name: AttributeError elsewhere.
+    """Decorator: the wrapper has the method only if the inner environment has one of that name.
 
-    For `state_dict` and `load_state_dict`: an environment without begins new episodes at a resume, and there is nothing
-    that a wrapper around it could go on with.
+    For `state_dict` and `load_state_dict`: an environment without a state begins new episodes when a run resumes, and
+    so must its wrappers.
     """
     return cast(Any, _WhereInside(method))  # to type checkers the method that protocols ask for
 
@@ -46,16 +45,16 @@ class _WhereInside:
 
 
 class Wrapper:
-    """An environment around `inner`: it does whatever the inner one does, and a wrapper fills in what it changes.
+    """Base class of wrappers: an environment around `inner`, which does what the inner environment does.
 
-    That is `_begin`, through which every first observation goes, and `_step`, through which every action goes; a space
-    where it is another one; the state where it has its own, `where_inside`; and its `config`.
+    A wrapper overrides `_begin` for the observations of resets, `_step` for actions, the spaces that it changes,
+    `config`, and with the decorator `where_inside` the state, if it has one.
     """
 
     inner: Any  # an Environment, and the optional methods that it may have
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
-        """What to return for the inner observation after a reset where `mask` (N,) is True, of all if it is None."""
+        """Return the observation for the inner one after a reset where `mask` (N,) is True, or of all if it is None."""
         return observation
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
@@ -117,7 +116,7 @@ class Wrapper:
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether there are no episodes to step, and the inner environment says so."""
+        """Whether the inner environment has no episodes to step before the next reset."""
         return getattr(self.inner, "awaits_reset", False)
 
     def reset(self, seed: int | None = None) -> Tree:

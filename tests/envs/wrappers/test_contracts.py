@@ -17,11 +17,10 @@ from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.probes import Reach
 from rein.envs.turtleworld import Turtleworld
 from rein.envs.wrappers.actions import ClipAction, RescaleAction
-from rein.envs.wrappers.frame_skip import FrameSkip
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward, ScaleReward, SignReward
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import FrameSkip, TimeLimit
 from rein.ops.random import integers, uniform
 from rein.testing import EnvironmentContract, StatefulContract
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.frame_skip import FrameSkip
+from rein.envs.wrappers.time import FrameSkip
 from rein.testing.stateful import first_difference
 
 

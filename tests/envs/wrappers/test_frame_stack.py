@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.observations import FrameStack
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import TimeLimit
 from rein.ops.trees import leaves, map_tree
 from rein.testing.stateful import first_difference
 

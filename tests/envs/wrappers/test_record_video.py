@@ -17,7 +17,7 @@ from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.record_video import RecordVideo
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import TimeLimit
 from rein.episodes import evaluate
 from rein.errors import EnvironmentContractError
 

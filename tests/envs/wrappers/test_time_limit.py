@@ -9,7 +9,7 @@ import torch
 
 from rein.envs.gridworld import Gridworld
 from rein.envs.wrappers.rewards import ScaleReward
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import TimeLimit
 from rein.testing.stateful import first_difference
 
 TARGETS = [(2, 4), (0, 1), (4, 4), (3, 2)]

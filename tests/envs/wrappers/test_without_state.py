@@ -12,10 +12,9 @@ import torch
 import rein
 from rein.agents.dqn import DQN
 from rein.envs.gridworld import Gridworld
-from rein.envs.wrappers.frame_skip import FrameSkip
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack
 from rein.envs.wrappers.rewards import ClipReward, ScaleReward, SignReward
-from rein.envs.wrappers.time_limit import TimeLimit
+from rein.envs.wrappers.time import FrameSkip, TimeLimit
 from rein.handlers.checkpoint import checkpoint
 from rein.protocols import Stateful
 

@@ -1,0 +1,112 @@
+"""Wrappers of time: one action for several steps, and episodes of a limited length.
+
+Shapes: N environments, O one observation, A one action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.envs.base.contract import restored
+from rein.envs.wrappers.base import Wrapper, may_hold, require, where_inside, where_rows
+from rein.protocols import Environment
+from rein.types import TimeStep, Tree
+
+
+class FrameSkip(Wrapper):
+    """Repeat every action for `skip` steps of the inner environment, and add up the rewards.
+
+    If an episode ends within these steps, the wrapper's step ends there, and the next action begins the next episode.
+    The inner environment needs `apply_action_where`.
+
+    Raises TypeError if the inner environment lacks it, and ValueError for a skip below 1.
+    """
+
+    def __init__(self, inner: Environment, skip: int = 4) -> None:
+        if skip < 1:
+            raise ValueError(f"FrameSkip(skip={skip}): give the number of steps that an action lasts, 1 or more")
+        require("FrameSkip", inner, "apply_action_where", "repeat the action inside of it, before episodes begin anew")
+        self.inner = inner
+        self.skip = skip
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Constructor options, as JSON."""
+        return self._config(skip=self.skip)
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        time_step = self._step_inner(action, mask)
+        on_N = time_step.valid & ~(time_step.terminated | time_step.truncated)
+        for _ in range(self.skip - 1):
+            if not may_hold(on_N):
+                break
+            following = self._step_inner(action, on_N)
+            time_step = _joined(time_step, following, on_N)
+            on_N = on_N & ~(following.terminated | following.truncated)
+        return time_step
+
+
+def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
+    """Join two steps, of which the second was taken where `on_N` (N,) is True."""
+    return TimeStep(
+        observation=following.observation,  # where it was not taken, the current one
+        reward=torch.where(on_N, time_step.reward + following.reward, time_step.reward),
+        terminated=time_step.terminated | (following.terminated & on_N),
+        truncated=time_step.truncated | (following.truncated & on_N),
+        final_observation=where_rows(on_N, following.final_observation, time_step.final_observation),
+        valid=time_step.valid,
+        info=where_rows(on_N, following.info, time_step.info),
+    )
+
+
+class TimeLimit(Wrapper):
+    """Truncate every episode after `max_episode_steps` steps, and begin the next one in that environment only.
+
+    The inner environment needs `reset_where`. An episode that terminates in the last allowed step is both terminated
+    and truncated, as in Gymnasium.
+
+    Raises TypeError if the inner environment lacks `reset_where`, and ValueError for a limit below 1.
+    """
+
+    def __init__(self, inner: Environment, max_episode_steps: int) -> None:
+        if max_episode_steps < 1:
+            raise ValueError(f"TimeLimit(max_episode_steps={max_episode_steps}): give 1 or more")
+        require("TimeLimit", inner, "reset_where", "give the environment a limit of its own when you build it")
+        self.inner = inner
+        self.max_episode_steps = max_episode_steps
+        self._steps_N = torch.zeros(inner.num_envs, dtype=torch.int64, device=inner.device)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Constructor options, as JSON."""
+        return self._config(max_episode_steps=self.max_episode_steps)
+
+    @where_inside
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the inner environment, and the steps of every episode so far."""
+        return {"inner": self.inner.state_dict(), "steps": self._steps_N}
+
+    @where_inside
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`. Raises ValueError for another number of environments."""
+        steps_N = restored(state, "steps", self._steps_N)
+        self.inner.load_state_dict(state["inner"])
+        self._steps_N = steps_N
+
+    def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
+        self._steps_N = torch.zeros_like(self._steps_N) if mask is None else self._steps_N.masked_fill(mask, 0)
+        return observation
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        time_step = self._step_inner(action, mask)
+        steps_N = self._steps_N + time_step.valid
+        reached_N = steps_N >= self.max_episode_steps
+        ended_N = time_step.terminated | time_step.truncated
+        self._steps_N = steps_N.masked_fill(ended_N | reached_N, 0)
+        cut_N = reached_N & ~ended_N
+        observation = self.inner.reset_where(cut_N) if may_hold(cut_N) else time_step.observation
+        return time_step._replace(observation=observation, truncated=time_step.truncated | reached_N)
