@@ -30,7 +30,7 @@ def where_inside(method: _Method) -> _Method:
     For `state_dict` and `load_state_dict`: an environment without a state begins new episodes when a run resumes, and
     so must its wrappers.
     """
-    return cast(Any, _WhereInside(method))  # to type checkers the method that protocols ask for
+    return cast(Any, _WhereInside(method))  # type checkers see the method
 
 
 class _WhereInside:
@@ -40,7 +40,7 @@ class _WhereInside:
     def __get__(self, wrapper: Any, owner: Any = None) -> Any:
         if wrapper is None:
             return self._method
-        getattr(wrapper.inner, self._method.__name__)  # whose AttributeError it is
+        getattr(wrapper.inner, self._method.__name__)  # raises the AttributeError of the inner environment
         return MethodType(self._method, wrapper)
 
 
@@ -71,7 +71,7 @@ class Wrapper:
 
     @property
     def unwrapped(self) -> Any:
-        """The innermost environment, the one that is no wrapper."""
+        """Innermost environment."""
         return unwrapped(self.inner)
 
     @property
@@ -120,35 +120,35 @@ class Wrapper:
         return getattr(self.inner, "awaits_reset", False)
 
     def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         return self._begin(self.inner.reset(seed), None)
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
         return self._begin(self.inner.reset_to(episode_seeds), None)
 
     @property
     def reset_where(self) -> Callable[[Tensor], Tree]:
-        """`reset_where(mask)` of `PartlyResettable`; AttributeError where the inner environment has none."""
+        """`reset_where(mask)` of `PartlyResettable`. Raises AttributeError if the inner environment has none."""
         inner = self.inner.reset_where
         return lambda mask: self._begin(inner(mask), mask)
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment by `action` (N, *A)."""
+        """Step every environment with `action` (N, *A)."""
         return self._step(action, None)
 
     @property
     def apply_action_where(self) -> Callable[[Tree, Tensor], TimeStep]:
-        """`apply_action_where(action, mask)` of `PartlySteppable`; AttributeError where the inner one has none."""
-        getattr(self.inner, "apply_action_where")  # noqa: B009  # whose AttributeError it is
+        """`apply_action_where(action, mask)` of `PartlySteppable`. Raises AttributeError if the inner one has none."""
+        getattr(self.inner, "apply_action_where")  # noqa: B009  # raises the AttributeError of the inner environment
         return self._step
 
     def render(self, index: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """An RGB frame (height, width, 3) of one environment. Not every inner one can."""
+        """Return an RGB frame (height, width, 3) of one environment, if the inner environment renders."""
         return self.inner.render(index)
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams; RuntimeError after the first reset."""
+        """Set the seed of all streams. Raises RuntimeError after the first reset."""
         self.inner.reseed(seed)
 
     def close(self) -> None:
@@ -157,12 +157,12 @@ class Wrapper:
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """The state of the inner environment: this wrapper has none of its own. AttributeError where that has none."""
+        """Return the state of the inner environment. Raises AttributeError if it has none."""
         return self.inner.state_dict()
 
     @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; AttributeError where the inner environment has no such method."""
+        """Load the result of `state_dict`. Raises AttributeError if the inner environment has no state."""
         self.inner.load_state_dict(state)
 
     def __repr__(self) -> str:
@@ -170,24 +170,24 @@ class Wrapper:
 
 
 def unwrapped(environment: Any) -> Any:
-    """The environment inside all wrappers; itself, if it is in none."""
+    """Return the environment inside all wrappers, or the environment itself if it is not a wrapper."""
     while isinstance(environment, Wrapper):
         environment = environment.inner
     return environment
 
 
 def require(wrapper: str, environment: Any, method: str, instead: str) -> None:
-    """TypeError, which says what to do `instead`, unless the environment inside all wrappers has `method`."""
+    """Raise TypeError, with the advice `instead`, unless the environment inside all wrappers has `method`."""
     inside = unwrapped(environment)
     if not hasattr(inside, method):
         raise TypeError(f"{wrapper}: {type(inside).__name__} has no {method}(); {instead}")
 
 
 def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
-    """The rows of `tree` (N, ...) where `mask_N` is True, those of `other` elsewhere."""
+    """Return the rows of `tree` (N, ...) where `mask_N` is True, and those of `other` elsewhere."""
     return map_tree(lambda a, b: torch.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b), tree, other)
 
 
 def may_hold(mask_N: Tensor) -> bool:
-    """Whether `mask_N` is True anywhere: read on the host, taken to be so on a device, which nobody waits for."""
+    """Return whether `mask_N` can be True anywhere. On a device the answer is True, because reading it would wait."""
     return mask_N.device.type != "cpu" or bool(mask_N.any())
