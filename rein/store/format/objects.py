@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -15,8 +16,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5o, h5p, h5s, h5t  # type: ignore[attr-defined]  # no stubs
 
-from rein.store.format.chunks import compress
-
+_LEVEL = 1  # of gzip
 _TEXT = h5py.string_dtype()
 _READABLE = " !#$&'()*+,;=:@[]{}<>|^"  # kept as they are in the names of metrics and clocks
 
@@ -31,7 +31,10 @@ def add_group(parent: h5py.Group, name: str, nexus_class: str, **attributes: Any
 def add_dataset(
     group: h5py.Group, name: str, array: np.ndarray, *, chunks: tuple[int, ...] | None = None
 ) -> h5py.Dataset:
-    """A new dataset: raw and contiguous, or in `chunks` of that shape with gzip and shuffle."""
+    """Create and write a dataset: contiguous, or in chunks of shape `chunks` with shuffle and gzip.
+
+    Every chunk is compressed. HDF5's own filter stores a chunk that compression does not shrink without it.
+    """
     dataset = allocate(group, name, array.shape, array.dtype, chunks)
     if chunks is None:
         dataset.id.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array) if array.ndim else array)
@@ -40,8 +43,14 @@ def add_dataset(
         part = array[tuple(slice(a, a + size) for a, size in zip(first, chunks, strict=True))]
         if part.shape != chunks:  # HDF5 stores the last ones whole
             part = np.pad(part, [(0, whole - size) for whole, size in zip(chunks, part.shape, strict=True)])
-        dataset.id.write_direct_chunk(first, compress(np.ascontiguousarray(part)))
+        dataset.id.write_direct_chunk(first, _compress(part))
     return dataset
+
+
+def _compress(chunk: np.ndarray) -> bytes:
+    """Return a chunk as HDF5's filters shuffle and gzip store it."""
+    bytes_VW = np.ascontiguousarray(chunk).reshape(-1, 1).view(np.uint8)
+    return zlib.compress(np.ascontiguousarray(bytes_VW.T).data, _LEVEL)
 
 
 def allocate(
@@ -116,7 +125,7 @@ def _properties(chunks: tuple[int, ...] | None) -> Any:
     if chunks is not None:
         properties.set_chunk(chunks)
         properties.set_shuffle()
-        properties.set_deflate(1)
+        properties.set_deflate(_LEVEL)
     return properties
 
 
