@@ -54,7 +54,7 @@ class Segment:
         return self.start if self.steps is None else _CURVES[self.curve](self.start, self.end, count / self.steps)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Schedule:
     """Segments one after another on one clock; stays at the last one's end. Made by the functions of this module."""
 
@@ -94,6 +94,13 @@ class Schedule:
         if self.clock is None:
             return self.segments[0].start
         return {"clock": self.clock, "segments": [attrs.asdict(segment) for segment in self.segments]}
+
+    def __repr__(self) -> str:
+        """The call that builds it."""
+        ends = [f"{s.start}" if s.curve == "constant" else f"{s.start}, {s.end}" for s in self.segments]
+        horizons = ["" if s.steps is None else f", {self.clock}={s.steps}" for s in self.segments]
+        parts = [f"{s.curve}({a}{b})" for s, a, b in zip(self.segments, ends, horizons, strict=True)]
+        return parts[0] if len(parts) == 1 else f"piecewise({', '.join(parts)})"
 
 
 def constant(value: float, **horizon: float) -> Schedule:

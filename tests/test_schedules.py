@@ -142,3 +142,15 @@ def test_a_config_with_an_unknown_curve_is_refused() -> None:
     segment = {"curve": "wavy", "start": 1.0, "end": 0.0, "steps": 10}
     with pytest.raises(ValueError, match="unknown curve 'wavy'; the curves are constant, linear"):
         as_schedule({"clock": "updates", "segments": [segment]})
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        constant(0.5),
+        linear(1.0, 0.05, env_steps=1000),
+        piecewise(constant(1.0, updates=5), cosine(1.0, 0.1, updates=7), constant(0.1)),
+    ],
+)
+def test_the_representation_builds_the_schedule(schedule):
+    assert eval(repr(schedule)) == schedule

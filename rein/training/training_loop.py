@@ -98,6 +98,7 @@ def training_loop(
             raise
         return _announce_ends(state, ended, completed) if ended.listened_to else result
 
+    step.__qualname__ = "batch_step"  # in the representation of the loop
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug, step_state_types=STEP_STATE_TYPES)
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})

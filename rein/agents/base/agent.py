@@ -253,12 +253,8 @@ class Agent(_HasOptions, abc.ABC):
         return public_state(self, skip | {"observation_space", "action_space"})
 
     def __repr__(self) -> str:
-        options = options_of(type(self))
-        changed = {
-            name: value
-            for name, value in self.config.items()
-            if name in options and value != as_json(options[name].default)
-        }
+        options = {name: (getattr(self, name), option.default) for name, option in options_of(type(self)).items()}
+        changed = {name: value for name, (value, default) in options.items() if as_json(value) != as_json(default)}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
