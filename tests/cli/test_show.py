@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from rein.cli import main as command
 from rein.cli.show import main, show
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
@@ -122,3 +123,8 @@ def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said
     more = "`rein plot` draws the metrics" if ended else "no epoch has ended yet"
     assert f"{said}; {more}" in " ".join(capsys.readouterr().out.split())
     store.close()
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    with pytest.raises(StoreError):
+        command(["show", str(tmp_path / "nowhere"), "--debug"])
