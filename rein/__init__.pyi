@@ -34,13 +34,13 @@ from rein.loop import Loop as Loop
 from rein.loop.state import State as State
 from rein.schedules import Schedule as Schedule
 from rein.schedules import linear as linear
-from rein.store.checkpoints import Checkpoints as Checkpoints
+from rein.store.checkpoint_folder import Checkpoints as Checkpoints
 from rein.store.hdf5 import HDF5Store as HDF5Store
+from rein.store.loading import load as load
+from rein.store.loading import resume as resume
+from rein.store.loading import save as save
 from rein.store.memory import MemoryStore as MemoryStore
-from rein.store.parts import load as load
-from rein.store.parts import save as save
 from rein.store.reader import open_run as open_run
-from rein.store.resume import resume as resume
 from rein.training.offline import fill as fill
 from rein.training.offline import offline_loop as offline_loop
 from rein.training.saved_agents import load_agent as load_agent

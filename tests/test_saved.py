@@ -28,7 +28,7 @@ from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.schedules import cosine, linear
-from rein.store.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
 from rein.testing.stateful import first_difference
 from rein.training.saved_agents import own_agents
 

@@ -14,7 +14,7 @@ from rein.cli.show import awaits_epoch
 from rein.errors import StoreError
 from rein.integrations.plot.curves import Curve, curve_of
 from rein.loop.clocks import CLOCKS
-from rein.store.columns import EPOCHS, Table
+from rein.store.metrics import EPOCHS, CSVTable
 from rein.store.reader import Run, open_run
 
 _FIRST = ("episode_return", "evaluation_return")  # what to draw where nobody says
@@ -50,7 +50,7 @@ def read_columns(path: Path) -> Columns:
     """
     if awaits_epoch(path):
         raise NoEpochYet(f"{path}: no epoch has ended yet, so there is nothing to draw")
-    told = Table(path / EPOCHS).refresh()
+    told = CSVTable(path / EPOCHS).refresh()
     if not told:
         table = open_run(path).epochs
         return Columns(path, {**table["clocks"], "epochs": table["number"]}, dict(table["metrics"]))

@@ -25,10 +25,9 @@ from rein.errors import CheckpointError
 from rein.files import inside, short
 from rein.loop import Loop
 from rein.ops.random import checked_seed
-from rein.store.checkpoint import Checkpoint
-from rein.store.checkpoints import FOLDER
-from rein.store.finding import best_file
-from rein.store.parts import part_at, put
+from rein.store.checkpoint_file import Checkpoint
+from rein.store.checkpoint_folder import FOLDER
+from rein.store.loading import best_file, part_at, put
 from rein.store.shards import BEST
 from rein.training.saved_agents import rebuilt
 

@@ -17,10 +17,10 @@ from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
-from rein.store.checkpoint import Checkpoint
-from rein.store.finding import find as find_checkpoint
-from rein.store.format.files import write_whole
-from rein.store.parts import load
+from rein.store.checkpoint_file import Checkpoint
+from rein.store.format.sealed import write_whole
+from rein.store.loading import find as find_checkpoint
+from rein.store.loading import load
 from rein.store.reader import Run, open_run
 from rein.types import Episode, Tree
 

@@ -12,8 +12,8 @@ from rich.tree import Tree
 
 from rein.cli.output import printable, say
 from rein.files import inside
-from rein.store.columns import EPOCHS
 from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.metrics import EPOCHS
 from rein.store.reader import Run, open_run
 from rein.store.selection import kept_by, parts_of
 

@@ -30,7 +30,7 @@ from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.store.hdf5 import HDF5Store
-from rein.store.resume import resume as go_on
+from rein.store.loading import resume as go_on
 
 _LIMITS = ("--epochs", "--env-steps")  # options that end a run
 _MOST_THREADS = max(64, os.cpu_count() or 1)

@@ -12,9 +12,9 @@ from pathlib import Path
 from rein.cli.output import say
 from rein.errors import StoreError
 from rein.files import absolute, inside
-from rein.store.columns import PLOT
 from rein.store.folder import TRAJECTORIES, list_files
-from rein.store.format.files import verify
+from rein.store.format.sealed import verify
+from rein.store.metrics import PLOT
 
 _USAGE = """\
 rein view PATH [options]: the folder of a run, or one of its files, in JupyterLab, where H5Web draws what is

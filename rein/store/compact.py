@@ -20,11 +20,11 @@ import numpy as np
 from rein.errors import StoreError
 from rein.files import absolute, inside, is_regular, open_file
 from rein.ops.trees import leaves
-from rein.store.checkpoint import read_checkpoint
-from rein.store.checkpoints import FOLDER as CHECKPOINTS
-from rein.store.checkpoints import saved_files
+from rein.store.checkpoint_file import read_checkpoint
+from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
+from rein.store.checkpoint_folder import saved_files
 from rein.store.folder import ASIDE, TRAJECTORIES, list_files
-from rein.store.format.files import sync_folder
+from rein.store.format.sealed import sync_folder
 from rein.store.hdf5 import HDF5Store
 from rein.store.lock import is_locked
 from rein.store.reader import open_run

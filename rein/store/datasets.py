@@ -1,6 +1,6 @@
-"""The transitions of a run, and sequences of them, as datasets of PyTorch's.
+"""Transitions of a run, and sequences of them, as PyTorch datasets.
 
-Both are right in forked and in spawned workers: they carry no open file, and what a worker reads it maps itself.
+They work in forked and in spawned workers: they carry no open file, and each worker maps what it reads.
 
 Shapes: B transitions or sequences of a batch, L transitions of a sequence, N environments, G rows of all environments.
 """
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import collate  # documented as the place to teach `default_collate` another type
 
 from rein.ops.trees import map_tree
-from rein.store.format.tables import Content
+from rein.store.format.trajectory_reader import Content
 from rein.store.rows import find_windows
 from rein.store.windows import Windows
 from rein.types import Transition
@@ -160,3 +160,24 @@ def to_tensordict(transition: Transition) -> Any:
     }
     nested = {**known, "next": {name: value for name, value in following.items() if value is not None}}
     return TensorDict({k: v for k, v in nested.items() if v is not None}, batch_size=transition.valid.shape)
+
+
+class Streams(Transitions):
+    """`Transitions` in another order: all of environment 0 in the order of time, then all of environment 1, and so on.
+
+    Transitions of one environment follow each other, which n-step returns need. The fields are those
+    that agents learn from.
+    """
+
+    FIELDS = ("observation", "action", "reward", "terminated", "truncated")
+
+    def __init__(self, transitions: Transitions) -> None:
+        """Raises ValueError if a file does not have these fields, or has fields of another shape."""
+        super().__init__(transitions._contents, self.FIELDS, transitions._episodes)
+
+    @functools.cached_property
+    def _first(self) -> np.ndarray:
+        row = np.flatnonzero(self._rows.whole_G)
+        file = np.searchsorted(self._rows.base, row, "right") - 1
+        environment = (row - self._rows.base[file]) % self._envs[file]
+        return row[np.argsort(environment, kind="stable")]

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from rein.errors import StoreError
 from rein.files import LARGEST, inside, read_file
-from rein.store.format.files import reason_of, remove_leftovers, sync_folder, write_whole
-from rein.store.format.trajectories import Part
+from rein.store.format.sealed import reason_of, remove_leftovers, sync_folder, write_whole
+from rein.store.format.trajectory_writer import Part
 from rein.store.selection import kept_by
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"

@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 
 from rein.errors import StoreError
 from rein.ops.trees import map_tree, pack, unpack
-from rein.store.host import check_names, to_host
+from rein.store.host_copy import check_names, to_host
 from rein.types import NAMED_TUPLES, Trajectory
 
 

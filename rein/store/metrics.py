@@ -1,39 +1,48 @@
-"""The metrics of a run in its folder: a row an epoch, a row an evaluation, and both as HDF5 that plots itself.
+"""Metrics of a run in its folder: written during training, and read back.
 
 runs/<name>/
   metrics.csv         appended, one row per ended epoch
   evaluations.csv     appended, one row per evaluation
-  metrics.h5          both, opening with the learning curve; written anew from time to time
+  metrics.h5          both tables, opens with the learning curve; written anew from time to time
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
 import logging
+import math
+import os
+import sys
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rein.errors import StoreError
+from rein.files import TEXT, is_regular, open_file, read_file
 from rein.loop import Loop
 from rein.loop.state import State
-from rein.store.checkpoints import FOLDER as CHECKPOINTS
-from rein.store.columns import EPOCHS, EVALUATIONS, PLOT, Table, evaluations_of, newer_rows
-from rein.store.curves import write_learning_curves
-from rein.store.folder import TRAJECTORIES, first_epoch, missing_epochs, move_aside, spans_of
-from rein.store.format.files import write_whole
-from rein.store.format.image import compose
+from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
+from rein.store.folder import TRAJECTORIES, Cut, first_epoch, missing_epochs, move_aside, spans_of
+from rein.store.format.sealed import compose, write_whole
+from rein.store.format.views import write_learning_curves
 
 _SECONDS = 10.0  # between two writings of metrics.h5
 _SHARE = 0.01  # of a run's time that writing it may take
 
+EPOCHS, EVALUATIONS, PLOT = "metrics.csv", "evaluations.csv", "metrics.h5"
+
+_TEXT = {EPOCHS: "status", EVALUATIONS: "name"}  # the column of each that holds no numbers
+
 logger = logging.getLogger("rein")
 
 
-class Rows(Protocol):
-    """What takes down rows: `rein.handlers.loggers.csv.CSVLogger`."""
+class RowWriter(Protocol):
+    """Protocol of objects that write rows, such as `rein.handlers.loggers.csv.CSVLogger`."""
 
     def append(self, row: Mapping[str, float | int | str | None]) -> None:
         """Take down one row."""
@@ -55,11 +64,11 @@ class RunMetrics:
     never changes the run: a file that cannot be written is reported once and left alone from then on.
     """
 
-    def __init__(self, run: Path, epochs: Rows, evaluations: Rows) -> None:
+    def __init__(self, run: Path, epochs: RowWriter, evaluations: RowWriter) -> None:
         """The rows go to `metrics.csv` and `evaluations.csv` in `run` by `epochs` and `evaluations`."""
         self._run = run
         self._rows = {EPOCHS: epochs, EVALUATIONS: evaluations}
-        self._tables = Table(run / EPOCHS), Table(run / EVALUATIONS)
+        self._tables = CSVTable(run / EPOCHS), CSVTable(run / EVALUATIONS)
         self._changed = False  # since metrics.h5 was written
         self._written_at, self._cost = time.monotonic(), 0.0
         self._observes = False
@@ -111,7 +120,7 @@ class RunMetrics:
         """Rows of another run that was further are moved aside, and `metrics.h5` says what is left."""
         files, cuts = newer_rows(self._run, state.clocks.epochs, evaluations_of(state.memory))
         move_aside(self._run, files, f"epoch-{state.clocks.epochs:06d}", cuts)
-        self._tables = Table(self._run / EPOCHS), Table(self._run / EVALUATIONS)
+        self._tables = CSVTable(self._run / EPOCHS), CSVTable(self._run / EVALUATIONS)
         rows = self._tables[0].refresh()
         self._warn_of_gaps(rows.get("epoch", np.empty(0)), state.clocks.epochs)
         self._changed = bool(rows) and not (self._run / PLOT).exists()
@@ -183,3 +192,111 @@ class RunMetrics:
 def _told(clocks: Mapping[str, float]) -> dict[str, float]:
     """The clocks but for `epochs`, which the column `epoch` says."""
     return {name: round(value, 6) for name, value in clocks.items() if name != "epochs"}
+
+
+class CSVTable:
+    """The columns of a file that grows; `refresh` reads what was appended since the last time.
+
+    A file that is not there has no columns; a torn last line is left for the next time. A cell that should hold a
+    number and does not, for somebody may have edited the file, is NaN.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None  # which file was read
+        self._header = b""
+        self._position = 0
+        self._columns: dict[str, Any] = {}  # name -> array of numbers, or list of texts
+
+    def refresh(self) -> dict[str, np.ndarray]:
+        """Every column: float64, or bytes where it holds text."""
+        if not is_regular(self._path):
+            return {}
+        with open_file(self._path, limit=TEXT) as file:
+            status, header = os.fstat(file.fileno()), file.readline()
+            same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._position
+            if not same or header != self._header:  # it was replaced, as it is for another column
+                self._file = status.st_dev, status.st_ino
+                self._header, self._position = header, len(header)
+                names = cells_of(header) if header.endswith(b"\n") else []
+                self._columns = {name: [] if name == _TEXT.get(self._path.name) else array("d") for name in names}
+            file.seek(self._position)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in filter(None, whole.splitlines()):
+            for column, cell in itertools.zip_longest(self._columns.values(), cells_of(line)[: len(self._columns)]):
+                column.append(_number(cell) if isinstance(column, array) else sys.intern(cell or ""))
+        return {name: _as_numpy(column) for name, column in self._columns.items()}
+
+
+def evaluations_of(memory: Any) -> int:
+    """How many evaluations a run has had, by its state's `memory`, which may come from a file."""
+    latest = memory.get("evaluations") if isinstance(memory, Mapping) else None
+    number = latest.get("number") if isinstance(latest, Mapping) else None
+    return number if type(number) is int else 0
+
+
+def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], list[Cut]]:
+    """What a run that stands after so many epochs and evaluations must move aside: files, and rows of files.
+
+    The plot is moved along with any row, because it shows those rows. Damaged rows, which have no number in the column
+    that counts them, are moved too. A file without that column is moved whole.
+    """
+    limits = {EPOCHS: ("epoch", epochs), EVALUATIONS: ("evaluation", evaluations)}
+    cuts = [cut for name, (key, last) in limits.items() for cut in _cut(run / name, key, last)]
+    plot = run / PLOT
+    return [plot] if cuts and plot.is_file() else [], cuts
+
+
+def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
+    """Yield the file without the rows that are damaged or whose `key` is above `last`, and these; else nothing."""
+    try:
+        content = read_file(path) if is_regular(path) else b""
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = [line for line in content.splitlines(keepends=True) if line.strip() and line.endswith(b"\n")]
+    header, *rows = lines or [b""]
+    if not rows:
+        return
+    names = cells_of(header)
+    if key not in names:
+        logger.warning("%s: has no column %r: all of it is moved aside", path, key)
+        yield Cut(path, None, content)
+        return
+    numbers = [_count(cells_of(row), names.index(key)) for row in rows]
+    if damaged := numbers.count(None):
+        logger.warning("%s: %d damaged row(s) without a number in the column %r are moved aside", path, damaged, key)
+    newer = [number is None or number > last for number in numbers]
+    if any(newer):
+        stays = [row for row, goes in zip(rows, newer, strict=True) if not goes]
+        moves = [row for row, goes in zip(rows, newer, strict=True) if goes]
+        yield Cut(path, b"".join([header, *stays]) if stays else None, b"".join([header, *moves]))
+
+
+def cells_of(line: bytes) -> list[str]:
+    """Return the cells of a line of a CSV file; none for a damaged line, with a NUL or a cell beyond csv's limit."""
+    if b"\0" in line:
+        return []
+    try:
+        return next(csv.reader([line.decode(errors="replace")]), [])
+    except csv.Error:
+        return []
+
+
+def _count(cells: list[str], where: int) -> int | None:
+    try:
+        return int(cells[where])
+    except (ValueError, IndexError):
+        return None
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or "nan")
+    except ValueError:
+        return math.nan
+
+
+def _as_numpy(column: Any) -> np.ndarray:
+    return np.array(column) if isinstance(column, array) else np.array([text.encode() for text in column])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rein.store.format.tables import Content, Table
+from rein.store.format.trajectory_reader import Content, Table
 
 
 class Rows(NamedTuple):

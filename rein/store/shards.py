@@ -20,15 +20,15 @@ from rein.errors import CheckpointError, StoreError
 from rein.files import inside
 from rein.ops.trees import leaves
 from rein.replay.storage import Mark, mark_of
-from rein.store.format.files import (
+from rein.store.format.sealed import (
     USER_BLOCK,
+    Memory,
     parse_user_block,
     read_sealed,
     remove_leftovers,
     sync_folder,
     write_whole,
 )
-from rein.store.format.image import Memory
 from rein.store.format.state import Shard, decode_state, encode_state, hold
 
 ROWS = "rows"

@@ -13,18 +13,17 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import TEXT, inside, open_file, read_json
-from rein.store.checkpoint import read_checkpoint
-from rein.store.checkpoints import FOLDER as CHECKPOINTS
-from rein.store.checkpoints import saved_files
-from rein.store.checks import check_file, check_sequence
-from rein.store.columns import EPOCHS, EVALUATIONS, PLOT, Table, cells_of
-from rein.store.contents import MISREAD, open_content
+from rein.store.checkpoint_file import read_checkpoint
+from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
+from rein.store.checkpoint_folder import saved_files
 from rein.store.folder import TRAJECTORIES, epochs_of, first_epoch, list_files, missing_epochs, spans_of
-from rein.store.format import files
+from rein.store.format import sealed
 from rein.store.format.state import TRAILER_LENGTH, find_texts
-from rein.store.format.tables import Content
+from rein.store.format.trajectory_reader import MISREAD, Content, open_content
 from rein.store.lock import is_locked
+from rein.store.metrics import EPOCHS, EVALUATIONS, PLOT, CSVTable, cells_of
 from rein.store.selection import kept_by
+from rein.store.trajectory_checks import check_file, check_sequence
 
 _KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what this process or machine lacks, whatever the file is like
@@ -105,7 +104,7 @@ def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem
         problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
     except OSError as error:
         if _is_scarce(error):
-            raise StoreError(f"{path}: cannot be checked: {files.reason_of(error)}") from error
+            raise StoreError(f"{path}: cannot be checked: {sealed.reason_of(error)}") from error
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))
     except (*MISREAD, MemoryError, OverflowError, RecursionError) as error:
         problems.append(Problem(path, f"makes no sense: {error!r:.300}"))
@@ -156,7 +155,7 @@ def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterat
     Without a trajectory file, nothing is missing while a store writes to the folder: it may not have finished one yet.
     """
     files = list_files(inside(run, TRAJECTORIES))
-    epoch_K = Table(run / EPOCHS).refresh().get("epoch", np.empty(0))
+    epoch_K = CSVTable(run / EPOCHS).refresh().get("epoch", np.empty(0))
     where, last = (files[0], epochs_of(files[0])[0]) if files else (run / TRAJECTORIES, sys.maxsize)
     if lost := missing_epochs(run, epoch_K.tolist(), last):
         if files or not is_locked(run):
@@ -198,7 +197,7 @@ def _check_latest(folder: Path) -> Iterator[Problem]:
 def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
     """`last` is the epoch that the trajectories end with, 0 where they are not looked at; `first` that of the run."""
     if path.name == PLOT:
-        files.verify(path)
+        sealed.verify(path)
     elif path.name in _KEYS:
         first, last = (first, last) if path.name == EPOCHS else (None, 0)
         yield from (Problem(path, wrong) for wrong in _check_rows_of(path, *_KEYS[path.name], first, last))

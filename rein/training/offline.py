@@ -329,12 +329,13 @@ def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
 
 
 def _chunks(data: Source) -> Iterable[Transition]:
-    from rein.store.datasets import Transitions  # brings h5py, which `import rein` does without
+    from rein.store.datasets import Streams, Transitions  # imports h5py, which `import rein` does not need
     from rein.store.reader import Run
-    from rein.store.streams import streams
 
-    if isinstance(data, Run | Transitions):
-        return streams(data).chunks()
+    if isinstance(data, Run):
+        data = data.transitions(Streams.FIELDS)
+    if isinstance(data, Transitions):
+        return Streams(data).chunks()
     return data.chunks() if isinstance(data, Recorded) else data
 
 

@@ -28,8 +28,8 @@ from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
 from rein.protocols import Policy
 from rein.schedules import as_schedule
-from rein.store.checkpoint import Checkpoint, describe_part, differences
-from rein.store.parts import part_at, put
+from rein.store.checkpoint_file import Checkpoint, describe_part, differences
+from rein.store.loading import part_at, put
 from rein.store.spaces import Space, space_from_json
 
 _ROWS = ("replay", "rollout")  # state that holds data, not parameters

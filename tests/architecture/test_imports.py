@@ -207,7 +207,7 @@ ALLOWED = [
     ("envs/wrappers/observations.py", "from rein.envs.wrappers.base import Wrapper"),
     ("handlers/early_stop.py", "from rein.handlers.improvement import Improvement"),
     ("loop/engine.py", "from rein.loop.events import Event\nfrom rein.errors import StoreError"),
-    ("store/hdf5.py", "import h5py\nfrom rein.store.format.trajectories import Part"),
+    ("store/hdf5.py", "import h5py\nfrom rein.store.format.trajectory_writer import Part"),
     ("cli/__init__.py", "import importlib\nimportlib.import_module(name)"),
 ]
 

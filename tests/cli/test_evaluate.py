@@ -15,7 +15,7 @@ from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.handlers.checkpoint import checkpoint
-from rein.store.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class Mine(PPO):

@@ -15,7 +15,7 @@ import pytest
 import rein
 from rein.cli import main
 from rein.cli.recipes import Recipe
-from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoint_file import read_checkpoint
 
 TRAIN = ["train", "gridworld", "--quiet", "--no-stop-when-solved"]
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def newest(run: str) -> rein.store.checkpoint.Checkpoint:
+def newest(run: str) -> rein.store.checkpoint_file.Checkpoint:
     return read_checkpoint(Path(run, "checkpoints", Path(run, "checkpoints/latest").read_text().strip()))
 
 

@@ -17,11 +17,11 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import stream_seed
-from rein.store.checkpoint import read_checkpoint, write_checkpoint
+from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
 from rein.store.compact import compact
 from rein.store.folder import list_files
-from rein.store.format.files import USER_BLOCK, user_block
-from rein.store.format.trajectories import compose_trajectories
+from rein.store.format.sealed import USER_BLOCK, user_block
+from rein.store.format.trajectory_writer import compose_trajectories
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.store.verify import verify_run
@@ -273,7 +273,7 @@ def test_what_the_system_lacks_is_no_damage_of_the_files(run, monkeypatch, code,
             raise lack
         raise StoreError(f"{path}: cannot be read: {lack.strerror}") from lack
 
-    monkeypatch.setattr("rein.store.format.files.verify", refuse)
+    monkeypatch.setattr("rein.store.format.sealed.verify", refuse)
     with pytest.raises(StoreError, match=f"000001-000001.h5: cannot be .*: {os.strerror(code)}"):
         verify_run(run)
 
@@ -282,7 +282,7 @@ def test_what_a_disk_cannot_read_is_a_problem_of_the_file(run, monkeypatch):
     def refuse(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("rein.store.format.files.verify", refuse)
+    monkeypatch.setattr("rein.store.format.sealed.verify", refuse)
     assert (files(run)[0].name, f"cannot be read: {os.strerror(errno.EIO)}") in wrong(run)
 
 

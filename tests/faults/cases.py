@@ -32,7 +32,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.state import State
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
-from rein.store.checkpoint import write_checkpoint
+from rein.store.checkpoint_file import write_checkpoint
 
 EPOCHS, ITERATIONS = 5, 12
 

@@ -20,7 +20,7 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
-from rein.store.format import files
+from rein.store.format import sealed
 from rein.store.hdf5 import HDF5Store
 
 BALLAST = 1 << 20  # bytes that somebody frees afterwards
@@ -86,7 +86,7 @@ def look(path: Path) -> dict[str, Any]:
     """Which files there are, which of them are whole, and which epochs can be read."""
     whole = 0
     for name in names(path):
-        files.verify(path / "trajectories" / name)
+        sealed.verify(path / "trajectories" / name)
         whole += 1
     run = rein.open_run(path)
     return {"files": whole, "epochs": run.epochs["number"].tolist(), "read": sum(1 for _ in run)}
@@ -97,10 +97,10 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, how = Path(sys.argv[1]), sys.argv[2]
     if len(sys.argv) > 3:
-        files.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]  # a stand-in
+        sealed.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]  # a stand-in
     (folder / "ballast").write_bytes(bytes(BALLAST))
     if how == "late":
-        files.check_room = lambda folder, size: None
+        sealed.check_room = lambda folder, size: None
     train(HDF5Store(folder / "warm", max_epochs=1), 1)
     before = len(os.listdir("/dev/fd")), threading.active_count()
     store = HDF5Store(folder / "run", max_epochs=1)

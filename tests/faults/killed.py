@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 import rein
-from rein.store.checkpoint import write_checkpoint
-from rein.store.checkpoints import Checkpoints
+from rein.store.checkpoint_file import write_checkpoint
+from rein.store.checkpoint_folder import Checkpoints
 from rein.store.folder import list_files
-from rein.store.format import files
+from rein.store.format import sealed
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
 
@@ -55,7 +55,7 @@ def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
     """Train to the end, or until it is killed."""
     os.setpgid(0, 0)
     if die_at:
-        files.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
+        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
     loop = TOOLS["build"](case, folder)
     loop.iterations = 40  # longer than the cases of the other tests, so that kills meet it at work
     if any((folder / "checkpoints").glob("*.h5")):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rein.store.folder import list_files
-from rein.store.format import files
+from rein.store.format import sealed
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
@@ -70,7 +70,7 @@ def write(path: Path, acknowledged: int, die_at: int) -> None:
     store.load_state_dict({"epoch": last})
     os.write(acknowledged, json.dumps({"left": left, "last": last}).encode() + b"\n")
     if die_at:
-        files.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
+        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
     for epoch in range(last + 1, 100_000):
         store.append(make(epoch))
         if epoch % 3 == 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rein.store.format.files import USER_BLOCK
+from rein.store.format.sealed import USER_BLOCK
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory

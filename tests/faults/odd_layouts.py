@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rein.store.format.files import USER_BLOCK, user_block
 from rein.store.format.layout import encode
+from rein.store.format.sealed import USER_BLOCK, user_block
 
 ODD = (-(2**63), -(2**40), -1, 0, 1, 7, 2**31, 2**40, 2**62, 2**63 - 1)
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 10**30, 0.5, "", "x", [], {}, [1], {"x": 1}, [[]])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rein
-from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoint_file import read_checkpoint
 from rein.testing.stateful import first_difference
 
 CASES = Path(__file__).with_name("cases.py")

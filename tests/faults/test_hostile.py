@@ -17,11 +17,11 @@ import torch
 
 import rein
 from rein.errors import CheckpointError
-from rein.store import checkpoint as checkpoint_module
-from rein.store.checkpoint import look, read_checkpoint, write_checkpoint
-from rein.store.format.files import USER_BLOCK, user_block
+from rein.store import checkpoint_file
+from rein.store.checkpoint_file import look, read_checkpoint, write_checkpoint
+from rein.store.format.sealed import USER_BLOCK, user_block
 from rein.store.format.state import TRAILER_LENGTH, find_texts
-from rein.store.parts import load, save
+from rein.store.loading import load, save
 
 ROOT = Path(rein.__file__).parent
 
@@ -58,7 +58,7 @@ def sealed(content: bytes) -> bytes:
 
 def test_every_mutant_is_found_before_anything_is_parsed(tmp_path, whole, scale, monkeypatch):
     parsed: list[Any] = []
-    monkeypatch.setattr(checkpoint_module, "decode_state", lambda content: parsed.append(content))
+    monkeypatch.setattr(checkpoint_file, "decode_state", lambda content: parsed.append(content))
     draw, path, count = random.Random(0), tmp_path / "mutant.h5", 0
     while count < scale(5000, 300):
         content = mutant(whole, draw)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rein
-from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoint_file import read_checkpoint
 from rein.testing.stateful import first_difference
 
 KILLED = Path(__file__).with_name("killed.py")

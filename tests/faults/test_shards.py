@@ -23,9 +23,9 @@ from rein.errors import CheckpointError
 from rein.replay import storage as blocks
 from rein.replay.replay import Replay
 from rein.store import shards
-from rein.store.checkpoint import look, read_checkpoint
-from rein.store.checkpoints import Checkpoints
-from rein.store.format import files
+from rein.store.checkpoint_file import look, read_checkpoint
+from rein.store.checkpoint_folder import Checkpoints
+from rein.store.format import sealed
 from rein.testing.buffer import make_transition
 from rein.testing.stateful import first_difference
 
@@ -138,7 +138,7 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
             torch.set_num_threads(1)
             os.write(writing, bytes(4))
             if isinstance(moment, int):
-                files.os = Broken(moment, die)  # type: ignore[assignment]  # a stand-in
+                sealed.os = Broken(moment, die)  # type: ignore[assignment]  # a stand-in
             go_on(folder, writing, 60)
         finally:
             os._exit(0)
@@ -186,7 +186,7 @@ def test_an_error_at_any_call_is_told_and_leaves_a_checkpoint_with_all_of_its_ro
         go_on(folder, null, 3)
         broken = Broken(at, fail)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "os", broken)
+            patch.setattr(sealed, "os", broken)
             try:
                 go_on(folder, null, 6)
             except CheckpointError as error:

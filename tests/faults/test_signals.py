@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rein
-from rein.store.checkpoint import read_checkpoint
+from rein.store.checkpoint_file import read_checkpoint
 
 SIGNALLED = Path(__file__).with_name("signalled.py")
 

@@ -15,9 +15,9 @@ import torch
 
 import rein
 from rein.errors import CheckpointError
-from rein.store import checkpoints
-from rein.store.checkpoints import Checkpoints
-from rein.store.format import files
+from rein.store import checkpoint_folder
+from rein.store.checkpoint_folder import Checkpoints
+from rein.store.format import sealed
 
 RULES = {"last": 1, "best": ("score", "max")}  # so that a save writes, keeps the best, names the latest and deletes
 CALLS = ("open", "write", "fsync", "close", "replace")
@@ -104,7 +104,7 @@ def check(folder: Path, at: int) -> str:
     assert not list(folder.rglob(".*")), f"call {at} left something behind"
     best = [path for path in (folder / "checkpoints/best").glob("*.h5")]
     assert len(best) >= 1
-    assert all(rein.store.checkpoint.read_checkpoint(path) for path in best)
+    assert all(rein.store.checkpoint_file.read_checkpoint(path) for path in best)
     return newest.path.stem
 
 
@@ -116,7 +116,7 @@ def test_an_error_at_every_call_leaves_the_previous_or_the_new_one(tmp_path, mon
         store = saved(folder, 1)
         faulty = Faulty(at, raising(code))
         with monkeypatch.context() as patch:
-            patch.setattr(files, "os", faulty)
+            patch.setattr(sealed, "os", faulty)
             try:
                 take_next(store)
             except CheckpointError as error:
@@ -137,7 +137,7 @@ def test_an_interrupted_or_short_write_is_finished(tmp_path, monkeypatch, fail):
         store = saved(folder, 1)
         faulty = Faulty(at, lambda name, real, a: fail(name, real, a) if name == "write" else real(*a))
         with monkeypatch.context() as patch:
-            patch.setattr(files, "os", faulty)
+            patch.setattr(sealed, "os", faulty)
             take_next(store)
         assert check(folder, at) == "epoch-000002"
         if faulty.calls < at:
@@ -153,7 +153,7 @@ def test_a_sudden_exit_at_every_call_leaves_the_previous_or_the_new_one(tmp_path
         child = os.fork()
         if child == 0:
             try:
-                files.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a stand-in
+                sealed.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a stand-in
                 fresh = Checkpoints(folder / "checkpoints")
                 fresh.begin(store_loop())
                 take_next(fresh)
@@ -199,8 +199,8 @@ def test_the_data_is_safe_before_the_name_and_the_name_before_anybody_is_told(tm
                 return real
             return lambda *a, **k: (trace.append(name), real(*a, **k))[1]
 
-    monkeypatch.setattr(files, "os", Traced(0, raising(0)))
-    monkeypatch.setattr(checkpoints.Path, "unlink", lambda *a, **k: trace.append("unlink"))
+    monkeypatch.setattr(sealed, "os", Traced(0, raising(0)))
+    monkeypatch.setattr(checkpoint_folder.Path, "unlink", lambda *a, **k: trace.append("unlink"))
     take_next(store)
     text = " ".join(trace)
     one = "write fsync replace fsync"

@@ -21,8 +21,8 @@ from rein.cli import main
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.store.folder import list_files
-from rein.store.format import files
-from rein.store.format.files import verify, write_whole
+from rein.store.format import sealed
+from rein.store.format.sealed import verify, write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import assert_equal, make_trajectory
 
@@ -84,7 +84,7 @@ def test_an_error_at_every_call_is_told_once_and_leaves_whole_files(
         store, before = HDF5Store(tmp_path / str(at), max_epochs=1), state_of()
         faulty = Faulty(at, code, for_good)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "os", faulty)
+            patch.setattr(sealed, "os", faulty)
             try:
                 work(store, 4)
                 store.close()
@@ -125,7 +125,7 @@ def check(path: Path, before: tuple[int, int]) -> None:
 def test_what_was_acknowledged_before_an_error_is_there_to_the_bit(tmp_path: Path, monkeypatch: Any) -> None:
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     append(store, 3)
-    monkeypatch.setattr(files, "os", Faulty(3, errno.EIO, True))
+    monkeypatch.setattr(sealed, "os", Faulty(3, errno.EIO, True))
     store.append(make_trajectory(4))
     with pytest.raises(StoreError, match=r"000004-000004\.h5: .* Input/output error \(errno 5\)"):
         store.flush()
@@ -187,7 +187,7 @@ def test_what_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "statvfs", lambda folder: types.SimpleNamespace(**said))
     room = 4096 * (3 if superuser else 1)
     write_whole(tmp_path / "fits.h5", bytes(room))
-    monkeypatch.setattr(files, "_write", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(sealed, "_write", lambda *_: pytest.fail("it was begun"))
     sizes = f"1.0 MiB are needed, {room / 2**20:.1f} MiB are free"
     with pytest.raises(StoreError, match=rf"large\.h5: 1,049,000 bytes .*: {sizes} \(errno 28\); free some space"):
         write_whole(tmp_path / "large.h5", bytes(1_049_000))
@@ -203,7 +203,7 @@ def test_what_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch:
 
 def test_the_command_line_tells_of_a_full_disk_in_its_last_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """The run's first file of trajectories is the first that is too large."""
-    real = files.check_room
+    real = sealed.check_room
     too_large = types.SimpleNamespace(f_blocks=10, f_bavail=1, f_bfree=1, f_frsize=4096)
 
     def check_room(folder: Path, size: int) -> None:
@@ -212,7 +212,7 @@ def test_the_command_line_tells_of_a_full_disk_in_its_last_line(tmp_path: Path, 
                 patch.setattr(os, "statvfs", lambda folder: too_large)
             real(folder, size)
 
-    monkeypatch.setattr(files, "check_room", check_room)
+    monkeypatch.setattr(sealed, "check_room", check_room)
     with pytest.raises(SystemExit) as end:
         main(["train", "gridworld", "--run", str(tmp_path / "run"), "--quiet", "--epochs", "3"])
     last = capsys.readouterr().err.splitlines()[-1]

@@ -18,7 +18,7 @@ import rein
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
 from rein.store.folder import list_files
-from rein.store.format.files import verify
+from rein.store.format.sealed import verify
 from rein.store.hdf5 import HDF5Store
 from rein.store.verify import verify_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields

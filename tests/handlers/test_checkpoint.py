@@ -21,9 +21,9 @@ from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate_every import evaluate_every
-from rein.store.checkpoint import read_checkpoint
-from rein.store.finding import best_file
-from rein.store.format import files
+from rein.store.checkpoint_file import read_checkpoint
+from rein.store.format import sealed
+from rein.store.loading import best_file
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -391,7 +391,7 @@ def test_a_failed_write_ends_the_run_with_the_reason(tmp_path, monkeypatch):
     @loop.epoch_ended(once=3)
     def fill(state: rein.State) -> None:
         saver.checkpoints.flush()
-        monkeypatch.setattr(files, "os", FullDisk())
+        monkeypatch.setattr(sealed, "os", FullDisk())
 
     with pytest.raises(CheckpointError, match=r"epoch-00000\d\.h5: .*No space left on device"):
         loop.run()
@@ -405,7 +405,7 @@ def test_a_failed_write_ends_the_run_with_the_reason(tmp_path, monkeypatch):
 def test_a_failed_write_may_be_a_warning(tmp_path, monkeypatch, caplog):
     loop, _ = make()
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1, on_failure="warn")
-    loop.epoch_ended(once=2)(lambda state: monkeypatch.setattr(files, "os", FullDisk()))
+    loop.epoch_ended(once=2)(lambda state: monkeypatch.setattr(sealed, "os", FullDisk()))
 
     @loop.epoch_ended(once=5)
     def make_room(state: rein.State) -> None:

@@ -22,8 +22,8 @@ from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import episode_seeds, integers
-from rein.store.checkpoint import read_checkpoint
-from rein.store.checkpoints import Checkpoints
+from rein.store.checkpoint_file import read_checkpoint
+from rein.store.checkpoint_folder import Checkpoints
 from rein.types import TimeStep
 
 

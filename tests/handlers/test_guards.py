@@ -28,7 +28,7 @@ from rein.handlers.guards import UpdateGuard, guard_data, guard_updates
 from rein.handlers.resources import guard_resources, resident_bytes
 from rein.handlers.watchdog import HUNG_EXIT_CODE, watchdog
 from rein.loop.state import State
-from rein.store.checkpoint import is_finite
+from rein.store.checkpoint_file import is_finite
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 

@@ -17,9 +17,9 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.loop.info import run_info
-from rein.store.checkpoint import differences, is_finite, look, read_checkpoint, versions, write_checkpoint
-from rein.store.format import files
-from rein.store.parts import load, save
+from rein.store.checkpoint_file import differences, is_finite, look, read_checkpoint, versions, write_checkpoint
+from rein.store.format import sealed
+from rein.store.loading import load, save
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_written_says_where_and_why(tmp_path, monkeypatch):
         write_checkpoint(tmp_path / "a.h5", {"x": object()}, {})
     with pytest.raises(CheckpointError, match=r"none/a\.h5: .*No such file"):
         write_checkpoint(tmp_path / "none" / "a.h5", {}, {})
-    monkeypatch.setattr(files.os, "write", full)
+    monkeypatch.setattr(sealed.os, "write", full)
     with pytest.raises(CheckpointError, match=r"a\.h5: .*No space left.*free some space"):
         write_checkpoint(tmp_path / "a.h5", {}, {})
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
-from rein.store.finding import find
+from rein.store.loading import find
 
 
 def make_agent() -> QLearning:

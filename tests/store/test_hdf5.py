@@ -11,9 +11,9 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.ops.trees import map_tree
-from rein.store.format import trajectories
+from rein.store.format import trajectory_writer
 from rein.store.hdf5 import HDF5Store
-from rein.store.host import to_host
+from rein.store.host_copy import to_host
 from rein.store.reader import open_run
 from rein.testing import StatefulContract
 from rein.testing.store import StoreContract, assert_equal, make_trajectory
@@ -50,7 +50,7 @@ def names(path):
 
 
 def size_of(trajectory):
-    return trajectories.size_of(to_host(trajectory))
+    return trajectory_writer.size_of(to_host(trajectory))
 
 
 def test_files_are_closed_by_epochs(tmp_path):

@@ -11,8 +11,8 @@ import weakref
 import pytest
 
 from rein.errors import StoreError
-from rein.store.format import files
-from rein.store.format.files import verify
+from rein.store.format import sealed
+from rein.store.format.sealed import verify
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
@@ -77,7 +77,7 @@ def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path,
         descriptors, safe, last = len(os.listdir("/dev/fd")), 0, 0
         store = HDF5Store(tmp_path / str(room), max_epochs=1)
         with monkeypatch.context() as patch, pytest.raises(StoreError) as caught:
-            patch.setattr(files, "os", FullDisk(room))
+            patch.setattr(sealed, "os", FullDisk(room))
             for last in range(1, 100):
                 store.append(make_trajectory(last))
                 store.flush()
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path,
 
 
 def test_an_error_of_the_writer_surfaces_at_the_next_append_or_at_close(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "os", FullDisk(0))
+    monkeypatch.setattr(sealed, "os", FullDisk(0))
     for number, surface in enumerate([HDF5Store.flush, HDF5Store.close, HDF5Store.state_dict]):
         store = HDF5Store(tmp_path / str(number), max_epochs=1)
         store.append(make_trajectory(1))

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from rein.errors import StoreError
-from rein.store import gathering
-from rein.store.format import layout, mapping, trajectories
-from rein.store.format.files import USER_BLOCK, user_block, write_whole
+from rein.store import hdf5
+from rein.store.format import layout, mapping, trajectory_writer
 from rein.store.format.layout import encode, read_json, read_layout
+from rein.store.format.sealed import USER_BLOCK, user_block, write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields
@@ -109,7 +109,7 @@ def test_a_file_that_another_reader_holds_open_is_read(path: Path, given: list[T
 
 def test_a_file_has_no_more_rows_than_readers_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [make_trajectory(epoch, steps=steps) for epoch, steps in ((1, 10), (2, 25), (3, 5), (4, 4))]
-    for module in (gathering, trajectories):
+    for module in (hdf5, trajectory_writer):
         monkeypatch.setattr(module, "MAX_ROWS", 30)
     store = HDF5Store(tmp_path / "run")
     for trajectory in given:

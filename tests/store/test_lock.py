@@ -15,7 +15,7 @@ import pytest
 
 import rein
 from rein.errors import StoreError
-from rein.store.checkpoint import write_checkpoint
+from rein.store.checkpoint_file import write_checkpoint
 from rein.store.hdf5 import HDF5Store
 from rein.store.lock import Lock, is_locked
 
@@ -91,7 +91,7 @@ def test_a_run_is_let_go_when_its_last_checkpoint_is_written_and_not_before(tmp_
         assert is_locked(store.path)
         seen.append(write_checkpoint(*arguments))
 
-    monkeypatch.setattr("rein.store.checkpoints.write_checkpoint", look)
+    monkeypatch.setattr("rein.store.checkpoint_folder.write_checkpoint", look)
     store.checkpoints.take(rein.Loop(lambda state: None), {})
     store.close()
     assert len(seen) == 1

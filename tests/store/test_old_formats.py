@@ -13,8 +13,8 @@ import torch
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
-from rein.store.checkpoint import FORMAT, read_checkpoint
-from rein.store.parts import load
+from rein.store.checkpoint_file import FORMAT, read_checkpoint
+from rein.store.loading import load
 
 DATA = Path(__file__).with_name("data")
 FILES = sorted(DATA.glob("checkpoint-format-*.h5"))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from rein.errors import StoreError
-from rein.store.format import files
-from rein.store.format.files import USER_BLOCK, user_block
+from rein.store.format import sealed
 from rein.store.format.layout import encode, read_json
+from rein.store.format.sealed import USER_BLOCK, user_block
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
@@ -65,13 +65,13 @@ def test_what_is_not_there_is_named(path):
 
 
 def test_opening_a_run_reads_nothing(path, monkeypatch):
-    monkeypatch.setattr(files, "verify", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(sealed, "verify", lambda path: pytest.fail(f"{path} was read"))
     open_run(path)
 
 
 def test_a_file_is_hashed_once_and_again_when_it_has_changed(path, monkeypatch):
-    hashed, verify = [], files.verify
-    monkeypatch.setattr(files, "verify", lambda path: (hashed.append(path.name), verify(path)))
+    hashed, verify = [], sealed.verify
+    monkeypatch.setattr(sealed, "verify", lambda path: (hashed.append(path.name), verify(path)))
     run = open_run(path)
     for epoch in (1, 2, 5, 1):
         run.trajectory(epoch)

@@ -221,7 +221,7 @@ def test_without_strict_the_part_that_fits_is_loaded_and_the_rest_is_told(tmp_pa
 def test_another_version_or_number_of_threads_is_told(tmp_path, caplog, monkeypatch):
     path = tmp_path / "run"
     finish(make(path))
-    monkeypatch.setattr("rein.store.resume.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("rein.store.loading.versions", lambda: {"torch": "9.9"})
     with caplog.at_level(logging.WARNING):
         rein.resume(make(path), path)
     assert "and is '9.9'" in caplog.text

@@ -24,8 +24,8 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.clocks import CLOCKS
 from rein.store import metrics as module
-from rein.store.format.files import verify
 from rein.store.format.objects import encode_name
+from rein.store.format.sealed import verify
 from rein.store.verify import verify_run
 from rein.testing.stateful import first_difference
 

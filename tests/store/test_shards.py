@@ -20,11 +20,11 @@ from rein.errors import CheckpointError
 from rein.replay import storage as blocks
 from rein.replay.replay import Replay
 from rein.store import shards
-from rein.store.checkpoint import look, read_checkpoint, write_checkpoint
-from rein.store.checkpoints import Checkpoints
-from rein.store.format import files
+from rein.store.checkpoint_file import look, read_checkpoint, write_checkpoint
+from rein.store.checkpoint_folder import Checkpoints
+from rein.store.format import sealed
 from rein.store.format.state import Held, Shard
-from rein.store.parts import load, save
+from rein.store.loading import load, save
 from rein.testing.buffer import make_transition
 from rein.testing.stateful import first_difference
 
@@ -113,8 +113,8 @@ def test_large_blocks_of_rows_are_files_of_their_own_and_the_rest_stays_in_the_c
         assert sum(x.nbytes for x in agent.get("replay/blocks", {}).values()) < 300
     for name, block in zip(found.about["rows"], blocks, strict=False):
         shard = tmp_path / f"rows/{name}.h5"
-        files.verify(shard)
-        assert files.promised_hash(shard) == name
+        sealed.verify(shard)
+        assert sealed.promised_hash(shard) == name
         with h5py.File(shard) as file:
             stored: Any = file["entry/state/rows"]
             assert torch.equal(torch.from_numpy(stored[()]), block)
@@ -318,7 +318,7 @@ def test_rows_that_vanish_from_a_run_are_an_error_and_the_next_checkpoint_has_th
 def test_after_a_write_that_failed_and_was_only_warned_of_the_next_one_is_whole(tmp_path, monkeypatch, caplog):
     store, loop = taken(tmp_path, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(sealed.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         loop.run(epochs=3)
         store.take(loop, {}, on_failure="warn")
         store.flush()
@@ -413,7 +413,7 @@ def test_rows_cannot_lead_to_other_rows(tmp_path):
     inner = Shard(Held(torch.zeros(3, 4, dtype=torch.uint8), "cpu"))
     inner.name = "1" * 64
     write_checkpoint(tmp_path / "some.h5", {"rows": inner}, {"kind": "rows"})
-    name = files.promised_hash(tmp_path / "some.h5")
+    name = sealed.promised_hash(tmp_path / "some.h5")
     (tmp_path / "rows").mkdir()
     (tmp_path / "some.h5").rename(tmp_path / f"rows/{name}.h5")
     with pytest.raises(CheckpointError, match="it names another file, which has no place here"):

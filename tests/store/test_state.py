@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rein.store.format.files import USER_BLOCK
+from rein.store.format.sealed import USER_BLOCK
 from rein.store.format.state import _DTYPES, TRAILER_LENGTH, decode_state, encode_state, find_texts, snapshot
 from rein.testing.stateful import first_difference
 

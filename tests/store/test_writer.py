@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rein.errors import StoreError
-from rein.store.writer import Writer
+from rein.store.writer_thread import Writer
 
 
 def nothing():

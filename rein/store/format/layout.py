@@ -20,7 +20,7 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import decode_json, open_file
-from rein.store.format.files import USER_BLOCK
+from rein.store.format.sealed import USER_BLOCK
 
 CHUNK = 1 << 20  # bytes of a chunk, unless one entry is larger
 MAX_ROWS = 4 << 20  # rows of all environments in a file; a larger file may have one for each of its bytes
@@ -96,7 +96,7 @@ def read_layout(path: Path) -> Tree:
     """Return the datasets of a file: the groups `epochs`, `episodes` and `trajectory`. Raises StoreError.
 
     Datasets lie inside the file and do not overlap, so reading all of them is bounded by the size of the file. Check
-    the hash of the file first, with `rein.store.format.files.verify`.
+    the hash of the file first, with `rein.store.format.sealed.verify`.
     """
     try:
         text, size = read_json(path)

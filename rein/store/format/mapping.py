@@ -25,8 +25,8 @@ import torch
 from rein.errors import StoreError
 from rein.files import open_file
 from rein.replay.storage import free_bytes
-from rein.store.format.files import reason_of
 from rein.store.format.layout import CHUNK, Stored, Tree
+from rein.store.format.sealed import reason_of
 
 Stamp = tuple[int, ...]
 

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from rein.files import decode_json
 from rein.ops.trees import map_tree
-from rein.store.curves import write_plot
-from rein.store.format.files import FORMAT, USER_BLOCK
-from rein.store.format.image import Memory, compose
 from rein.store.format.objects import add_group, add_text, encode_name
+from rein.store.format.sealed import FORMAT, USER_BLOCK, Memory, compose
+from rein.store.format.views import write_plot
 
 _NATIVE = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64")
 _AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show them as they are

@@ -1,4 +1,8 @@
-"""One checkpoint: a file that holds the state of a run or of one part, written whole and read without running code."""
+"""One checkpoint: a file with the state of a run or of one part, and a description of it.
+
+The state is the `state_dict` of the loop or of the part. `describe` and `describe_part` define the description. The
+file is written whole and read without running code.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ import torch
 
 from rein.errors import CheckpointError, StoreError
 from rein.files import open_file
+from rein.loop import Loop
 from rein.loop.info import version_of
 from rein.ops.trees import leaves
 from rein.protocols import Store
-from rein.store.format.files import read_sealed, write_whole
-from rein.store.format.image import Memory
+from rein.store.format.sealed import Memory, read_sealed, write_whole
 from rein.store.format.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
 from rein.store.shards import rows_of
+from rein.store.spaces import describe_build
 
 FORMAT = 2  # incremented when an older rein could not load the state
 
@@ -79,6 +84,25 @@ def look(path: Path) -> dict[str, Any] | None:
 
 
 _SPEED_ALONE = ("threads", "micro_batch", "compile", "device", "guard")
+
+
+def describe(loop: Loop) -> dict[str, Any]:
+    """Return the description that is stored with the state of a run: progress, parts, builds and versions."""
+    state = loop.state
+    return {
+        "kind": "run",
+        "total_iterations": state.total_iterations,
+        "epochs_ended": state.clocks.epochs,
+        "epoch": state.epoch,
+        "iteration": state.iteration,
+        "epoch_open": state.epoch_open,
+        "clocks": state.clocks.as_dict(),
+        "metrics": dict(state.metrics),
+        "parts": describe_parts(loop.parts),
+        "builds": {name: build for name, part in loop.parts.items() if (build := describe_build(part))},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def describe_part(part: Any) -> dict[str, Any]:

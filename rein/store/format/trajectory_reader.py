@@ -1,18 +1,21 @@
-"""The tables of a file of trajectories, epochs and episodes, checked against its rows; and tables of many files as one.
+"""Read one trajectory file: hash, layout, and the tables of epochs and episodes, checked against the rows.
 
-Shapes: R rows of the file, K epochs, E episodes.
+Also joins tables of many files. Shapes: R rows of the file, K epochs, E episodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rein.errors import StoreError
 from rein.ops.trees import leaves, map_tree
-from rein.store.format.layout import Stored
-from rein.store.format.mapping import MappedFile
+from rein.store.format import sealed
+from rein.store.format.layout import Stored, read_layout
+from rein.store.format.mapping import MappedFile, Stamp, stamp_of
 from rein.store.format.objects import decode_name
 
 Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table
@@ -20,6 +23,8 @@ Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `cloc
 EPOCHS = ("number", "first_row", "length", "first_step", "part", "parts")
 EPISODES = {name: "i" for name in ("id", "environment", "first_step", "last_step", "seed", "length", "epoch")}
 EPISODES |= {"return": "f", "terminated": "b", "truncated": "b"}
+
+MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # raised for files of unexpected content
 
 _FLAGS = {"valid", "terminated", "truncated"}
 _STATUS = 64  # bytes
@@ -141,3 +146,21 @@ def join(tables: Sequence[Table], sizes: Sequence[int] | None = None) -> Table:
 def take_rows(table: Table, rows: Any) -> Table:
     """Those rows of a table."""
     return map_tree(lambda column: column[rows], table)
+
+
+def open_content(path: Path) -> Content:
+    """Check the hash, the layout and the tables of a file, and return the tables. Raises StoreError."""
+    stamp = stamp_of(path)
+    sealed.verify(path)
+    return content_of(path, stamp)
+
+
+def content_of(path: Path, stamp: Stamp) -> Content:
+    """Return the tables of a file whose hash was right when its `stamp` was taken. Raises StoreError."""
+    file = MappedFile(path, stamp, read_layout(path))
+    try:
+        return read_content(file)
+    except MISREAD as error:
+        raise StoreError(f"{path}: is not laid out as a trajectory file: {error}") from error
+    finally:
+        file.unmap()  # tables are copies, and often nothing else of a file is read

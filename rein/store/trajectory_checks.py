@@ -12,8 +12,8 @@ import numpy as np
 
 from rein.store.folder import file_name
 from rein.store.format.layout import Stored
-from rein.store.format.tables import Content
-from rein.store.format.trajectories import Part
+from rein.store.format.trajectory_reader import Content
+from rein.store.format.trajectory_writer import Part
 
 _AT_ONCE = 16 << 20  # bytes that are decoded at a time
 

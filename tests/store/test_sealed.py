@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from rein.errors import StoreError
-from rein.store.format import files
-from rein.store.format.files import USER_BLOCK, remove_leftovers, verify, write_whole
-from rein.store.format.image import Memory, compose
+from rein.store.format import sealed
+from rein.store.format.sealed import USER_BLOCK, Memory, compose, remove_leftovers, verify, write_whole
 
 
 class FaultySystem:
@@ -26,14 +25,14 @@ class FaultySystem:
         return getattr(os, name)
 
 
-def sealed():
+def sealed_file():
     return compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)))
 
 
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "some.h5"
-    write_whole(path, sealed())
+    write_whole(path, sealed_file())
     return path
 
 
@@ -63,7 +62,7 @@ def test_an_image_does_not_depend_on_what_was_in_the_memory_before(file):
     memory = Memory()
     compose(lambda file: file.create_dataset("large", data=np.random.default_rng(0).random(100_000)), memory)
     again = compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)), memory)
-    assert bytes(again) == bytes(sealed()) == file.read_bytes()
+    assert bytes(again) == bytes(sealed_file()) == file.read_bytes()
 
 
 def test_an_image_may_grow_beyond_its_capacity():
@@ -122,14 +121,14 @@ def test_short_writes_and_interruptions_lose_nothing(tmp_path, monkeypatch):
             raise InterruptedError(errno.EINTR, "Interrupted system call")
         return os.write(descriptor, data[:1000])
 
-    monkeypatch.setattr(files, "os", FaultySystem(write=write))
-    write_whole(tmp_path / "some.h5", sealed())
-    assert (tmp_path / "some.h5").read_bytes() == bytes(sealed())
+    monkeypatch.setattr(sealed, "os", FaultySystem(write=write))
+    write_whole(tmp_path / "some.h5", sealed_file())
+    assert (tmp_path / "some.h5").read_bytes() == bytes(sealed_file())
     assert next(calls) > 6
 
 
 def test_a_system_that_takes_no_more_bytes_is_an_error_and_not_a_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "os", FaultySystem(write=lambda descriptor, data: 0))
+    monkeypatch.setattr(sealed, "os", FaultySystem(write=lambda descriptor, data: 0))
     with pytest.raises(StoreError, match="accepts no more bytes"):
         write_whole(tmp_path / "some.h5", b"data")
 
@@ -139,7 +138,7 @@ def test_a_system_that_takes_no_more_bytes_is_an_error_and_not_a_hang(tmp_path, 
 def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch, code, existing):
     """Each call of a write fails in turn: one StoreError with path and cause, no leftover, no open descriptor."""
     path, names = tmp_path / "some.h5", ("open", "write", "fsync", "replace", "close")
-    content, descriptors = bytes(sealed()), len(os.listdir("/dev/fd"))
+    content, descriptors = bytes(sealed_file()), len(os.listdir("/dev/fd"))
     for failing in itertools.count():
         path.unlink(missing_ok=True)
         if existing is not None:
@@ -157,7 +156,7 @@ def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path
             return getattr(os, name)(*arguments, **options)
 
         replaced = {name: (lambda *a, name=name, call=call, **k: call(name, *a, **k)) for name in names}
-        monkeypatch.setattr(files, "os", FaultySystem(**replaced))
+        monkeypatch.setattr(sealed, "os", FaultySystem(**replaced))
         try:
             write_whole(path, content)
         except StoreError as error:
@@ -178,7 +177,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupt(descriptor):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "os", FaultySystem(fsync=interrupt))
+    monkeypatch.setattr(sealed, "os", FaultySystem(fsync=interrupt))
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "some.h5", b"data")
     assert list(tmp_path.iterdir()) == []
@@ -195,7 +194,7 @@ def test_the_order_of_calls_survives_a_loss_of_power(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(files, "os", FaultySystem(**{name: traced(name) for name in ("write", "fsync", "replace")}))
+    monkeypatch.setattr(sealed, "os", FaultySystem(**{name: traced(name) for name in ("write", "fsync", "replace")}))
     write_whole(tmp_path / "some.h5", b"data")
     assert trace == ["write", "fsync", "replace", "fsync"]
 
@@ -226,6 +225,6 @@ def test_a_file_that_is_being_written_is_no_leftover(tmp_path, monkeypatch):
         assert remove_leftovers(tmp_path) == []
         os.fsync(descriptor)
 
-    monkeypatch.setattr(files, "os", FaultySystem(fsync=fsync))
+    monkeypatch.setattr(sealed, "os", FaultySystem(fsync=fsync))
     write_whole(tmp_path / "some.h5", b"data")
     assert seen == [[f".some.h5.tmp-{os.getpid()}"], ["some.h5"]]

@@ -1,10 +1,10 @@
-"""The checkpoints of a run: written by a thread, kept by rules, and read from the newest good one backwards.
+"""Checkpoints of a run: written by a thread, kept by rules of retention, and read from the newest good one backwards.
 
 checkpoints/epoch-000100.h5                     after epoch 100
 checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
-checkpoints/best/epoch-000040.h5                the best one by a metric, or by several; the file says by which
-checkpoints/rows/<sha256>.h5                    rows of replays that they list, see `rein.store.shards`
-checkpoints/latest                              the name of the newest one, and nothing else
+checkpoints/best/epoch-000040.h5                the best one by one or several metrics, which the file names
+checkpoints/rows/<sha256>.h5                    rows of replay buffers that checkpoints list, see `rein.store.shards`
+checkpoints/latest                              the name of the newest one
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -26,30 +28,29 @@ from rein.errors import CheckpointError, StoreError
 from rein.files import absolute, inside
 from rein.loop import Loop
 from rein.ops.trees import leaves
-from rein.store.checkpoint import (
+from rein.store.checkpoint_file import (
     Checkpoint,
-    describe_parts,
+    describe,
     is_finite,
     look,
     read_checkpoint,
-    versions,
     write_checkpoint,
 )
 from rein.store.folder import move_aside
-from rein.store.format.files import remove_leftovers, sync_folder, write_whole
-from rein.store.format.image import Memory
+from rein.store.format.sealed import Memory, remove_leftovers, sync_folder, write_whole
 from rein.store.format.state import Shard, snapshot
-from rein.store.retention import Best, Kept, Order, Rules, beats, holders, is_own, metrics_of, order, superfluous
 from rein.store.shards import BEST, Shards, names_of
-from rein.store.spaces import describe_build
-from rein.store.writer import Writer
+from rein.store.writer_thread import Writer
 
 FOLDER = "checkpoints"
 LATEST = "latest"
 
-logger = logging.getLogger(__name__)
+Order = tuple[int, int]  # finished iterations and epochs: how far a run was
+Best = tuple[str, Literal["min", "max"]]  # a metric, and whether its smallest or largest value is best
 
 _WAITING = 256 << 20  # bytes that may wait for the disk before training waits too
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -239,25 +240,6 @@ class Checkpoints:
             raise CheckpointError(str(error)) from error
 
 
-def describe(loop: Loop) -> dict[str, Any]:
-    """What is said about the state of a run: where it stands, what it was composed of, what it depends on."""
-    state = loop.state
-    return {
-        "kind": "run",
-        "total_iterations": state.total_iterations,
-        "epochs_ended": state.clocks.epochs,
-        "epoch": state.epoch,
-        "iteration": state.iteration,
-        "epoch_open": state.epoch_open,
-        "clocks": state.clocks.as_dict(),
-        "metrics": dict(state.metrics),
-        "parts": describe_parts(loop.parts),
-        "builds": {name: build for name, part in loop.parts.items() if (build := describe_build(part))},
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def order_of(loop: Loop) -> Order:
     """How far the run of a loop is."""
     return loop.state.total_iterations, loop.state.clocks.epochs
@@ -302,3 +284,82 @@ def _end(writers: list[Writer]) -> None:
         if writer.works:
             writer.submit(functools.partial(atexit.unregister, writer.close), 0, wait=False)
         writer.end()
+
+
+class Rules(NamedTuple):
+    """Rules of one handler. A file stays if any rule of any handler keeps it, or if it is the newest finite one."""
+
+    last: int | None = None  # the newest so many; None keeps all
+    every: int | None = None  # those after each so many epochs
+    best: Best | None = None  # the best one by that metric, kept in a folder of its own
+
+
+class Kept(NamedTuple):
+    """A checkpoint that is there."""
+
+    order: Order
+    path: Path
+    about: dict[str, Any]
+
+
+def superfluous(there: Sequence[Kept], rules: Sequence[Rules]) -> list[Kept]:
+    """Return the checkpoints that no rule keeps."""
+    if any(one.last is None for one in rules):
+        return []
+    newest_first = sorted(there, reverse=True, key=lambda kept: kept.order)
+    stay = {kept.path for kept in newest_first[: max(one.last or 0 for one in rules)]}
+    stay |= {kept.path for kept in [kept for kept in newest_first if kept.about.get("finite")][:1]}
+    for every in {one.every for one in rules if one.every}:
+        stay |= {kept.path for kept in newest_first if _ends_multiple(kept.about, every)}
+    return [kept for kept in newest_first if kept.path not in stay]
+
+
+def is_own(path: Path, about: Mapping[str, Any]) -> bool:
+    """Return whether rein wrote this file under this name. Only such files are ever removed."""
+    return about.get("file") == path.name
+
+
+def metrics_of(path: Path, about: Mapping[str, Any]) -> list[Best]:
+    """Return the metrics for which rein keeps a file among the best; none for a file of the user's."""
+    listed = about.get("best")
+    if not is_own(path, about) or not isinstance(listed, list):
+        return []
+    pairs = [tuple(one) for one in listed if isinstance(one, list) and len(one) == 2]
+    return [(str(metric), mode) for metric, mode in pairs if mode in ("min", "max")]
+
+
+def holders(there: Mapping[Path, Mapping[str, Any]]) -> dict[Best, Path]:
+    """Return the file that holds the best value of each metric for which files are kept; of equal ones the first."""
+    found: dict[Best, Path] = {}
+    for path, about in sorted(there.items(), key=lambda item: order(item[1])):
+        for best in metrics_of(path, about):
+            if best not in found or beats(about, there[found[best]], best):
+                found[best] = path
+    return found
+
+
+def beats(about: Mapping[str, Any], other: Mapping[str, Any], best: Best) -> bool:
+    """Return whether one checkpoint is better than another one by a metric. A NaN is never better."""
+    value, before = value_of(about, best[0]), value_of(other, best[0])
+    return not math.isnan(value) and (math.isnan(before) or (value > before if best[1] == "max" else value < before))
+
+
+def order(about: Mapping[str, Any] | None) -> Order:
+    """Return how far the run was. A damaged file comes last, so that it is reported; a part of `rein.save` first."""
+    if about is not None and about.get("kind") == "part":
+        return -1, -1
+    try:
+        return int((about or {})["total_iterations"]), int((about or {})["epochs_ended"])
+    except (KeyError, TypeError, ValueError):
+        return sys.maxsize, sys.maxsize
+
+
+def value_of(about: Mapping[str, Any], metric: str) -> float:
+    """Return the value of a metric when a checkpoint was taken; NaN without."""
+    metrics = about.get("metrics")
+    value = metrics.get(metric) if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _ends_multiple(about: dict[str, Any], every: int) -> bool:
+    return not about.get("epoch_open") and about.get("epochs_ended", 1) % every == 0

@@ -16,8 +16,6 @@ import h5py
 import numpy as np
 
 from rein.ops.trees import map_tree
-from rein.store.format.files import FORMAT
-from rein.store.format.image import Memory, compose
 from rein.store.format.layout import CHUNK, MAX_ROWS, describe
 from rein.store.format.objects import (
     add_dataset,
@@ -28,6 +26,7 @@ from rein.store.format.objects import (
     set_attributes,
     write_rows,
 )
+from rein.store.format.sealed import FORMAT, Memory, compose
 from rein.store.format.views import Shown, interpretation, write_views
 from rein.types import Episodes, Trajectory, Tree
 
