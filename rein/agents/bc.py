@@ -19,7 +19,7 @@ from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.continuous import Actor, Scale
 from rein.networks.encoder import Encoder, StemFactory, stem_for
-from rein.networks.q_network import QNetwork
+from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.replay.replay import Sample
 from rein.types import Tree

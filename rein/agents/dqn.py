@@ -12,8 +12,7 @@ from rein.agents.base.closed_form import has_closed_form, td_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
-from rein.networks.q_network import QNetwork
-from rein.networks.target import OnlineAndTarget
+from rein.networks.q_networks import OnlineAndTarget, QNetwork
 from rein.ops.backend import without_gradient
 from rein.ops.losses import huber
 from rein.ops.values import td_target

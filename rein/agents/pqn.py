@@ -18,7 +18,7 @@ from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.q_network import QNetwork
+from rein.networks.q_networks import QNetwork
 from rein.ops.backend import graph
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns

@@ -19,9 +19,8 @@ from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
 from rein.networks.actor_critic import CoreFactory
+from rein.networks.q_networks import OnlineAndTarget, RecurrentQNetwork
 from rein.networks.recurrent import LSTM
-from rein.networks.recurrent_q import RecurrentQNetwork
-from rein.networks.target import OnlineAndTarget
 from rein.ops.backend import without_gradient
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.losses import huber

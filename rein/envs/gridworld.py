@@ -18,8 +18,8 @@ from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
-from rein.ops.devices import checked_device
 from rein.ops.random import integers
+from rein.ops.trees import checked_device
 from rein.types import TimeStep
 
 _SIZE = 5

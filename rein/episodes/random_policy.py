@@ -16,9 +16,8 @@ from torch import Tensor
 from rein.agents.base.exploration import random_action
 from rein.envs.base.spaces import tensor_dtype
 from rein.networks.flatten import children
-from rein.ops.devices import checked_device
 from rein.ops.random import generator, restore
-from rein.ops.trees import leaves
+from rein.ops.trees import checked_device, leaves
 from rein.types import Tree
 
 

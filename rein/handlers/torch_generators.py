@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rein.loop import Loop
 from rein.loop.state import State
-from rein.ops.devices import checked_device
+from rein.ops.trees import checked_device
 
 
 def torch_generators(

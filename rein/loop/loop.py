@@ -19,7 +19,7 @@ from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.metrics import Metrics, Reduce
 from rein.loop.state import HALT_LOOP, INTERRUPT, State
-from rein.ops.devices import checked_device
+from rein.ops.trees import checked_device
 
 logger = logging.getLogger("rein")
 

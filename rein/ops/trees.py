@@ -1,4 +1,4 @@
-"""Nested structures of tensors: dictionaries, NamedTuples, tuples and lists, with leaves of any kind."""
+"""Nested structures of tensors: dictionaries, NamedTuples, tuples and lists, with leaves of any kind; and devices."""
 
 from __future__ import annotations
 
@@ -156,3 +156,17 @@ def load_plain_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def checked_device(device: Any) -> torch.device:
+    """Return `device` as a `torch.device`. Raises ValueError if torch has no such device on this machine."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        what = "is no name of a torch device" if isinstance(device, str) else "is no torch device"
+        raise ValueError(f'device={device!r} {what}; use device="cpu" or device="cuda"') from error
+    try:
+        torch.empty(0, dtype=torch.float32, device=found)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(f'device="{found}": torch finds none here; use device="cpu"') from error
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.ops.devices import checked_device
+from rein.ops.trees import checked_device
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
 from rein.replay.storage import Blocks, Packing, allocate

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rein.ops import backend
-from rein.ops.devices import checked_device
+from rein.ops.trees import checked_device
 from rein.replay.replay import Replay, Sample
 from rein.replay.storage import Packing
 from rein.replay.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total

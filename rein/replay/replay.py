@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.ops.devices import checked_device
+from rein.ops.trees import checked_device
 from rein.ops.values import NStep, n_step
 from rein.replay.storage import Blocks, Fields, Packing, allocate, example, fits, nest, stack_rows
 from rein.types import Transition, Tree

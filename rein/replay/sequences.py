@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from rein.ops.devices import checked_device
 from rein.ops.random import generator, restore
-from rein.ops.trees import leaves, map_tree, to_device
+from rein.ops.trees import checked_device, leaves, map_tree, to_device
 from rein.replay.replay import LEARNED, Replay
 from rein.replay.storage import Packing
 from rein.types import Tree

@@ -1,17 +1,19 @@
-"""A test suite for environments.
+"""Test suite for environments.
 
     class TestMyEnvironment(EnvironmentContract):
         def make(self, num_envs, seed):
             return MyEnvironment(num_envs=num_envs, seed=seed)
 
-Make the episodes so short that some end within `steps` random steps.
+Make the episodes short enough that some end within `steps` random steps.
 
 Shapes: T steps, N environments, O one observation, A one action.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,10 +22,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import check_observation, check_time_step
+from rein.envs.base.spaces import Codec
+from rein.errors import ReinError
+from rein.networks.flatten import children
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
-from rein.testing.acting import check_bounds, check_refused, check_same, random_actions, rows_of
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import TimeStep, Tree
 
@@ -294,3 +298,49 @@ def _check_seeds(environment: Any, count_N: Tensor) -> None:
     got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, torch.arange(len(count_N)), count_N)
     known = environment.replayable or not (got_N == -1).all()
     assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
+
+
+_REFUSALS = (ReinError, RuntimeError, ValueError)
+
+
+def random_actions(environment: Any, steps: int) -> list[Tree]:
+    """Return `steps` random actions (N, *A). Row i does not depend on N."""
+    streams = []
+    for index in range(environment.num_envs):
+        space = copy.deepcopy(environment.single_action_space)
+        space.seed(index)
+        streams.append([space.sample() for _ in range(steps)])
+    codec = Codec("action", environment.single_action_space)
+    return [map_tree(lambda x: x.to(environment.device), codec.stack(v)) for v in zip(*streams, strict=True)]
+
+
+def rows_of(tree: Any, which: Tensor) -> Any:
+    """Return the rows of every tensor in a tree, selected by indices or by a mask (N,)."""
+    return map_tree(lambda tensor: tensor[which.to(tensor.device)], tree)
+
+
+def check_same(one: Any, other: Any, which: Tensor, what: str) -> None:
+    """Raise AssertionError, whose message begins with `what`, if two trees differ by a bit in these rows."""
+    difference = first_difference(rows_of(one, which), rows_of(other, which))
+    assert difference is None, f"{what} differs at {difference}"
+
+
+def check_bounds(observation: Tree, space: spaces.Space[Any]) -> None:
+    """Raise AssertionError if an observation is outside the bounds of a Box."""
+    for key, child in (children(space) or {}).items():
+        check_bounds(observation[key], child)
+    if isinstance(space, spaces.Box):
+        value = observation.cpu().double()
+        low, high = (torch.as_tensor(bound).double() for bound in (space.low, space.high))
+        slack = 1e-5 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0).clamp(min=1.0)
+        outside = (value < low - slack) | (value > high + slack)
+        assert not outside.any(), f"the observation has {value[outside][0]}, outside of {space}"
+
+
+def check_refused(call: Callable[[], Any], what: str) -> None:
+    """Raise AssertionError if `call` raises none of the errors of rejected arguments."""
+    try:
+        call()
+    except _REFUSALS:
+        return
+    raise AssertionError(f"{what} raised no error")

@@ -17,8 +17,7 @@ from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.ops.devices import checked_device
-from rein.ops.trees import leaves, map_tree
+from rein.ops.trees import checked_device, leaves, map_tree
 from rein.protocols import Store
 from rein.training.training_loop import check_learning, describe_run
 from rein.types import Tree

@@ -18,9 +18,8 @@ from torch import Tensor
 from rein.agents.base.finite import check_parameters
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
-from rein.episodes.completed import CompletedEpisodes
 from rein.episodes.finite import FiniteData
-from rein.episodes.statistics import METRICS
+from rein.episodes.statistics import METRICS, CompletedEpisodes
 from rein.episodes.step import check_fit
 from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe

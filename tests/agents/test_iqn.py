@@ -15,7 +15,7 @@ from rein.agents.iqn import IQN
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Fork
 from rein.envs.wrappers.observations import FrameStack
-from rein.networks.quantile_network import even_levels
+from rein.networks.q_networks import even_levels
 from rein.schedules import linear
 from rein.testing import AgentContract
 from rein.types import Transition

@@ -33,15 +33,15 @@ LEVELS = """
     errors foreign_names lazy
 """
 LEVEL = {name: level for level, line in enumerate(LEVELS.strip().splitlines()) for name in line.split()}
-LOOP_IMPORTS = {"rein.errors", "rein.foreign_names", "rein.ops.devices", "rein.ops.trees"}
+LOOP_IMPORTS = {"rein.errors", "rein.foreign_names", "rein.ops.trees"}
 
 # Subpackages whose modules are independent of each other, and the modules that they share code through.
 LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "wrappers", "probes"},
     "envs/probes": {"base"},
-    "handlers": {"improvement", "output", "loggers"},
-    "handlers/loggers": {"axis"},
+    "handlers": {"loggers"},
+    "handlers/loggers": {"attach"},
     "recipes": {"base", "tasks"},
 }
 
@@ -191,8 +191,8 @@ FORBIDDEN = [
     ("agents/ppo.py", "from rein.agents.dqn import DQN"),
     ("agents/ppo.py", "from .dqn import DQN"),
     ("agents/base/agent.py", "from rein.store.hdf5 import HDF5Store"),
-    ("handlers/log.py", "from rein.handlers.progress import progress"),
-    ("handlers/log.py", "from rein.integrations.minari import MinariData"),
+    ("handlers/solved.py", "from rein.handlers.progress import progress"),
+    ("handlers/solved.py", "from rein.integrations.minari import MinariData"),
     ("recipes/taxi.py", "from rein.recipes.pong import pong"),
     ("ops/returns.py", "import numpy as np"),
     ("ops/returns.py", "from rein.types import Transition"),
@@ -205,7 +205,7 @@ ALLOWED = [
     ("agents/ppo.py", "from rein.agents.base.on_policy import OnPolicyAgent\nfrom rein.replay.rollout import Rollout"),
     ("agents/ppo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rein.store.hdf5 import HDF5Store"),
     ("envs/wrappers/observations.py", "from rein.envs.wrappers.base import Wrapper"),
-    ("handlers/early_stop.py", "from rein.handlers.improvement import Improvement"),
+    ("handlers/loggers/wandb.py", "from rein.handlers.loggers.attach import Axis"),
     ("loop/engine.py", "from rein.loop.events import Event\nfrom rein.errors import StoreError"),
     ("store/hdf5.py", "import h5py\nfrom rein.store.format.trajectory_writer import Part"),
     ("cli/__init__.py", "import importlib\nimportlib.import_module(name)"),

@@ -21,7 +21,7 @@ from rein.agents.base.learner import Batch, Learner
 from rein.agents.dqn import td_loss
 from rein.agents.sac import soft_actor_loss
 from rein.networks.continuous import LOG_STD, Actor, Critics
-from rein.networks.q_network import QNetwork
+from rein.networks.q_networks import QNetwork
 
 FEATURES, ACTIONS, ROWS = 5, 3, 37
 OBSERVATION, DISCRETE = spaces.Box(-1.0, 1.0, (FEATURES,)), spaces.Discrete(4)

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.optimizers import Adam
 from rein.agents.iqn import quantile_loss
-from rein.networks.quantile_network import QuantileNetwork
+from rein.networks.q_networks import QuantileNetwork
 from rein.ops.random import generator
 
 B, Q, S, NUMBERS, A = 6, 4, 3, 2, 3

@@ -12,8 +12,7 @@ import pytest
 
 import rein
 from rein.files import absolute
-from rein.handlers.loggers.attach import attach
-from rein.handlers.loggers.axis import Axis
+from rein.handlers.loggers.attach import Axis, attach
 from rein.handlers.loggers.mlflow import MlflowLogger
 from rein.handlers.loggers.tensorboard import TensorBoardLogger
 from rein.handlers.loggers.wandb import WandbLogger

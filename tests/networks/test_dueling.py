@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.networks.q_network import DuelingHead
+from rein.networks.q_networks import DuelingHead
 from rein.ops.random import generator
 
 B, H, A = 7, 12, 4

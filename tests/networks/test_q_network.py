@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rein.networks.q_network import QNetwork
+from rein.networks.q_networks import QNetwork
 from rein.ops.random import generator
 
 B, F, A = 5, 3, 4

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
-from rein.networks.quantile_network import QuantileNetwork, even_levels
-from rein.networks.target import OnlineAndTarget
+from rein.networks.q_networks import OnlineAndTarget, QuantileNetwork, even_levels
 from rein.ops.random import generator
 
 B, NUMBERS, A = 5, 3, 4

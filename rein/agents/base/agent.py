@@ -20,10 +20,9 @@ from rein import foreign_names
 from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
-from rein.ops.devices import checked_device
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
-from rein.ops.trees import leaves
+from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 

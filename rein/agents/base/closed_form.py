@@ -21,7 +21,7 @@ from rein.networks.actor_critic import ActorCritic
 from rein.networks.continuous import LOG_STD, Actor, Critics
 from rein.networks.heads import ContinuousHead, DiscreteHead
 from rein.networks.mlp import Stack
-from rein.networks.q_network import QNetwork
+from rein.networks.q_networks import QNetwork
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, huber
 from rein.ops.stack import FUSED, Pass, relu_backward, stack_backward, stack_forward

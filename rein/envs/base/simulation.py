@@ -23,8 +23,8 @@ from rein.envs.base.spaces import representation, tensor_dtype
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.backend import compiled_for
-from rein.ops.devices import checked_device
 from rein.ops.random import uniform
+from rein.ops.trees import checked_device
 from rein.types import TimeStep
 
 Dynamics = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""Have any logger take down a run."""
+"""Attach a logger to a loop, and choose the clock of its curves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rein.loop import Loop
+from rein.loop.clocks import CLOCKS
 from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import leaves
@@ -156,3 +157,25 @@ def settings(loop: Loop) -> dict[str, Any]:
     for name, part in info["parts"].items():
         told |= {f"{name}.type": part["type"], name: part["config"]}
     return dict(leaves(told))
+
+
+_USUAL = ("env_steps", "iterations")  # the one advances in the first iteration or never, so a resumed run has the same
+
+
+class Axis:
+    """The clock over which a logger draws: the one that is given, else the first of `_USUAL` that has advanced.
+
+    It is chosen at the first step at which one of them has, and stays. Raises ValueError for no clock, in the name of
+    `owner`.
+    """
+
+    def __init__(self, owner: str, clock: str | None) -> None:
+        if clock is not None and clock not in CLOCKS:
+            raise ValueError(f"{owner}(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+        self._clock = clock
+
+    def step(self, clocks: Mapping[str, float]) -> int:
+        """Where a point of that time stands."""
+        if self._clock is None:
+            self._clock = next((name for name in _USUAL if clocks.get(name)), None)
+        return 0 if self._clock is None else int(clocks[self._clock])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rein.handlers.loggers.axis import Axis
+from rein.handlers.loggers.attach import Axis
 
 _STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # all others have finished
 _PARAMETERS = 100  # that MLflow takes at once

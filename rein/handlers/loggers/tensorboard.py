@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rein.files import absolute
-from rein.handlers.loggers.axis import Axis
+from rein.handlers.loggers.attach import Axis
 
 
 class TensorBoardLogger:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rein.files import absolute
-from rein.handlers.loggers.axis import Axis
+from rein.handlers.loggers.attach import Axis
 
 _EXIT_CODES = {"failed": 1, "interrupted": 130}  # all others have finished
 

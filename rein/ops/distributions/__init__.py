@@ -23,9 +23,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from rein.ops.distributions.ball import BallNormal
+from rein.ops.distributions.continuous import BallNormal, Normal, SquashedNormal
 from rein.ops.distributions.discrete import Categorical, MultiDiscrete
-from rein.ops.distributions.gaussian import Normal, SquashedNormal
 
 __all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "SquashedNormal"]
 

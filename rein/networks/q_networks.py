@@ -1,0 +1,257 @@
+"""Networks of action values: Q-networks, quantile networks and recurrent Q-networks, and pairs with a target network.
+
+Shapes: T steps, N environments, B rows or sequences, F features of an observation, H hidden features, C numbers of a
+carry or cosines, A actions, Q quantile levels.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.networks.actor_critic import CoreFactory
+from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
+from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
+
+
+class DuelingHead(nn.Module):
+    """(B, H) -> Q (B, A).
+
+        Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')
+
+    V, the first output of one linear layer, is the mean of the Q of all actions. Weights are orthogonal with gain 1,
+    biases zero, drawn under `generator`.
+
+    Source: Wang et al. 2016, equation 9.
+    """
+
+    def __init__(self, features: int, actions: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = orthogonal_linear(features, 1 + actions, 1.0, generator)
+
+    def forward(self, features_BH: Tensor) -> Tensor:
+        """(B, A)."""
+        both = self.linear(features_BH)
+        value_B1, advantage_BA = both[..., :1], both[..., 1:]
+        return advantage_BA + (value_B1 - advantage_BA.mean(-1, keepdim=True))
+
+
+class QNetwork(nn.Module):
+    """What an agent learns that chooses by values: an observation -> Q(s, a) of every action.
+
+    An encoder (flat numbers or an image), for images a convolutional stem, hidden layers and a linear or dueling head.
+    A hidden layer is linear, then, with `layer_norm`, normalized over its features (Ba et al. 2016) and scaled by what
+    is learned, then goes through the activation: with that norm, temporal differences need neither a target network nor
+    replay to stay bounded (Gallici et al. 2024). The stem has none.
+
+    Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
+    Raises ValueError for actions that are not Discrete.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        hidden: Sequence[int] = (128, 128),
+        activation: str = "relu",
+        layer_norm: bool = True,
+        dueling: bool = False,
+        stem: StemFactory | None = None,
+        normalize_observation: bool = False,
+        scale_images: bool = True,
+    ) -> None:
+        """`dueling` adds a `DuelingHead`. `stem` is a factory of custom stems, see `stem_for`.
+
+        Without `layer_norm` hidden layers are not normalized.
+        """
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.stem = stem_for(observation_space, generator, stem)
+        sizes = [features_of(self.stem, self.encoder.features), *hidden]
+        if layer_norm:
+            self.hidden: nn.Module = _normalized(sizes, activation, generator)
+        else:
+            self.hidden = Stack(1, sizes[0], hidden, activation, generator)
+        actions = int(action_space.n)
+        head = DuelingHead(sizes[-1], actions, generator) if dueling else None
+        self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """(B, A), of what the encoder made of observations."""
+        hidden = self.hidden(through(self.stem, x_BF))
+        return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
+
+
+def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generator) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
+        layers += [nn.LayerNorm(outputs, dtype=torch.float32, device=generator.device), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+class QuantileNetwork(nn.Module):
+    """An implicit quantile network: an observation and a level tau -> Z_tau(s, a) of every action.
+
+        Z_tau(s, .) = f(psi(s) * phi(tau))        phi(tau) = relu(W (cos(pi i tau))_i=0..C-1 + b)
+
+    psi is an encoder (flat numbers or an image), for images a convolutional stem, and all hidden layers but the last
+    one; f is the last hidden layer and a linear head; * is the product feature by feature.
+
+    Q(s, a) = E Z_tau(s, a) is the mean over `action_quantiles` levels, evenly spaced in (0, risk): with a `risk` below
+    1 of the lowest returns alone, their conditional value at risk.
+
+    Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
+    Raises ValueError for actions that are not Discrete.
+
+    Source: Dabney et al. 2018 (IQN), 3.1 and equation 4.
+    """
+
+    levels: Tensor
+    _frequency: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        hidden: Sequence[int] = (128, 128),
+        activation: str = "relu",
+        stem: StemFactory | None = None,
+        cosines: int = 64,
+        action_quantiles: int = 32,
+        risk: float = 1.0,
+        normalize_observation: bool = False,
+        scale_images: bool = True,
+    ) -> None:
+        """`cosines` is C, `stem` that of `stem_for`."""
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+        device = generator.device
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, device, normalize=normalize_observation, **scaling)
+        self.stem = stem_for(observation_space, generator, stem)
+        inputs = features_of(self.stem, self.encoder.features)
+        self.before = Stack(1, inputs, hidden[:-1], activation, generator)
+        self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)
+        self.after = Stack(1, self.before.features, hidden[-1:], activation, generator)
+        self.head = orthogonal_linear(self.after.features, int(action_space.n), 1.0, generator)
+        frequency_C = torch.arange(cosines, dtype=torch.float32, device=device) * math.pi
+        self.register_buffer("_frequency", frequency_C, persistent=False)
+        self.register_buffer("levels", even_levels(action_quantiles, device) * risk, persistent=False)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """Q (B, A), of what the encoder made of observations."""
+        return self.quantiles(x_BF, self.levels.expand(len(x_BF), -1)).mean(1)
+
+    def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
+        """Z (B, Q, A) at levels in (0, 1)."""
+        psi_BH = self.before(through(self.stem, x_BF))[0]
+        phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
+        both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
+        return self.head(self.after(both)[0]).unflatten(0, level_BQ.shape)
+
+
+def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """(Q,), the middles of as many equal parts of (0, 1): the levels of QR-DQN (Dabney et al. 2018), lemma 2."""
+    return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
+
+
+class RecurrentQNetwork(nn.Module):
+    """An encoder (flat numbers or an image), for images a convolutional stem, hidden layers, a core and a head.
+
+    All that it remembers of an environment is one row of numbers, its carry; zeros are the beginning of an episode.
+    Weights are orthogonal, biases zero but for those of cores, drawn under `generator`, on its device.
+
+    Raises ValueError for actions that are not Discrete.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        core: CoreFactory,
+        stem: StemFactory | None = None,
+        hidden: Sequence[int] = (64,),
+        activation: str = "relu",
+        dueling: bool = False,
+        normalize_observation: bool = False,
+        scale_images: bool = True,
+    ) -> None:
+        """`core` is a factory of recurrent cores, see `rein.networks.recurrent`. `dueling` adds a `DuelingHead`.
+
+        `stem` is a factory of custom stems, see `stem_for`.
+        """
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
+        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.stem = stem_for(observation_space, generator, stem)
+        inputs = features_of(self.stem, self.encoder.features)
+        self.hidden = Stack(1, inputs, hidden, activation, generator)
+        self.core = core(inputs=self.hidden.features, generator=generator)
+        features, actions = self.core.features, int(action_space.n)
+        head = DuelingHead(features, actions, generator) if dueling else None
+        self.head = head or orthogonal_linear(features, actions, 1.0, generator)
+
+    @property
+    def carry_size(self) -> int:
+        """C."""
+        return self.core.carry_size
+
+    def step(self, x_NF: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """The values (N, A), and the carry after this step."""
+        y_NH, carry_NC = self.core.step(self._hidden(x_NF), carry_NC)
+        return self.head(y_NH), carry_NC
+
+    def sequence(self, x_TBF: Tensor, carry_BC: Tensor) -> Tensor:
+        """The values (T, B, A) that `step` gives at each of T steps of one episode."""
+        hidden_TBH = self._hidden(x_TBF.flatten(0, 1)).unflatten(0, x_TBF.shape[:2])
+        never_TB = torch.zeros(x_TBF.shape[:2], dtype=torch.bool, device=x_TBF.device)
+        return self.head(self.core.sequence(hidden_TBH, carry_BC, never_TB)[0])
+
+    def warm_up(self, x_TBF: Tensor, carry_BC: Tensor, valid_TB: Tensor) -> Tensor:
+        """The carry (B, C) after those steps that are valid, from this one on."""
+        if not len(x_TBF):
+            return carry_BC
+        hidden_TBH = self._hidden(x_TBF.flatten(0, 1)).unflatten(0, x_TBF.shape[:2])
+        for hidden_BH, valid_B1 in zip(hidden_TBH.unbind(), valid_TB.unsqueeze(-1).unbind(), strict=True):
+            carry_BC = torch.where(valid_B1, self.core.step(hidden_BH, carry_BC)[1], carry_BC)
+        return carry_BC
+
+    def _hidden(self, x_BF: Tensor) -> Tensor:
+        return self.hidden(through(self.stem, x_BF))[0]
+
+
+Network = TypeVar("Network", QNetwork, QuantileNetwork, RecurrentQNetwork)
+
+
+class OnlineAndTarget(nn.Module, Generic[Network]):
+    """Network `online`, which is trained, and its slower copy `target`, which has no gradient."""
+
+    def __init__(self, online: Network) -> None:
+        super().__init__()
+        self.online: Network = online
+        self.target: Network = copy.deepcopy(online).requires_grad_(False)
+
+    @property
+    def encoder(self) -> Encoder:
+        """Encoder of the online network; its statistics normalize the observations of both networks."""
+        return self.online.encoder
