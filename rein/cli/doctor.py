@@ -19,7 +19,7 @@ from rich.table import Table
 import rein.cli
 from rein.agents.ppo import PPO
 from rein.cli.output import say
-from rein.cli.show import plain
+from rein.cli.run_folder import plain
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint

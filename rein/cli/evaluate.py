@@ -18,7 +18,7 @@ from torch import Tensor
 from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
-from rein.cli.show import plain
+from rein.cli.run_folder import plain
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.episodes import Evaluation, evaluate
 from rein.errors import CheckpointError

@@ -9,7 +9,7 @@ import tyro
 from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of, part_type
-from rein.integrations.minari_export import export_minari, spec_of
+from rein.integrations.minari import export_minari, spec_of
 from rein.store.reader import Run, open_run
 
 

@@ -1,10 +1,17 @@
-"""Minari: datasets of others to learn from, and the environments that they are of."""
+"""Minari: datasets to learn from, their environments, and the export of the episodes of a run.
+
+Shapes: T steps of an epoch, N environments, L transitions of an episode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+import inspect
+import shutil
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -14,8 +21,8 @@ from rein.envs.base.spaces import layout
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.networks.flatten import children
-from rein.ops.trees import map_tree
-from rein.types import Transition, Tree
+from rein.ops.trees import leaves, map_tree
+from rein.types import Trajectory, Transition, Tree
 
 
 class MinariData:
@@ -158,3 +165,189 @@ def _tensors(values: Any, space: spaces.Space[Any]) -> Tree:
 
 def _joined(parts: list[Transition]) -> Transition:
     return map_tree(lambda *columns: torch.cat(columns), *parts)
+
+
+_TABLE = ("terminated", "truncated", "valid")  # what the table of episodes says, or what only rows need
+_OWN = ("observation", "action", "reward", *_TABLE)
+
+
+class Whole(NamedTuple):
+    """An episode from its first transition to its last."""
+
+    fields: dict[str, Tree]  # (L, ...)
+    final_observation: Tree
+    seed: int  # -1 where unknown
+    terminated: bool
+    truncated: bool
+
+
+def export_minari(
+    trajectories: Iterable[Trajectory],
+    dataset_id: str,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    environment: str | EnvSpec | None = None,
+    **about: Any,
+) -> Any:
+    """Make the new dataset `dataset_id` of every whole episode of `trajectories`, a `rein.Run` say; returns that.
+
+        run = rein.open_run("runs/cartpole")
+        export_minari(run, "cartpole/ppo-v0", agent.observation_space, agent.action_space, author="me")
+
+    Nothing is lost or rounded: types are those of the run, pictures are no JPEGs, terminated and truncated episodes
+    stay what they are, `observations` end with the final one, seeds are kept, and what the agent and the user added is
+    in `infos` (whose last row, of which nothing is known, is NaN, 0 or False). The last step of an epoch is no end. An
+    episode that has not ended yet is left out, as is one whose beginning was not stored.
+
+    `environment` is the Gymnasium environment to name in the dataset; `about` goes to
+    `minari.create_dataset_from_buffers`: `author`, `description`, `ref_max_score`, ...
+
+    Raises ImportError without minari 0.5.4 or newer, and ValueError where the dataset exists or its id is none, where
+    the spaces do not fit, where a field is missing, where there is no whole episode, and for reference scores without
+    an environment. Then no dataset is left behind.
+    """
+    try:
+        import minari  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.data_collector.episode_buffer import EpisodeBuffer  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]  # an extra
+        from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
+    except ImportError as error:
+        raise ImportError("exporting to Minari needs it: pip install minari pillow") from error
+    if "jpeg_encoding" not in inspect.signature(minari.create_dataset_from_buffers).parameters:
+        raise ImportError(
+            "exporting to Minari needs 0.5.4 or newer, which keeps images as they are: pip install -U minari"
+        )
+    parse_dataset_id(dataset_id)
+    scores = [name for name in ("ref_min_score", "ref_max_score") if about.get(name) is not None]
+    if scores and environment is None and about.get("eval_env") is None:  # where Minari drops them without a word
+        raise ValueError(f"{scores[0]}=...: a dataset has reference scores of an environment; name it by environment=")
+    path = get_dataset_path(dataset_id)
+    if path.exists():
+        raise ValueError(f"{dataset_id}: there is such a dataset, in {path}; give another name or version")
+    found = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
+    episodes: Any = (  # which need not be a list: they are written one by one
+        EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories))
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* is (set to )?None")  # what is not said of a dataset
+            dataset = minari.create_dataset_from_buffers(
+                dataset_id,
+                episodes,
+                env=environment,
+                jpeg_encoding=False,
+                data_format="hdf5",
+                **found,
+                **about,
+            )
+        if not dataset.total_episodes:
+            raise ValueError(f"{dataset_id}: no episode has ended in these trajectories, so there is nothing to export")
+    except BaseException:  # no half dataset stays; raised again
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return dataset
+
+
+def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
+    """Every episode that has ended, in the order in which they ended; one epoch is held at a time."""
+    begun: dict[int, list[tuple[int, Any]]] = {}  # by environment: first steps and rows of what goes on
+    for trajectory in trajectories:
+        first = trajectory.first_step
+        rows, table = dict(trajectory.fields), trajectory.episodes
+        length, num_envs = next((leaf.shape[:2] for _, leaf in leaves(rows)), (0, 0))
+        ended = np.full(num_envs, first - 1)
+        for index, (n, last) in enumerate(zip(table.environment.tolist(), table.last_step.tolist(), strict=True)):
+            pieces = [*begun.get(n, []), (first, map_tree(lambda leaf, n=n: leaf[:, n], rows))]
+            fields = _cut(pieces, int(table.first_step[index]), last)
+            ended[n] = max(ended[n], last)
+            if next((len(leaf) for _, leaf in leaves(fields)), 0) == table.length[index]:
+                final = map_tree(lambda leaf, i=index: leaf[i], table.final_observation)
+                ends = bool(table.terminated[index]), bool(table.truncated[index])
+                yield Whole(fields, final, int(table.seed[index]), *ends)
+        for n in range(num_envs):
+            kept = begun.get(n, []) if ended[n] < first else []
+            start = int(ended[n]) + 1 - first
+            rest = map_tree(lambda leaf, n=n, start=start: leaf[start:, n].copy(), rows)
+            begun[n] = [*kept, (first + start, rest)] if start < length else kept
+
+
+def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """The space with the types that rein has its values in: see `rein.envs.base.spaces`."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: narrowed(child) for key, child in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([narrowed(child) for child in space.spaces])
+    shape, dtype = layout(space)
+    if not isinstance(space, spaces.Box) or dtype == space.dtype:
+        return space
+    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
+    low, high = (np.where(np.isfinite(x), np.clip(x, limits.min, limits.max), x) for x in (space.low, space.high))
+    return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)
+
+
+def spec_of(environment: Any) -> str | None:
+    """The id by which Gymnasium makes what rein's adapter has adapted; None where that does not say all."""
+    config = getattr(environment, "config", {})
+    name = config.get("id")
+    plain = "make_kwargs" in config and not config["make_kwargs"]
+    return name if plain and isinstance(name, str) and name in gymnasium.registry else None
+
+
+def _cut(pieces: list[tuple[int, Any]], first: int, last: int) -> Any:
+    """The valid rows of the steps from `first` to `last`."""
+    spans = [(slice(max(0, first - start), last + 1 - start), rows) for start, rows in pieces if start <= last]
+    parts = [map_tree(lambda leaf, span=span: leaf[span], rows) for span, rows in spans]
+    try:
+        for part in parts[1:]:
+            if gone := dict(leaves(part)).keys() ^ dict(leaves(parts[0])).keys():
+                raise KeyError(min(gone))
+        joined = map_tree(lambda *columns: np.concatenate(columns), *parts)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"the fields of an episode change from one epoch to the next: {error}") from error
+    valid = joined.get("valid")
+    return joined if valid is None or valid.all() else map_tree(lambda leaf: leaf[valid], joined)
+
+
+def _buffer(episode: Whole, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return the arguments of Minari's `EpisodeBuffer` for an episode."""
+    fields, final = episode.fields, episode.final_observation
+    if missing := [name for name in ("observation", "action", "reward") if name not in fields]:
+        raise ValueError(f"the trajectories have no field {missing[0]!r}, which a dataset needs")
+    if final is None:
+        raise ValueError("the trajectories have no final observations, which a dataset needs")
+    steps = fields["reward"].shape[0]
+    observations = map_tree(_ended_by, fields["observation"], final)
+    ends = {"terminations": np.zeros(steps, bool), "truncations": np.zeros(steps, bool)}
+    ends["terminations"][-1], ends["truncations"][-1] = episode.terminated, episode.truncated
+    infos = {name: tree for name, tree in fields.items() if name not in _OWN}
+    return {
+        "observations": _arranged(observations, observation_space, "observation"),
+        "actions": _arranged(fields["action"], action_space, "action"),
+        "rewards": fields["reward"],
+        **ends,
+        "seed": episode.seed if episode.seed >= 0 else None,
+        "infos": map_tree(_padded, infos),
+    }
+
+
+def _ended_by(rows: np.ndarray, final: np.ndarray) -> np.ndarray:
+    return np.concatenate([rows, final[None]])
+
+
+def _arranged(tree: Tree, space: spaces.Space[Any], name: str) -> Any:
+    """Values as Minari has those of the space: a Tuple's are a tuple, and what fits no other way is refused."""
+    inner = children(space)
+    if inner is not None:
+        if not isinstance(tree, dict) or tree.keys() != inner.keys():
+            raise ValueError(f"the {name} of the trajectories does not fit {space}")
+        arranged = {key: _arranged(tree[key], child, f"{name}.{key}") for key, child in inner.items()}
+        return tuple(arranged.values()) if isinstance(space, spaces.Tuple) else arranged
+    if isinstance(tree, dict) or tree.shape[1:] != layout(space)[0]:
+        raise ValueError(f"the {name} of the trajectories does not fit {space}")
+    return tree
+
+
+def _padded(rows: np.ndarray) -> np.ndarray:
+    blank = np.full((1, *rows.shape[1:]), np.nan if rows.dtype.kind == "f" else 0, rows.dtype)
+    return np.concatenate([rows, blank])

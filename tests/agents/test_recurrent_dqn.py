@@ -280,7 +280,7 @@ def test_steps_before_have_no_gradient_and_matter_all_the_same() -> None:
     agent = still(sequence_length=2, burn_in=4, batch_size=32)
     clips, _ = agent.sample()
     batch = agent.batch(clips)
-    assert not any(part.requires_grad for part in batch)
+    assert not any(part.requires_grad for part in batch if part is not None)
     assert batch.size == 32 and len(batch.target) == 2
     warmed = clips.first < 4
     assert warmed.any() and not warmed.all()

@@ -22,12 +22,21 @@ import rein
 import rein.agents.ppo
 import rein.agents.q_learning
 from rein.cli import main
-from rein.cli.curves import choose_metric, grouped, read_columns
+from rein.cli.plot import choose_metric, grouped, read_columns
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
-from rein.integrations.plot import Curve, band, curve_of, draw_curves, draw_field, draw_paths, draw_values
-from rein.integrations.plot.figures import COLOURS, short_number
+from rein.integrations.plot import (
+    COLOURS,
+    Curve,
+    band,
+    curve_of,
+    draw_curves,
+    draw_field,
+    draw_paths,
+    draw_values,
+    short_number,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 UP, DOWN, RIGHT, LEFT = range(4)

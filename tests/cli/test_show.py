@@ -3,7 +3,7 @@ import re
 import pytest
 
 from rein.cli import main as command
-from rein.cli.show import main, show
+from rein.cli.run_folder import show, show_command
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory, with_fields
@@ -26,7 +26,7 @@ def said(capsys, monkeypatch):
 
 
 def test_a_run_is_told_by_its_files_its_numbers_and_its_fields(path, said):
-    main([str(path)])
+    show_command([str(path)])
     text = said()
     assert "run.json" in text
     assert "trajectories/ 6 files" in text
@@ -86,12 +86,12 @@ def given():
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--all"]])
 def test_a_wrong_command_line_is_an_error_with_the_usage(arguments):
     with pytest.raises(ValueError, match="rein show PATH"):
-        main(arguments)
+        show_command(arguments)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
 def test_help_shows_the_usage(arguments, said):
-    main(arguments)
+    show_command(arguments)
     assert "usage: rein show PATH" in said()
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_keeps_no_trajectories_is_shown_without(tmp_path, capsys):
     store = HDF5Store(tmp_path / "run", every=0)
     store.write_run({"versions": {}})
     store.close()
-    main([str(tmp_path / "run")])
+    show_command([str(tmp_path / "run")])
     shown = capsys.readouterr().out
     assert "run.json" in shown and "no trajectories are kept" in shown
 
@@ -119,7 +119,7 @@ def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said
     store.write_run({"parts": {**parts, "metrics_files": {}}})
     if ended:
         (tmp_path / "run" / "metrics.csv").write_text("epoch\n1\n")
-    main([str(tmp_path / "run")])
+    show_command([str(tmp_path / "run")])
     more = "`rein plot` draws the metrics" if ended else "no epoch has ended yet"
     assert f"{said}; {more}" in " ".join(capsys.readouterr().out.split())
     store.close()

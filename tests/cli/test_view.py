@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rein.cli import main
-from rein.cli.view import first_file, how_to_open
+from rein.cli.run_folder import first_file, how_to_open
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory

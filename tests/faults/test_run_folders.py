@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import rein
-import rein.cli.view
+import rein.cli.run_folder
 from rein.cli import main
 from rein.cli.recipes import Recipe
 from rein.handlers.checkpoint import checkpoint
@@ -209,7 +209,7 @@ def run_commands(folder: Path) -> None:
     os.dup2(said, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.chdir(folder / "here")
-    rein.cli.view.subprocess = types.SimpleNamespace(run=lambda *a, **k: types.SimpleNamespace(returncode=0))  # type: ignore[attr-defined]
+    rein.cli.run_folder.subprocess = types.SimpleNamespace(run=lambda *a, **k: types.SimpleNamespace(returncode=0))  # type: ignore[attr-defined]
     for words in COMMANDS:
         code: Any = 0
         try:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.integrations.minari import MinariData
-from rein.integrations.minari_export import export_minari, narrowed, whole_episodes
+from rein.integrations.minari import MinariData, export_minari, narrowed, whole_episodes
 from rein.ops.trees import leaves, map_tree
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from rein.envs.base.spaces import layout
 from rein.errors import StoreError
-from rein.integrations.minari import MinariData
-from rein.integrations.minari_export import export_minari, narrowed
+from rein.integrations.minari import MinariData, export_minari, narrowed
 from rein.ops.trees import leaves, map_tree
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import Run, open_run

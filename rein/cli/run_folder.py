@@ -1,0 +1,229 @@
+"""`rein show`, `view`, `verify` and `compact`: commands that inspect or copy the folder of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from rein.cli.output import printable, say
+from rein.errors import StoreError
+from rein.files import absolute, inside
+from rein.store.compact import compact
+from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.format.sealed import verify
+from rein.store.metrics import EPOCHS, PLOT
+from rein.store.reader import Run, open_run
+from rein.store.selection import kept_by, parts_of
+from rein.store.verify import verify_run
+
+_LAST = 100  # episodes in the statistics of the last returns
+_VIEW_USAGE = """\
+rein view PATH [options]: open the folder of a run, or one of its files, in JupyterLab. H5Web draws the file that is
+double-clicked. Options are those of jupyter lab: --no-browser, --port=8889"""
+_MODULES = ("jupyterlab", "jupyterlab_h5web")
+
+
+def show_command(arguments: Sequence[str]) -> None:
+    """Run `rein show PATH`."""
+    if paths := _paths(arguments, "rein show PATH", ["the folder of a run, or one of its files"]):
+        show(paths[0])
+
+
+def _paths(arguments: Sequence[str], command: str, needs: Sequence[str], more: str = "") -> list[str]:
+    """Return the paths among `arguments`, or print the usage and return [] if they ask for help.
+
+    Raises ValueError if the number of paths is not that of `needs`, or if an argument is an option.
+    """
+    given = " and ".join(needs)
+    if "-h" in arguments or "--help" in arguments:
+        say(f"usage: {command}: {given}{more}")
+        return []
+    if len(arguments) != len(needs) or any(word.startswith("-") for word in arguments):
+        raise ValueError(f"{command}: give {given}")
+    return list(arguments)
+
+
+def show(path: str | Path) -> None:
+    """Print a summary of a run's folder or of one trajectory file. Raises StoreError if there is none, or it is bad."""
+    if keeps_none(path := Path(path)):
+        say(_tree(path))
+        comes = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # rows are what a store is given
+        what = "no file of trajectories is finished yet" if comes else "no trajectories are kept"
+        drawn = "; `rein plot` draws the metrics" if (path / EPOCHS).is_file() else ""
+        say(f"\n{what}{'; no epoch has ended yet' if awaits_epoch(path) else drawn}", markup=True)
+        return
+    run = open_run(path)
+    for part in [_tree(run.path), _numbers(run), _fields(run)]:  # all are read before anything is printed
+        say(part)
+        say()
+    say(how_to_open(run.files[-1]))
+
+
+def keeps_none(path: Path) -> bool:
+    """Return whether `path` is the folder of a run without trajectories."""
+    return (path / "run.json").is_file() and not list_files(inside(path, TRAJECTORIES))
+
+
+def awaits_epoch(path: Path) -> bool:
+    """Return whether `path` is the folder of a run that stores its epochs, and none has ended yet."""
+    return keeps_none(path) and "metrics_files" in parts_of(path) and not (path / EPOCHS).is_file()
+
+
+def _tree(path: Path) -> Tree:
+    """Return the files of the folder with sizes. Only the first and the last of more than four are listed."""
+    if path.is_file():
+        return Tree(_labelled(path))
+    tree = Tree(f"[bold]{plain(path)}[/bold]")
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if not entry.is_dir():
+            tree.add(_labelled(entry))
+            continue
+        files = [] if entry.is_symlink() else sorted(file for file in entry.rglob("*") if not file.is_dir())
+        count = f"{len(files)} file{'s' * (len(files) != 1)}, {_size(sum(f.lstat().st_size for f in files))}"
+        branch = tree.add(f"{plain(entry.name)}/  {count}")
+        for file in files if len(files) <= 4 else (files[0], None, files[-1]):
+            branch.add("..." if file is None else _labelled(file, str(file.relative_to(entry))))
+    return tree
+
+
+def _labelled(file: Path, name: str | None = None) -> str:
+    return f"{plain(name or file.name)}  {_size(file.lstat().st_size)}"
+
+
+def _numbers(run: Run) -> Table:
+    """Return a table of epochs, steps, episodes, returns and metrics."""
+    epochs, episodes = run.epochs, run.episodes
+    number, rows = epochs["number"], int(epochs["length"].sum())
+    table = Table.grid(padding=(0, 2))
+    halted = int((epochs["status"] == "halted").sum())
+    table.add_row("epochs", f"{len(number):,} ({number[0]} to {number[-1]}), {halted:,} of them halted")
+    num_envs = next((shape[1] for _, shape in run.fields.values()), 0)
+    table.add_row("steps", f"{rows:,} of {num_envs:,} environments, {rows * num_envs:,} in all")
+    returns, length = episodes["return"], episodes["length"]
+    table.add_row("episodes", f"{len(returns):,}, {int(episodes['truncated'].sum()):,} of them truncated")
+    if len(returns):
+        table.add_row("return", _statistics(returns))
+        if len(returns) > _LAST:
+            table.add_row(f"  of the last {_LAST}", _statistics(returns[-_LAST:]))
+        table.add_row("length", _statistics(length))
+    for name, column in epochs["metrics"].items():
+        known = np.flatnonzero(~np.isnan(column))
+        ends = (f"{column[k]:.6g} in epoch {number[k]}" for k in dict.fromkeys((*known[:1], *known[-1:])))
+        table.add_row(plain(name), ", ".join(ends) or "never a number")
+    return table
+
+
+def _fields(run: Run) -> Table:
+    table = Table("field", "type", "steps, environments, ...", box=None, pad_edge=False, header_style="bold")
+    for path, (dtype, shape) in run.fields.items():
+        table.add_row(plain(path), str(dtype), " x ".join(f"{length:,}" for length in shape))
+    return table
+
+
+def _statistics(values: np.ndarray) -> str:
+    with np.errstate(all="ignore"):  # a sum that overflows is infinite, and no line of its own
+        mean = values.mean()
+    return f"mean {mean:.6g}, from {values.min():.6g} to {values.max():.6g}"
+
+
+def plain(text: str | Path) -> str:
+    """Return text from a file without markup and escape sequences."""
+    return escape(printable(text))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def view_command(arguments: Sequence[str]) -> None:
+    """Run `rein view PATH`."""
+    if not arguments or arguments[0].startswith("-"):
+        if {"-h", "--help"} & set(arguments):
+            say(f"usage: {_VIEW_USAGE}")
+            return
+        raise ValueError("rein view PATH: give the folder of a run, or one of its files")
+    path = absolute(arguments[0])
+    file = first_file(path)
+    verify(file)  # a damaged file can crash the viewer
+    if any(importlib.util.find_spec(name) is None for name in _MODULES):
+        say(how_to_open(file))
+        return
+    folder = path if path.is_dir() else path.parent
+    say(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it")
+    # H5Web opens what is selected in that list, and nothing by its URL
+    # -P: a file in the working directory must not replace a module
+    command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *arguments[1:]]
+    if status := subprocess.run(command, check=False).returncode:
+        raise SystemExit(status)
+
+
+def first_file(path: Path) -> Path:
+    """Return the file to open first: the learning curves of a run, or else its newest trajectories.
+
+    Raises StoreError if the folder has neither.
+    """
+    if path.is_file():
+        return path.resolve() if path.is_symlink() else path
+    found = [path / PLOT] if (path / PLOT).is_file() else list_files(inside(path, TRAJECTORIES))[-1:]
+    if not found:
+        raise StoreError(f"{path}: no HDF5 file there; give the folder of a run, or one of its files")
+    return found[0]
+
+
+def how_to_open(file: Path) -> str:
+    """Return a list of the viewers that open a file with a plot."""
+    word = shlex.quote(str(file))
+    return f"""\
+`pip install "jupyterlab>=4" jupyterlab-h5web` lets `rein view` open it. Without, any of these opens
+{file} with a plot:
+  VS Code       with the extension H5Web: click the file
+  a browser     drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
+  the desktop   pip install "silx[full]", then: silx view {word}
+  a terminal    pip install h5glance, then: h5glance {word} (a tree, no plot)"""
+
+
+def verify_command(arguments: Sequence[str]) -> None:
+    """Run `rein verify PATH`."""
+    more = ". Prints a line for each problem, and exits with status 1 if there is one"
+    paths = _paths(arguments, "rein verify PATH", ["the folder of a run, or one of its files"], more)
+    if not paths:
+        return
+    report = verify_run(paths[0])
+    for path, reason in report.problems:
+        say(printable(f"{path}: {reason}"))  # on one line
+    checked = f"{report.files:,} file{'s' * (report.files != 1)} of {report.bytes / 1e6:.1f} MB"
+    held = f"{report.epochs:,} epochs and {report.episodes:,} episodes"
+    bad = len({path for path, _ in report.problems})
+    say(f"{checked} checked, {held}: {f'something is wrong with {bad:,}' if bad else 'all is well'}")
+    if bad:
+        raise SystemExit(1)
+
+
+def compact_command(arguments: Sequence[str]) -> None:
+    """Run `rein compact RUN NEW`."""
+    more = """. NEW receives the same data in trajectory
+files of up to 64 MiB and 1,000 epochs, is compared with RUN, and can be resumed in its place. RUN is not changed"""
+    paths = _paths(arguments, "rein compact RUN NEW", ["the folder of a run", "the path of a new folder"], more)
+    if not paths:
+        return
+    done = compact(paths[0], paths[1])
+    say(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
+
+
+def _said(count: int, size: int) -> str:
+    return f"{count:,} file{'s' * (count != 1)} of {size / 1e6:.1f} MB"
