@@ -147,7 +147,7 @@ def _bits(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with open_file(source) as file, open(target, "wb") as copy:
+    with open_file(source) as file, open_file(target, "wb") as copy:
         shutil.copyfileobj(file, copy)
         copy.flush()
         os.fsync(copy.fileno())
