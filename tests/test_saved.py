@@ -118,26 +118,28 @@ def test_a_core_of_ones_own_is_asked_for(tmp_path: Path) -> None:
     assert same(agent, rein.load_agent(tmp_path / "agent.h5", core=my_core))
 
 
-class Stem(torch.nn.Linear):
+class CustomEncoder(torch.nn.Linear):
     def __init__(self, space: Any, drawn: torch.Generator, *, features: int = 4) -> None:
         super().__init__(3, features)
         self.features = features
 
 
-@pytest.mark.parametrize("stem", [Stem, functools.partial(Stem, features=5)], ids=["class", "partial"])
+@pytest.mark.parametrize(
+    "encoder", [CustomEncoder, functools.partial(CustomEncoder, features=5)], ids=["class", "partial"]
+)
 @pytest.mark.parametrize("kind", [PPO, DQN, TD3])
-def test_a_stem_is_asked_for(kind: Any, stem: Any, tmp_path: Path) -> None:
-    agent = kind(BOX, BOX if kind is TD3 else TWO, stem=stem)
+def test_a_custom_encoder_must_be_given(kind: Any, encoder: Any, tmp_path: Path) -> None:
+    agent = kind(BOX, BOX if kind is TD3 else TWO, encoder=encoder)
     rein.save(agent, tmp_path / "agent.h5")
-    with pytest.raises(CheckpointError, match="cannot say what stem=Stem was; give stem= to load_agent"):
+    with pytest.raises(CheckpointError, match="cannot say what encoder=CustomEncoder was; give encoder= to load_agent"):
         rein.load_agent(tmp_path / "agent.h5")
-    assert same(agent, rein.load_agent(tmp_path / "agent.h5", stem=stem))
+    assert same(agent, rein.load_agent(tmp_path / "agent.h5", encoder=encoder))
 
 
-def test_a_core_is_no_stem(tmp_path: Path) -> None:
+def test_a_core_is_no_encoder(tmp_path: Path) -> None:
     """Whatever a file calls it: what stands there is somebody's own."""
-    path = changed(tmp_path / "agent.h5", config={"stem": {"function": "LSTM", "features": 4}})
-    with pytest.raises(CheckpointError, match="cannot say what stem=LSTM was"):
+    path = changed(tmp_path / "agent.h5", config={"encoder": {"function": "LSTM", "features": 4}})
+    with pytest.raises(CheckpointError, match="cannot say what encoder=LSTM was"):
         rein.load_agent(path)
 
 

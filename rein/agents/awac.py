@@ -14,7 +14,7 @@ from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import ContinuousNetworks
+from rein.networks.actor_critic import ContinuousNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -57,7 +57,7 @@ class AWAC(ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Make actor, critics, target critics and their learners."""
-        shape = self.options("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
+        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = ContinuousNetworks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
         written = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
@@ -72,7 +72,7 @@ class AWAC(ReplayAgent):
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update critics and actor from a sample."""
         networks = self.networks
-        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
         batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)

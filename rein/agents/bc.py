@@ -17,8 +17,8 @@ from rein.agents.base.imitation import likelihood_loss, weighted_mean
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.continuous import Actor, Scale
-from rein.networks.encoder import Encoder, StemFactory, stem_for
+from rein.networks.actor_critic import Actor, Scale
+from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.replay.replay import Sample
@@ -33,7 +33,7 @@ class BC(DiscreteActions, ReplayAgent):
     Discrete actions have a categorical distribution, continuous ones a squashed Gaussian. BC learns from a filled
     replay with `rein.offline_loop`; it ignores rewards, ends of episodes and next observations.
 
-    Observations are flattened; images require Discrete actions or a `stem`. Actions: Discrete, or a Box with finite
+    Observations are flattened; images require Discrete actions or an `encoder`. Actions: Discrete, or a Box with finite
     bounds.
     """
 
@@ -48,7 +48,7 @@ class BC(DiscreteActions, ReplayAgent):
     def build_networks(self, generator: torch.Generator) -> nn.Module:
         """Make the network of the actor and its learner."""
         self._discrete = isinstance(self.action_space, spaces.Discrete)
-        shape = self.options("hidden", "activation", "stem", "normalize_observation", "scale_images")
+        shape = self.options("hidden", "activation", "encoder", "normalize_observation", "scale_images")
         given = (self.observation_space, self.action_space, generator)
         if self._discrete:
             networks: nn.Module = QNetwork(*given, **shape, layer_norm=False)
@@ -62,7 +62,7 @@ class BC(DiscreteActions, ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return the most probable action or the middle of the distribution, or a sample (N, ...)."""
         networks = self.networks
-        x = networks.encoder(observation)
+        x = networks.preprocess(observation)
         if self._discrete:
             logits_NA = networks(x)
             index_N = boltzmann(logits_NA, 1.0, self.generator) if explore else logits_NA.argmax(1)
@@ -77,13 +77,13 @@ class BC(DiscreteActions, ReplayAgent):
         """Update the actor from a sample."""
         networks = self.networks
         action = self.action_index(sample.action) if self._discrete else networks.scale.from_action(sample.action)
-        batch = Batch(networks.encoder(sample.observation), action, weight=weight_B)
+        batch = Batch(networks.preprocess(sample.observation), action, weight=weight_B)
         metrics = self._learner.step(batch, None, report=report)
         return metrics, metrics.pop("error")
 
 
 class _ActorAlone(nn.Module):
-    """The parts of `rein.networks.continuous.ContinuousNetworks` that act."""
+    """The parts of `rein.networks.actor_critic.ContinuousNetworks` that act."""
 
     def __init__(
         self,
@@ -93,22 +93,22 @@ class _ActorAlone(nn.Module):
         *,
         hidden: Sequence[int],
         activation: str,
-        stem: StemFactory | None,
+        encoder: EncoderFactory | None,
         normalize_observation: bool,
         scale_images: bool,
         stochastic: bool,
     ) -> None:
         super().__init__()
         self.scale = Scale(action_space, generator.device)
-        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
-        if self.encoder.images and stem is None:
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        if self.preprocess.images and encoder is None:
             raise ValueError(
-                f"there are images in {observation_space}: BC clones continuous actions from vectors; give a stem= for "
-                "images"
+                f"there are images in {observation_space}: BC clones continuous actions from vectors; give encoder= for"
+                " images"
             )
-        shape = self.encoder.features, self.scale.actions, tuple(hidden), activation, generator
-        self.actor = Actor(*shape, stochastic=stochastic, stem=stem_for(observation_space, generator, stem))
+        shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
+        self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
 
 
 def squared_action_loss(

@@ -16,7 +16,7 @@ from rein.agents.base.critic_loss import Temperature, check_learned, squared_err
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.discrete import ActionValues, DiscreteActor, DiscreteNetworks
+from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -48,7 +48,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Make actor, critics, target critics, temperature and their learners."""
         check_learned(self, self.temperature, self.temperature_learning_rate)
-        shape = self.options("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
+        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = _Networks(self.observation_space, self.action_space, generator, **shape)
         fixed, wanted = self.temperature, self.target_entropy
         networks.temperature = Temperature(
@@ -68,14 +68,14 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return the most probable action, or a sample (N,)."""
         networks = self.networks
-        distribution = networks.actor(networks.encoder(observation))
+        distribution = networks.actor(networks.preprocess(observation))
         sample = distribution.sample(self.generator) if explore else distribution.mode()
         return networks.policy_head.to_action(distribution, sample)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update critics, actor and temperature from a sample."""
         networks = self.networks
-        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
         action_B = self.action_index(sample.action)
         target_B = self._target(sample, next_features, alpha)

@@ -37,7 +37,7 @@ class DQN(ValueAgent):
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QNetwork]:
         """Make the Q-network, its target network and the learner."""
         shape = self.options(
-            "hidden", "activation", "layer_norm", "dueling", "stem", "normalize_observation", "scale_images"
+            "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
         )
         networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, generator, **shape))
         gradient = td_gradient if has_closed_form(networks.online) else None
@@ -48,8 +48,8 @@ class DQN(ValueAgent):
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
         """Return the rows of a sample with their targets and importance weights."""
         online = self.networks.online
-        target_B = self._target(sample, online.encoder(sample.next_observation))
-        features = online.encoder(sample.observation)
+        target_B = self._target(sample, online.preprocess(sample.next_observation))
+        features = online.preprocess(sample.observation)
         return Batch(features, self.action_index(sample.action), target=target_B, weight=weight_B)
 
     @without_gradient

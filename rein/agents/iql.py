@@ -16,8 +16,8 @@ from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import ContinuousNetworks, StateValue
-from rein.networks.encoder import stem_for
+from rein.networks.actor_critic import ContinuousNetworks, StateValue
+from rein.networks.encoder import encoder_for
 from rein.ops.backend import without_gradient
 from rein.ops.losses import expectile
 from rein.ops.values import td_target
@@ -65,11 +65,11 @@ class IQL(ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Make actor, critics, target critics, state value and their learners."""
-        shape = self.options("critics", "hidden", "activation", "stem", "normalize_observation", "scale_images")
+        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = _Networks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
-        sizes = networks.encoder.features, tuple(self.hidden), self.activation
-        stem = stem_for(self.observation_space, generator, self.stem)
-        networks.state_value = StateValue(*sizes, generator, stem=stem)
+        sizes = networks.preprocess.features, tuple(self.hidden), self.activation
+        encoder = encoder_for(self.observation_space, generator, self.encoder)
+        networks.state_value = StateValue(*sizes, generator, encoder=encoder)
         written = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
         self._value = self.add_learner("value", networks.state_value, expectile_loss)
@@ -84,7 +84,7 @@ class IQL(ReplayAgent):
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update state value, actor and critics from a sample."""
         networks = self.networks
-        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
         done_B = self._done(features, action_BA)
         metrics = self._value.step(Batch(features, target=done_B, weight=weight_B), self.expectile, report=report)

@@ -88,7 +88,7 @@ class IQN(ValueAgent):
         names = (
             "hidden",
             "activation",
-            "stem",
+            "encoder",
             "cosines",
             "action_quantiles",
             "risk",
@@ -105,7 +105,7 @@ class IQN(ValueAgent):
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
         """Return the rows of a sample with their targets and importance weights, at levels drawn here."""
         online, target = self.networks.online, self.networks.target
-        next_features = online.encoder(sample.next_observation)
+        next_features = online.preprocess(sample.next_observation)
         best_B = (online if self.double else target)(next_features).argmax(1)
         level_BS = self._levels(len(best_B), self.target_quantiles)
         next_BSA = target.quantiles(next_features, level_BS)
@@ -113,7 +113,7 @@ class IQN(ValueAgent):
         gamma = sample.discount
         discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
         return Batch(
-            features=online.encoder(sample.observation),
+            features=online.preprocess(sample.observation),
             action=self.action_index(sample.action),
             level=self._levels(len(best_B), self.quantiles),
             target=td_target(sample.reward.unsqueeze(1), sample.terminated.unsqueeze(1), next_BS, discount),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.actions import as_own
+from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
@@ -64,7 +64,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
     def build(self, generator: torch.Generator) -> None:
         """Make the Q-network, its learner and the rollout."""
         shape = self.options(
-            "hidden", "activation", "layer_norm", "dueling", "stem", "normalize_observation", "scale_images"
+            "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
         )
         self.networks = QNetwork(self.observation_space, self.action_space, generator, **shape)
         self._learner = self.add_learner("networks", self.networks, squared_error)
@@ -90,7 +90,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
 
     @torch.no_grad()
     def _values(self, observation: Tree) -> Tensor:
-        return (self._graph or self.networks)(self.networks.encoder(observation))
+        return (self._graph or self.networks)(self.networks.preprocess(observation))
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
         """Return epsilon-greedy indices (N,) of actions."""
@@ -100,7 +100,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         """Add a transition to the rollout; computes `value` if this agent did not select the action."""
         action_N, value_N = self._selected
         if action_N is not transition.action:
-            transition = transition._replace(action=as_own(transition.action, self.action_space))
+            transition = transition._replace(action=cast_action(transition.action, self.action_space))
             value_N = self._values(transition.observation).amax(1)
         self._selected = None, None
         self.rollout.append(transition._replace(extras={"value": value_N}))
@@ -120,7 +120,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         metrics: list[dict[str, Tensor]] = []
         for last in range(self.update_epochs - 1, -1, -1):
             metrics = self._pass(batch, report=not last)
-        self.networks.encoder.update(rollout.flat("observation"), batch.valid)
+        self.networks.preprocess.update(rollout.flat("observation"), batch.valid)
         epsilon = torch.tensor(self.epsilon(**self.counts), dtype=torch.float32, device=self.device)  # type: ignore[operator]
         return {**mean_metrics(metrics, batch), "epsilon": epsilon}
 
@@ -133,7 +133,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         reward_TN = rollout.rewards(self.reward_normalizer, self.gamma)
         target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
         return Batch(
-            features=self.networks.encoder(rollout.flat("observation")),
+            features=self.networks.preprocess(rollout.flat("observation")),
             action=self.action_index(rollout.flat("action")),
             value=rollout.flat("value"),
             target=target_TN.flatten(),

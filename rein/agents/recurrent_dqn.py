@@ -101,7 +101,9 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[RecurrentQNetwork]:
         """Make the Q-network, its target network and the learner."""
-        shape = self.options("core", "hidden", "activation", "dueling", "stem", "normalize_observation", "scale_images")
+        shape = self.options(
+            "core", "hidden", "activation", "dueling", "encoder", "normalize_observation", "scale_images"
+        )
         networks = OnlineAndTarget(RecurrentQNetwork(self.observation_space, self.action_space, generator, **shape))
         self._learner = self.add_learner("values", networks.online, sequence_td_loss)
         self.follow(networks.target, networks.online)
@@ -122,7 +124,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     def _values(self, observation: Tree) -> Tensor:
         """Return the values (N, A) of all actions."""
         online = self.networks.online
-        x = online.encoder(observation)
+        x = online.preprocess(observation)
         if self.carry is None:
             self.carry = torch.zeros(len(x), online.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._next_carry = online.step(x, self.carry)
@@ -197,7 +199,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             clips.observation,
             clips.next_observation,
         )
-        features = self.networks.encoder(observation).unflatten(0, (steps + 1, rows))
+        features = self.networks.preprocess(observation).unflatten(0, (steps + 1, rows))
         ended = clips.terminated[warm:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
         features[warm + 1 :].masked_fill_(ended, 0)  # in memory of its own: the observations were put together here
         return features

@@ -15,7 +15,7 @@ from rein.agents.base.critic_loss import Temperature, check_learned, critic_loss
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import Actor, ContinuousNetworks
+from rein.networks.actor_critic import Actor, ContinuousNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -55,7 +55,7 @@ class SAC(ReplayAgent):
             self.action_space,
             generator,
             stochastic=True,
-            **self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "stem"),
+            **self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder"),
         )
         fixed = self.temperature
         networks.temperature = Temperature(
@@ -82,7 +82,7 @@ class SAC(ReplayAgent):
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update critics, actor and temperature from a sample."""
         networks = self.networks
-        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         shape = 2, len(sample.reward), networks.scale.actions
         noise_BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
         alpha = networks.temperature.log.detach().exp()

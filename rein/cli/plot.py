@@ -208,7 +208,7 @@ def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[i
     def look(target: tuple[int, int]) -> np.ndarray[Any, Any]:
         cells = np.ndindex(size, size)
         seen = torch.cat([environment.encode(x=x, y=y, target=target) for x, y in cells])
-        return online(online.encoder(seen)).numpy().reshape(size, size, -1)
+        return online(online.preprocess(seen)).numpy().reshape(size, size, -1)
 
     return look
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rein.agents.base.exploration import random_action
 from rein.envs.base.spaces import tensor_dtype
-from rein.networks.flatten import children
+from rein.networks.encoder import children
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
 from rein.types import Tree

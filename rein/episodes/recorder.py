@@ -13,7 +13,7 @@ from torch import Tensor
 from rein.episodes.statistics import EpisodeStatistics
 from rein.ops.trees import map_tree
 from rein.protocols import Store
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import TimeStep, Trajectory, Tree
 
 
@@ -29,7 +29,7 @@ class Recorder:
 
     def __init__(self, store: Store, num_envs: int) -> None:
         self.store = store
-        self._rows = Rows()
+        self._rows = RowBuffer()
         self._statistics = EpisodeStatistics(num_envs, self._rows)
         self._rounds = self._steps = 0
         self._num_envs = num_envs

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.trees import map_tree
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import Episode, Episodes, Tree
 
 WINDOW = 100  # episodes in the `..._100` metrics
@@ -27,7 +27,7 @@ WINDOW = 100  # episodes in the `..._100` metrics
 class EpisodeStatistics:
     """Running sums of N open episodes, the episodes that ended in this epoch, and the last 100 that ended at all."""
 
-    def __init__(self, num_envs: int, rows: Rows) -> None:
+    def __init__(self, num_envs: int, rows: RowBuffer) -> None:
         """`rows` is the record that the statistics are read from; whoever clears it calls `begin_epoch`."""
         self._rows = rows
         self._return_N = np.zeros(num_envs)  # float64
@@ -182,7 +182,7 @@ class CompletedEpisodes:
     here, if the event has handlers when the next epoch begins.
     """
 
-    def __init__(self, rows: Rows, statistics: EpisodeStatistics) -> None:
+    def __init__(self, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
         self._rows, self._statistics = rows, statistics
         self._earlier: dict[str, Tree] = {}  # (T, N, ...), the rows directly before row 0
 

@@ -16,7 +16,7 @@ from rein.episodes.finite import FiniteData
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
 from rein.protocols import AgentProtocol, Environment, Store
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import StepState, TimeStep, Transition, Tree
 
 PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
@@ -30,7 +30,7 @@ def batch_step(
     state: State,
     agent: AgentProtocol,
     environment: Environment,
-    rows: Rows | None = None,
+    rows: RowBuffer | None = None,
     emit: Callable[[str], None] = silent,
     finite: FiniteData | None = None,
 ) -> StepState:
@@ -132,7 +132,7 @@ def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
     return known._replace(time_step=time_step, transition=transition, active=active_N)
 
 
-def persist_trajectory(state: State, rows: Rows, seed_N: Tensor | None) -> None:
+def persist_trajectory(state: State, rows: RowBuffer, seed_N: Tensor | None) -> None:
     """Append this step to the epoch's rows; the raw reward too, from the first step on in which a handler shaped it.
 
     `seed_N` (N,) are the seeds of the episodes that the step belongs to.

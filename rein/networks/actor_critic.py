@@ -1,34 +1,35 @@
-"""A policy and a value for every observation, with separate networks or one that both look through.
+"""Actors and critics: `ActorCritic` of on-policy agents; actors, K critics and target critics of agents with a replay.
 
 Shapes: T steps in time, N environments, B rows, F features of an observation, K networks, H hidden features, C numbers
-of a carry.
+of a carry, A dimensions of an action or Discrete actions.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
-from rein.networks.heads import action_head
+from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
+from rein.networks.heads import DiscreteHead, action_head, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
-from rein.ops.distributions import Distribution
+from rein.ops.distributions import Distribution, SquashedNormal
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core: functools.partial(LSTM, features=64)
 
 
 class ActorCritic(nn.Module):
-    """What a policy-gradient agent learns: an observation -> a distribution over actions and a value.
+    """Distribution over actions and value of an observation, for on-policy agents.
 
-    An encoder (flat numbers or an image), for images a convolutional stem, hidden layers, perhaps a recurrent core, and
-    two heads. Actor and critic have hidden layers and a core each, or share them; they always share the stem. All that
-    a recurrent network remembers of an environment is one row of numbers, its carry; zeros are the beginning of an
-    episode. Without a core the carry is None.
+    The network consists of an encoder, hidden layers, an optional recurrent core, and two heads. Actor and critic share
+    the encoder. They share hidden layers and core only if `shared` is set. The memory of a recurrent network is the
+    carry, one row of numbers for each environment; zeros begin an episode. Without a core, the carry is None.
     """
 
     def __init__(
@@ -41,22 +42,22 @@ class ActorCritic(nn.Module):
         activation: str = "tanh",
         shared: bool = False,
         core: CoreFactory | None = None,
-        stem: StemFactory | None = None,
+        encoder: EncoderFactory | None = None,
         normalize_observation: bool = False,
         scale_images: bool = True,
         squash: bool | str = False,
         log_std: float = 0.0,
         state_dependent_std: bool = False,
     ) -> None:
-        """`squash`, `log_std` and `state_dependent_std` are for continuous actions, see `action_head`.
+        """See `action_head` for `squash`, `log_std` and `state_dependent_std`, `encoder_for` for `encoder`.
 
-        `stem` makes one of the user's own, see `stem_for`. Everything is drawn under `generator`, on its device.
+        Parameters are drawn under `generator`, on its device.
         """
         super().__init__()
-        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
-        self.stem = stem_for(observation_space, generator, stem)
-        inputs = features_of(self.stem, self.encoder.features)
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.encoder = encoder_for(observation_space, generator, encoder)
+        inputs = features_of(self.encoder, self.preprocess.features)
         members = 1 if shared else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)
         self.cores = nn.ModuleList()
@@ -110,10 +111,10 @@ class ActorCritic(nn.Module):
         return self.value_head(self._member(self.hidden.members - 1, x_NF)).squeeze(-1)
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
-        return self.hidden(through(self.stem, x_BF))
+        return self.hidden(through(self.encoder, x_BF))
 
     def _member(self, k: int, x_BF: Tensor) -> Tensor:
-        return self.hidden.member(k, through(self.stem, x_BF))
+        return self.hidden.member(k, through(self.encoder, x_BF))
 
     def _heads(self, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
         return self.policy_head(actor), self.value_head(actor if critic is None else critic).squeeze(-1)
@@ -121,3 +122,283 @@ class ActorCritic(nn.Module):
     def _with_carry(self, x_K: Tensor, carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
         """Each core with its input and its part of the carry."""
         return zip(self.cores, x_K.unbind(0), carry_NC.chunk(len(self.cores), 1), strict=True)
+
+
+LOG_STD = (-20.0, 2.0)  # the least and the largest that an actor says
+
+
+class Scale(nn.Module):
+    """Between actions of a Box, (N, A) or of further dimensions, and what networks see: (N, A) from -1 to 1."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
+        """Raises ValueError for a space without finite bounds, low < high and high - low finite in float32."""
+        super().__init__()
+        if not isinstance(space, spaces.Box) or not has_width(space):
+            raise ValueError(
+                f"the action space is {space}; continuous actions need a Box with finite bounds, low < high and"
+                " high - low finite in float32"
+            )
+        if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
+            raise ValueError(f"the action space is {space}; continuous actions are one or more floating-point numbers")
+        self.shape, self.actions = space.shape, int(np.prod(space.shape))
+        for name, bound in (("low", space.low), ("high", space.high)):
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
+
+    def to_action(self, x_NA: Tensor) -> Tensor:
+        """The action in the space's own units and shape."""
+        action = torch.lerp(self.low, self.high, (x_NA + 1.0) * 0.5)
+        return action if len(self.shape) == 1 else action.unflatten(1, self.shape)
+
+    def from_action(self, action: Tensor) -> Tensor:
+        """What stands for an action."""
+        return (action.flatten(1) - self.low) * (2.0 / (self.high - self.low)) - 1.0
+
+
+class Actor(nn.Module):
+    """An observation -> an action, or the mean and the logarithm of the deviation of a Gaussian that is squashed."""
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        stochastic: bool,
+        encoder: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.stochastic = stochastic
+        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
+        self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, generator)
+        bound = torch.ones(actions, dtype=torch.float32, device=generator.device)
+        self.register_buffer("bound", bound, persistent=False)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """What the last layer says, (B, A) or (B, 2 A)."""
+        return self.head(self.hidden(through(self.encoder, x_BF))[0])
+
+    def action(self, x_BF: Tensor) -> Tensor:
+        """Of an actor that is not stochastic: (B, A)."""
+        return self(x_BF).tanh()
+
+    def distribution(self, x_BF: Tensor) -> SquashedNormal:
+        """Of a stochastic one, over (B, A)."""
+        mean, log_std = self(x_BF).chunk(2, -1)
+        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # a buffer is a Tensor
+
+
+class Critics(nn.Module):
+    """K independent critics of an observation and an action, evaluated as one.
+
+    All critics share the encoder, which does not see the action. Their parameters are drawn one after the other under
+    `generator`, so no two critics are equal.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        features: int,
+        actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        encoder: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.members, self.encoder = members, encoder
+        self.hidden = Stack(members, features_of(encoder, features) + actions, hidden, activation, generator)
+        heads = [orthogonal_linear(self.hidden.features, 1, 1.0, generator) for _ in range(members)]
+        self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
+        self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
+
+    def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
+        """The values (K, B)."""
+        h_KBH = self.hidden(torch.cat((through(self.encoder, x_BF), action_BA), 1))
+        return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
+
+    def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
+        """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
+        parameters = (*self.hidden.layers, self.weight, self.bias)
+        *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
+        with torch.no_grad():  # what an encoder says does not depend on the action
+            seen = through(self.encoder, x_BF)
+        x = torch.cat((seen, action_BA), 1)
+        # without hidden layers, `through` would not know how many members were asked for
+        h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight), *x.shape)
+        return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
+
+
+class ContinuousNetworks(nn.Module):
+    """All that an agent of continuous actions learns: an actor, K critics, and slower copies of these as targets."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        critics: int,
+        stochastic: bool,
+        hidden: Sequence[int],
+        activation: str,
+        normalize_observation: bool,
+        scale_images: bool,
+        encoder: EncoderFactory | None = None,
+    ) -> None:
+        """`encoder` is that of `encoder_for`: the actor has one and the critics another.
+
+        Raises ValueError for images without one, and for actions without finite bounds.
+        """
+        super().__init__()
+        self.scale = Scale(action_space, generator.device)
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        if self.preprocess.images and encoder is None:
+            raise ValueError(
+                f"there are images in {observation_space}: this agent learns from vectors, or give it an encoder="
+            )
+        shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
+        self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
+        self.critics = Critics(critics, *shape, encoder=encoder_for(observation_space, generator, encoder))
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+
+    def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
+        """Return actions (N, *A) of a stochastic actor: samples, or modes if there is no generator."""
+        distribution = self.actor.distribution(self.preprocess(observation))
+        sample = distribution.mode() if generator is None else distribution.sample(generator)
+        return self.scale.to_action(sample.tanh())
+
+
+class DeterministicNetworks(ContinuousNetworks):
+    """With an actor that is not stochastic, and a slower copy of it too."""
+
+    def __init__(self, *spaces_and_generator: Any, **shape: Any) -> None:
+        """As `ContinuousNetworks`, but for `stochastic`."""
+        super().__init__(*spaces_and_generator, **shape, stochastic=False)
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+
+
+class StateValue(nn.Module):
+    """An observation -> V(s), by a perceptron whose parameters are drawn under `generator`."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        encoder: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
+        self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """(B,)."""
+        return self.head(self.hidden(through(self.encoder, x_BF))[0]).squeeze(-1)
+
+
+class ActionValues(nn.Module):
+    """K independent critics that say what each action is worth, evaluated as one: (B, F) -> (K, B, A)."""
+
+    def __init__(
+        self,
+        members: int,
+        features: int,
+        actions: int,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        encoder: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.hidden = Stack(members, features_of(encoder, features), hidden, activation, generator)
+        heads = [orthogonal_linear(self.hidden.features, actions, 1.0, generator) for _ in range(members)]
+        self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
+        self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """(K, B, A)."""
+        return torch.baddbmm(self.bias, self.hidden(through(self.encoder, x_BF)), self.weight)
+
+
+class DiscreteActor(nn.Module):
+    """(B, F) -> a distribution over actions."""
+
+    def __init__(
+        self,
+        features: int,
+        space: spaces.Discrete,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator,
+        *,
+        encoder: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
+        self.head = DiscreteHead(self.hidden.features, space, 0.01, generator)
+
+    def forward(self, x_BF: Tensor) -> Distribution:
+        """Categorical."""
+        return self.head(self.hidden(through(self.encoder, x_BF))[0])
+
+
+class DiscreteNetworks(nn.Module):
+    """All that an agent of discrete actions learns by an actor, K critics, and slower copies of these as targets."""
+
+    carry_size = 0
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        critics: int,
+        hidden: Sequence[int],
+        activation: str,
+        normalize_observation: bool,
+        scale_images: bool,
+        encoder: EncoderFactory | None = None,
+    ) -> None:
+        """`encoder` is that of `encoder_for`: the actor has one and the critics another.
+
+        Raises ValueError for images without one, and for actions that are not Discrete.
+        """
+        super().__init__()
+        if not isinstance(action_space, spaces.Discrete):
+            raise ValueError(f"the action space is {action_space}; this agent chooses among Discrete actions")
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        if self.preprocess.images and encoder is None:
+            raise ValueError(
+                f"there are images in {observation_space}: this agent learns from vectors, or give it an encoder="
+            )
+        features, shape = self.preprocess.features, (hidden, activation, generator)
+        own = encoder_for(observation_space, generator, encoder)
+        self.actor = DiscreteActor(features, action_space, *shape, encoder=own)
+        own = encoder_for(observation_space, generator, encoder)
+        self.critics = ActionValues(critics, features, int(action_space.n), *shape, encoder=own)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+
+    @property
+    def policy_head(self) -> DiscreteHead:
+        """What makes actions of samples."""
+        return self.actor.head
+
+    def policy(self, x_BF: Tensor, carry: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
+        """The distribution over actions, and the carry, of which there is none."""
+        return self.actor(x_BF), carry

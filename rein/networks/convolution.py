@@ -1,4 +1,4 @@
-"""The stem that looks at images.
+"""The encoder that looks at images.
 
 Shapes: B images, L stacked frames, H height, W width, C channels, F features; "..." for any leading dimensions.
 """

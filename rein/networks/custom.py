@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Encoder, features_of, stem_for, through
+from rein.networks.encoder import Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import ContinuousHead, DiscreteHead, action_head, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.ops.distributions import Distribution
@@ -43,7 +43,7 @@ class ActionDistribution(NamedTuple):
 
 
 class ObservationNetwork(nn.Module):
-    """Encoder, for images convolutions, and hidden layers. Subclasses add a head."""
+    """Preprocessor, for images convolutions, and hidden layers. Subclasses add a head."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class ObservationNetwork(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_space, generator.device)
-        self.stem = stem_for(observation_space, generator)
-        self.hidden = Stack(1, features_of(self.stem, self.encoder.features), hidden, activation, generator)
+        self.preprocess = Preprocessor(observation_space, generator.device)
+        self.encoder = encoder_for(observation_space, generator)
+        self.hidden = Stack(1, features_of(self.encoder, self.preprocess.features), hidden, activation, generator)
 
     def features(self, observation: Tree) -> Tensor:
         """Return the features (B, H) of observations (B, ...)."""
-        return self.hidden(through(self.stem, self.encoder(observation)))[0]
+        return self.hidden(through(self.encoder, self.preprocess(observation)))[0]
 
 
 class ActorNetwork(ObservationNetwork):

@@ -1,13 +1,16 @@
-"""Encoders: from observations to features, by flattening, normalization, convolutions or a custom network.
+"""Encoders: from observations of any space to features.
 
-Shapes: N environments, B rows, F features.
+`Preprocessor` flattens and normalizes observations, and leaves images as they are. An encoder is the network before the
+hidden layers: convolutions for images, or a network of the user.
+
+Shapes: N environments, B rows, F features, K one-hot vectors in a row.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +18,106 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.convolution import Convolution
-from rein.networks.flatten import Flatten, Tree, tensors_of
 from rein.networks.normalizers import ObservationNormalizer
+
+Tree = Any  # a Tensor, or a (nested) dictionary of tensors
+
+
+class Flatten:
+    """Makes every observation of a space a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
+
+    Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
+    the parts of a Dict or Tuple in its order. The numbers of each tensor for whose space `scales` returns True are
+    divided by 255.
+    """
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        device: torch.device | str = "cpu",
+        *,
+        scales: Callable[[spaces.Space[Any]], bool] = lambda _: False,
+    ) -> None:
+        """Raises TypeError for a space that is no tensor."""
+        self.features = int(spaces.flatdim(space))
+        self._parts = [_part(path, part, torch.device(device), scales(part)) for path, part in tensors_of(space)]
+        self._plain = self._parts[0].places is None and not self._parts[0].scaled
+
+    def __call__(self, observation: Tree) -> Tensor:
+        """(N, F) float32; the observation itself where it is that already. ValueError for what is of another shape."""
+        if isinstance(observation, Tensor) and observation.ndim == 2 and self._plain:
+            flat_NF = observation.to(torch.float32)
+        else:
+            flat_NF = torch.cat([part.flat(observation) for part in self._parts], 1)
+        if flat_NF.shape[1] != self.features:
+            raise ValueError(
+                f"observations of N environments are expected, {self.features} numbers each, not {flat_NF.shape[1]}; "
+                "for one environment, its observation with a first dimension of 1"
+            )
+        return flat_NF
+
+
+class _Part(NamedTuple):
+    """One tensor of an observation, and how it becomes numbers in a row."""
+
+    path: tuple[str, ...]  # the keys that lead to it
+    places: Tensor | None  # (K,) where its one-hot vectors have the 1 of the value 0; None for plain numbers
+    width: int  # numbers in the row, where it is one-hot
+    scaled: bool  # whether its numbers are divided by 255
+
+    def flat(self, observation: Tree) -> Tensor:
+        """(N, width) float32."""
+        for key in self.path:
+            if key not in observation:
+                raise ValueError(f"the observation has no key {key!r}; it has {', '.join(map(str, observation))}")
+            observation = observation[key]
+        rows = len(observation) if observation.ndim else 1
+        if self.places is None:
+            numbers_NF = observation.reshape(rows, -1).to(torch.float32)
+            return numbers_NF / 255.0 if self.scaled else numbers_NF
+        row_NF = torch.zeros(rows, self.width, dtype=torch.float32, device=observation.device)
+        return row_NF.scatter_(1, observation.reshape(rows, -1) + self.places, 1.0)
+
+
+def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
+    """Return the spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor.
+
+    Raises ValueError for an empty Dict or Tuple.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
+        raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor in it")
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(index): inner for index, inner in enumerate(space.spaces)}
+    return None
+
+
+def tensors_of(
+    space: spaces.Space[Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    """The spaces of the single tensors of an observation, in the order in which they are laid out, with their keys."""
+    inner = children(space)
+    if inner is None:
+        yield path, space
+        return
+    for key, child in inner.items():
+        yield from tensors_of(child, (*path, key))
+
+
+def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device, scaled: bool) -> _Part:
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        discrete = isinstance(space, spaces.Discrete)
+        size_K = np.atleast_1d(space.n if discrete else space.nvec).reshape(-1)
+        start_K = np.atleast_1d(space.start).reshape(-1)
+        first_K = np.cumsum(size_K) - size_K
+        return _Part(
+            path, torch.as_tensor(first_K - start_K, dtype=torch.int64, device=device), int(size_K.sum()), scaled
+        )
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return _Part(path, None, 0, scaled)
+    raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")
+
 
 SMALLEST_IMAGE = 36  # pixels a side; smaller images are flattened, because each number of a grid has its own meaning
 _FEATURES = 512  # of an image
@@ -51,11 +152,11 @@ def has_images(space: spaces.Space[Any]) -> bool:
     return any(is_image(part) for _, part in tensors_of(space))
 
 
-def make_stem(space: spaces.Space[Any], generator: torch.Generator) -> Convolution | MixedStem | None:
+def default_encoder(space: spaces.Space[Any], generator: torch.Generator) -> Convolution | MixedEncoder | None:
     """What comes first in a network for observations of this space; None where they are vectors."""
     if is_image(space):
         return Convolution(space, _FEATURES, generator)
-    return MixedStem(space, _FEATURES, generator) if has_images(space) else None
+    return MixedEncoder(space, _FEATURES, generator) if has_images(space) else None
 
 
 def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
@@ -66,7 +167,7 @@ def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
     return torch.as_tensor(np.flatnonzero(other), dtype=torch.int64, device=device)
 
 
-class MixedStem(nn.Module):
+class MixedEncoder(nn.Module):
     """Of flat observations (..., F), as `Flatten` makes them, (..., G): the other numbers, and 512 of each image.
 
     Each image has a `Convolution` of its own, in the order of the space. Bytes have been divided by 255 before.
@@ -95,18 +196,18 @@ class MixedStem(nn.Module):
         return torch.cat(found, -1)
 
 
-class Encoder(nn.Module):
-    """Observations of a space as (N, F) float32, normalized if asked for; images as they are.
+class Preprocessor(nn.Module):
+    """Observations of a space as vectors (N, F) float32, normalized if `normalize` is set; images as they are.
 
-    Images are the boxes for which `rein.networks.encoder.is_image` returns True; `images` tells whether there are any.
-    An image alone is returned as it is, an image in a Dict or Tuple is flattened like all other parts.
+    Images are the boxes for which `is_image` returns True; `images` tells whether there are any. A single image is
+    returned as it is. An image in a Dict or Tuple is flattened like all other parts.
 
-    Bytes for which `rein.networks.encoder.scales` returns True are divided by 255: here if they are flattened,
-    otherwise by the convolutions. With `scale_images=False` they become floats from 0 to 255. A stem of the user's own
-    (`own_stem`) gets them unscaled, and an image alone as bytes.
+    Bytes for which `scales` returns True are divided by 255: here if they are flattened, otherwise by the convolutions.
+    With `scale_images=False` they become floats from 0 to 255. A custom encoder gets them unscaled, and a single image
+    as bytes.
 
-    The statistics of a normalizer change in `update` alone: an agent calls it between two rollouts, so that what it
-    said of an observation when it acted is what it says when it learns. Policies share them and never change them.
+    Only `update` changes the statistics of the normalizer. Agents call it between two rollouts, so that acting and
+    learning see the same features. Policies share the statistics and never change them.
     """
 
     def __init__(
@@ -116,16 +217,16 @@ class Encoder(nn.Module):
         *,
         normalize: bool = False,
         scale_images: bool = True,
-        own_stem: bool = False,
+        custom_encoder: bool = False,
     ) -> None:
         """Raises ValueError where nothing but images is to be normalized."""
         super().__init__()
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
-        scaling = {"scales": scales} if scale_images and not own_stem else {}
+        scaling = {"scales": scales} if scale_images and not custom_encoder else {}
         self._flatten = None if is_image(space) else Flatten(space, device, **scaling)
         self._as_floats = not (
-            scale_images or own_stem
+            scale_images or custom_encoder
         )  # so that convolutions, which scale bytes, leave them as they are
         self.features = 0 if self._flatten is None else self._flatten.features
         self._others = other_columns(space, device) if self.images else None  # those beside images
@@ -133,7 +234,7 @@ class Encoder(nn.Module):
         if normalize and not normalized:
             raise ValueError(
                 f"normalize_observation=True: there is nothing beside images in {space}, and these are not normalized; "
-                "without a stem of your own, bytes are scaled to [0, 1]"
+                "without an encoder of your own, bytes are scaled to [0, 1]"
             )
         self.normalizer = ObservationNormalizer(normalized, device) if normalize else None
 
@@ -163,77 +264,72 @@ class Encoder(nn.Module):
             self.normalizer.update(flat_NF if self._others is None else flat_NF[:, self._others], valid_N)
 
 
-StemFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> the stem
+EncoderFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> encoder
 
 _VARYING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # what they say varies, while they train
 
 
-def stem_for(
-    space: spaces.Space[Any], generator: torch.Generator, factory: StemFactory | None = None
+def encoder_for(
+    space: spaces.Space[Any], generator: torch.Generator, factory: EncoderFactory | None = None
 ) -> nn.Module | None:
-    """What comes first in a network for observations of this space: the factory's, or without one `make_stem`'s.
+    """Return the encoder for observations of a space: that of `factory`, or the default without a factory.
 
-    `factory(observation_space, generator)` makes a module with `features`, G, which gives (B, G) float32 of what the
-    encoder makes of observations:
+    `factory(observation_space, generator)` returns a module with the attribute `features`, G, that maps B preprocessed
+    observations to (B, G) float32:
 
-    - of an image that image as it is, (B, *space.shape) of the space's type: channels where the environment has them,
-      bytes not divided by 255. An image is a Box of three dimensions, or of bytes of two or four, 36 pixels a side or
-      more;
-    - of everything else (B, F) float32, in the order of `rein.networks.flatten.Flatten`, which is the space's: the
-      entries of a Box, also of one that is smaller than an image (`x.unflatten(1, space.shape)`), a one-hot vector of a
-      Discrete, the parts of a Dict or Tuple one after the other, images among them as floats from 0 to 255. They are
-      normalized before, where the agent was told to `normalize_observation`.
+    - A single image is given as it is, (B, *space.shape) in the dtype of the space, with channels where the environment
+      has them. Bytes are not divided by 255.
+    - Other observations are given as (B, F) float32, flattened in the order of `Flatten` and normalized if the agent
+      normalizes observations. Images in a Dict or Tuple are floats from 0 to 255.
 
-    What draws from torch's global generator, as torch's layers do when they are made, draws under `generator` and
-    leaves the global one, the host's, as it was. The module is copied, so that no two networks share one, and moved to
-    the generator's device. It says the same of a row whenever it is asked, so layers that drop features at random or
-    look at the whole batch are refused, but for those in `eval()`.
+    Layers that draw from the global generator of torch draw under `generator` here. The global generator does not
+    change. The module is copied, so that no two networks share one, and moved to the device of the generator. Layers
+    whose output varies between calls, such as Dropout and BatchNorm, are refused unless they are in `eval()`.
 
-    Raises TypeError for a factory that makes no module, ValueError for a module that is not as said above: it is tried
-    with two rows of zeros.
+    Raises TypeError if the factory returns no module, and ValueError if a trial with two rows of zeros fails.
     """
     if factory is None:
-        return make_stem(space, generator)
+        return default_encoder(space, generator)
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = "a module" if isinstance(factory, nn.Module) else repr(factory)
         raise TypeError(
-            f"stem is {kind}: give what makes the module, called as stem(observation_space, generator): "
-            "a class, a function or a functools.partial"
+            f"encoder is {kind}: give a factory that is called as encoder(observation_space, generator) and returns "
+            "the module: a class, a function or a functools.partial"
         )
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         torch.default_generator.manual_seed(int(seed))
         made = factory(space, generator)
         if not isinstance(made, nn.Module):
-            raise TypeError(f"stem: it made a {type(made).__name__}; a torch.nn.Module is wanted, with `features`")
+            raise TypeError(f"encoder: it made a {type(made).__name__}; a torch.nn.Module is wanted, with `features`")
         made = made.to(generator.device)
         _try(made, space, generator.device)
     return copy.deepcopy(made)
 
 
-def features_of(stem: nn.Module | None, otherwise: int) -> int:
-    """How many numbers the layers after it see; those of the encoder where there is none."""
-    return otherwise if stem is None else stem.features  # type: ignore[return-value]  # an int, as `_try` has seen
+def features_of(encoder: nn.Module | None, otherwise: int) -> int:
+    """Return the number of features after the encoder, or `otherwise` without an encoder."""
+    return otherwise if encoder is None else encoder.features  # type: ignore[return-value]  # an int, as `_try` has seen
 
 
-def through(stem: nn.Module | None, x: Tensor) -> Tensor:
-    """What it makes of x; x itself where there is none."""
-    return x if stem is None else stem(x)
+def through(encoder: nn.Module | None, x: Tensor) -> Tensor:
+    """Return the features of x, or x itself without an encoder."""
+    return x if encoder is None else encoder(x)
 
 
-def _try(stem: nn.Module, space: spaces.Space[Any], device: torch.device) -> None:
-    """ValueError for what is no stem; layers that find their sizes in a first batch (`nn.LazyLinear`) find them."""
-    kind, features = type(stem).__name__, getattr(stem, "features", None)
+def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> None:
+    """Raise ValueError for an unsuitable encoder. The trial batch initializes lazy layers, such as `nn.LazyLinear`."""
+    kind, features = type(encoder).__name__, getattr(encoder, "features", None)
     if not isinstance(features, int) or isinstance(features, bool) or features < 1:
         raise ValueError(
-            f"stem: {kind}.features is {'missing' if features is None else repr(features)[:80]}; the module says there "
-            "how many numbers it puts out for an observation, as in `self.features = 64`"
+            f"encoder: {kind}.features is {'missing' if features is None else repr(features)[:80]}; set it to the "
+            "number of features of an observation, as in `self.features = 64`"
         )
     if found := sorted(
-        {type(part).__name__ for part in stem.modules() if isinstance(part, _VARYING) and part.training}
+        {type(part).__name__ for part in encoder.modules() if isinstance(part, _VARYING) and part.training}
     ):
         raise ValueError(
-            f"stem: there is {', '.join(found)} in {kind}, which would say another thing of an observation when it "
+            f"encoder: there is {', '.join(found)} in {kind}, which would say another thing of an observation when it "
             "learns than when it acts: use nn.LayerNorm or nn.GroupNorm, or eval() on that part"
         )
     if is_image(space):
@@ -242,13 +338,13 @@ def _try(stem: nn.Module, space: spaces.Space[Any], device: torch.device) -> Non
         zeros = torch.zeros(2, int(spaces.flatdim(space)), dtype=torch.float32, device=device)
     try:
         with torch.no_grad():
-            found = stem(zeros)
+            found = encoder(zeros)
     except Exception as error:  # of somebody else's module; gets a note, raised again
-        error.add_note(f"stem: {kind} was given zeros {tuple(zeros.shape)} of {zeros.dtype}, two observations")
+        error.add_note(f"encoder: {kind} was given zeros {tuple(zeros.shape)} of {zeros.dtype}, two observations")
         raise
     if not isinstance(found, Tensor) or found.shape != (2, features) or found.dtype != torch.float32:
         said = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ValueError(
-            f"stem: {kind} makes {said} of two observations {tuple(zeros.shape)} of {zeros.dtype}; (2, {features}) of "
-            "torch.float32 is wanted, its `features` for each"
+            f"encoder: {kind} makes {said} of two observations {tuple(zeros.shape)} of {zeros.dtype}; (2, {features}) "
+            "of torch.float32 is wanted, its `features` for each"
         )

@@ -1,7 +1,7 @@
-"""Networks of action values: Q-networks, quantile networks and recurrent Q-networks, and pairs with a target network.
+"""Q-networks: values of all Discrete actions, their quantiles, values with memory, and target networks.
 
-Shapes: T steps, N environments, B rows or sequences, F features of an observation, H hidden features, C numbers of a
-carry or cosines, A actions, Q quantile levels.
+Shapes: T steps in time, N environments, B rows or sequences, F features of an observation, H features, C numbers of a
+carry or cosines, Q levels, A actions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.encoder import Encoder, StemFactory, features_of, stem_for, through
+from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
 
 
@@ -44,15 +44,14 @@ class DuelingHead(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """What an agent learns that chooses by values: an observation -> Q(s, a) of every action.
+    """Values Q(s, a) of all actions for an observation.
 
-    An encoder (flat numbers or an image), for images a convolutional stem, hidden layers and a linear or dueling head.
-    A hidden layer is linear, then, with `layer_norm`, normalized over its features (Ba et al. 2016) and scaled by what
-    is learned, then goes through the activation: with that norm, temporal differences need neither a target network nor
-    replay to stay bounded (Gallici et al. 2024). The stem has none.
+    The network consists of an encoder, hidden layers and a linear or dueling head. With `layer_norm`, hidden layers are
+    normalized over their features before the activation (Ba et al. 2016). Temporal differences then stay bounded
+    without target network and replay (Gallici et al. 2024). The encoder is not normalized.
 
-    Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
-    Raises ValueError for actions that are not Discrete.
+    Weights are orthogonal with gain sqrt(2), in the head 1. Biases are zero. Parameters are drawn under `generator`, on
+    its device. Raises ValueError if the actions are not Discrete.
     """
 
     def __init__(
@@ -65,21 +64,18 @@ class QNetwork(nn.Module):
         activation: str = "relu",
         layer_norm: bool = True,
         dueling: bool = False,
-        stem: StemFactory | None = None,
+        encoder: EncoderFactory | None = None,
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`dueling` adds a `DuelingHead`. `stem` is a factory of custom stems, see `stem_for`.
-
-        Without `layer_norm` hidden layers are not normalized.
-        """
+        """See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
-        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
-        self.stem = stem_for(observation_space, generator, stem)
-        sizes = [features_of(self.stem, self.encoder.features), *hidden]
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.encoder = encoder_for(observation_space, generator, encoder)
+        sizes = [features_of(self.encoder, self.preprocess.features), *hidden]
         if layer_norm:
             self.hidden: nn.Module = _normalized(sizes, activation, generator)
         else:
@@ -90,7 +86,7 @@ class QNetwork(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """(B, A), of what the encoder made of observations."""
-        hidden = self.hidden(through(self.stem, x_BF))
+        hidden = self.hidden(through(self.encoder, x_BF))
         return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
 
 
@@ -107,7 +103,7 @@ class QuantileNetwork(nn.Module):
 
         Z_tau(s, .) = f(psi(s) * phi(tau))        phi(tau) = relu(W (cos(pi i tau))_i=0..C-1 + b)
 
-    psi is an encoder (flat numbers or an image), for images a convolutional stem, and all hidden layers but the last
+    psi is an encoder (flat numbers or an image), for images a convolutional encoder, and all hidden layers but the last
     one; f is the last hidden layer and a linear head; * is the product feature by feature.
 
     Q(s, a) = E Z_tau(s, a) is the mean over `action_quantiles` levels, evenly spaced in (0, risk): with a `risk` below
@@ -130,22 +126,22 @@ class QuantileNetwork(nn.Module):
         *,
         hidden: Sequence[int] = (128, 128),
         activation: str = "relu",
-        stem: StemFactory | None = None,
+        encoder: EncoderFactory | None = None,
         cosines: int = 64,
         action_quantiles: int = 32,
         risk: float = 1.0,
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`cosines` is C, `stem` that of `stem_for`."""
+        """`cosines` is C, `encoder` that of `encoder_for`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
         device = generator.device
-        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
-        self.encoder = Encoder(observation_space, device, normalize=normalize_observation, **scaling)
-        self.stem = stem_for(observation_space, generator, stem)
-        inputs = features_of(self.stem, self.encoder.features)
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **scaling)
+        self.encoder = encoder_for(observation_space, generator, encoder)
+        inputs = features_of(self.encoder, self.preprocess.features)
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)
         self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)
         self.after = Stack(1, self.before.features, hidden[-1:], activation, generator)
@@ -160,7 +156,7 @@ class QuantileNetwork(nn.Module):
 
     def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
         """Z (B, Q, A) at levels in (0, 1)."""
-        psi_BH = self.before(through(self.stem, x_BF))[0]
+        psi_BH = self.before(through(self.encoder, x_BF))[0]
         phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
         both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
         return self.head(self.after(both)[0]).unflatten(0, level_BQ.shape)
@@ -172,7 +168,7 @@ def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class RecurrentQNetwork(nn.Module):
-    """An encoder (flat numbers or an image), for images a convolutional stem, hidden layers, a core and a head.
+    """An encoder (flat numbers or an image), for images a convolutional encoder, hidden layers, a core and a head.
 
     All that it remembers of an environment is one row of numbers, its carry; zeros are the beginning of an episode.
     Weights are orthogonal, biases zero but for those of cores, drawn under `generator`, on its device.
@@ -187,24 +183,21 @@ class RecurrentQNetwork(nn.Module):
         generator: torch.Generator,
         *,
         core: CoreFactory,
-        stem: StemFactory | None = None,
+        encoder: EncoderFactory | None = None,
         hidden: Sequence[int] = (64,),
         activation: str = "relu",
         dueling: bool = False,
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`core` is a factory of recurrent cores, see `rein.networks.recurrent`. `dueling` adds a `DuelingHead`.
-
-        `stem` is a factory of custom stems, see `stem_for`.
-        """
+        """See `rein.networks.recurrent` for `core`, `DuelingHead` for `dueling`, `encoder_for` for `encoder`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
             raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
-        scaling = {"scale_images": scale_images, "own_stem": stem is not None}
-        self.encoder = Encoder(observation_space, generator.device, normalize=normalize_observation, **scaling)
-        self.stem = stem_for(observation_space, generator, stem)
-        inputs = features_of(self.stem, self.encoder.features)
+        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.encoder = encoder_for(observation_space, generator, encoder)
+        inputs = features_of(self.encoder, self.preprocess.features)
         self.hidden = Stack(1, inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)
         features, actions = self.core.features, int(action_space.n)
@@ -237,14 +230,14 @@ class RecurrentQNetwork(nn.Module):
         return carry_BC
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
-        return self.hidden(through(self.stem, x_BF))[0]
+        return self.hidden(through(self.encoder, x_BF))[0]
 
 
 Network = TypeVar("Network", QNetwork, QuantileNetwork, RecurrentQNetwork)
 
 
 class OnlineAndTarget(nn.Module, Generic[Network]):
-    """Network `online`, which is trained, and its slower copy `target`, which has no gradient."""
+    """A network that learns, `online`, and a slower copy of it, `target`, which has no gradient."""
 
     def __init__(self, online: Network) -> None:
         super().__init__()
@@ -252,6 +245,6 @@ class OnlineAndTarget(nn.Module, Generic[Network]):
         self.target: Network = copy.deepcopy(online).requires_grad_(False)
 
     @property
-    def encoder(self) -> Encoder:
-        """Encoder of the online network; its statistics normalize the observations of both networks."""
-        return self.online.encoder
+    def preprocess(self) -> Preprocessor:
+        """Preprocessor of the online network, which collects the statistics of observations."""
+        return self.online.preprocess

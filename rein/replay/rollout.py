@@ -25,7 +25,7 @@ class _Form(NamedTuple):
     dtype: torch.dtype
 
 
-class Rows:
+class RowBuffer:
     """Rows of N environments, T in time. Storage lives where the data does and is used again for the next epoch."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Rollout:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._rows = Rows(steps)
+        self._rows = RowBuffer(steps)
 
     def __len__(self) -> int:
         """Vector steps held."""

@@ -17,7 +17,7 @@ import numpy as np
 from rein.store.format.trajectory_reader import Content, Table
 
 
-class Rows(NamedTuple):
+class TransitionRows(NamedTuple):
     """The rows of a run that are transitions."""
 
     base: np.ndarray  # (files + 1,) where each file's rows begin
@@ -36,7 +36,7 @@ class _Stretch(NamedTuple):
     step_R: np.ndarray
 
 
-def find_rows(contents: Sequence[Content], observed: bool) -> Rows:
+def find_rows(contents: Sequence[Content], observed: bool) -> TransitionRows:
     """What is a transition in these files; `observed` says whether it needs a next observation."""
     counts = [content.rows * content.num_envs for content in contents]
     finals = sum(len(content.episodes["id"]) for content in contents)
@@ -51,10 +51,10 @@ def find_rows(contents: Sequence[Content], observed: bool) -> Rows:
         found.append(_connect(joined, _begins(contents, joined.step_R, num_envs), observed))
     whole, source, follows = (np.concatenate([f[i] for f in found] or [np.zeros(0, bool)]) for i in range(3))
     special = source >= 0
-    return Rows(np.cumsum([0, *counts]), whole, special, source[special], follows)
+    return TransitionRows(np.cumsum([0, *counts]), whole, special, source[special], follows)
 
 
-def find_windows(rows: Rows, envs: np.ndarray, length: int, stride: int) -> np.ndarray:
+def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: int) -> np.ndarray:
     """The rows in which windows begin: `length` whole rows that follow each other, at every `stride`-th of an episode.
 
     `envs` (files,) is N of each file.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rein.store.format.trajectory_reader import Content
-from rein.store.rows import Rows, find_rows, rows_of_episodes
+from rein.store.rows import TransitionRows, find_rows, rows_of_episodes
 from rein.types import Transition
 
 _SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
@@ -61,7 +61,7 @@ class Windows:
         return {name: value for name, value in self.__dict__.items() if name not in _LAZY}
 
     @functools.cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> TransitionRows:
         rows = find_rows(self._contents, observed=bool(self._observations))
         if self._episodes is not None:
             environment_E, first_E, last_E = self._episodes
@@ -98,7 +98,7 @@ class Windows:
 
     @functools.cached_property
     def _others(self) -> dict[str, np.ndarray]:
-        """All observations that follow no row of the run, final and next ones, which `Rows.source` counts."""
+        """All observations that follow no row of the run, final and next ones, which `TransitionRows.source` counts."""
         found = {}
         for path in self._observations:
             inner, parts = path.split("/")[1:], []

@@ -24,7 +24,7 @@ from torch import Tensor
 from rein.envs.base.contract import check_observation, check_time_step
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
-from rein.networks.flatten import children
+from rein.networks.encoder import children
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.base.actions import as_own
+from rein.agents.base.agent import cast_action
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.envs.base.contract import outside
 from rein.envs.base.spaces import tensor_dtype
@@ -23,7 +23,7 @@ from rein.foreign_names import check_keywords
 from rein.loop import Loop
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.flatten import children, tensors_of
+from rein.networks.encoder import children, tensors_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.replay.frames import FrameReplay
@@ -255,7 +255,7 @@ def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = Fa
     count = 0
     for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
         count += extend(agent.replay, chunk, num_envs, following)
-        agent.networks.encoder.update(chunk.observation, chunk.valid)
+        agent.networks.preprocess.update(chunk.observation, chunk.valid)
     return count
 
 
@@ -287,7 +287,7 @@ def _checked(agent: ReplayAgent, chunk: Transition, rows: int, clip: bool) -> Tr
     # as those that it goes on with: files hold half precision as float32
     names = ("observation", "next_observation")
     observed = {name: _as_observed(getattr(chunk, name), agent.observation_space) for name in names}
-    chunk = chunk._replace(action=as_own(chunk.action, agent.action_space), **observed)
+    chunk = chunk._replace(action=cast_action(chunk.action, agent.action_space), **observed)
     _check(agent, chunk, rows)
     floating = isinstance(chunk.action, Tensor) and chunk.action.is_floating_point()
     if not isinstance(agent.action_space, spaces.Box) or not floating:
@@ -348,7 +348,7 @@ def _check(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
         raise ValueError(f"fill: the agent's actions are {space}, and those recorded of shape {given}")
     if isinstance(space, spaces.Discrete) and chunk.action.is_floating_point():
         raise ValueError(f"fill: the agent's actions are {space}, and those recorded {chunk.action.dtype}")
-    agent.networks.encoder(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be
+    agent.networks.preprocess(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be
     if chunk.valid is not None:
         _check_numbers(agent, chunk, rows)
 

@@ -43,7 +43,7 @@ _CALLERS = (
     "optimizer",
 )  # options that are not taken from a file
 _SIZES = ("hidden", "core", "critics", "cosines")  # options that make networks larger
-_OBJECTS = ("core", "stem", "noise", "segments")  # options that a name alone does not describe
+_OBJECTS = ("core", "encoder", "noise", "segments")  # options that a name alone does not describe
 
 
 @torch.inference_mode(False)
@@ -58,7 +58,7 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
         name: name of the agent among the parts of the run.
         options: options of the constructor that replace those of the file. `device` ("cpu" by default), `guard` and
             options that only change speed are not taken from the file. Custom functions must be given: `optimizer=`, a
-            custom `core`, a `stem`.
+            custom `core`, an `encoder`.
 
     Raises CheckpointError if the file is missing or damaged, if its agent is not one of rein's, or if the file does not
     describe all spaces and options. Build such an agent first, and load it with `rein.load`.
@@ -150,7 +150,7 @@ def _option(key: str, said: Any) -> Any:
         return float(said)
     if isinstance(said, list):
         return tuple(_option(key, one) for one in said)
-    if isinstance(said, Mapping) and key != "stem":
+    if isinstance(said, Mapping) and key != "encoder":
         return _object(key, said)
     if isinstance(said, str | Mapping) and key in _OBJECTS:
         name = said if isinstance(said, str) else said.get("function")

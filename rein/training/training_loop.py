@@ -35,7 +35,7 @@ from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Store
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 
 logger = logging.getLogger("rein")
@@ -82,7 +82,7 @@ def training_loop(
         raise ValueError("training_loop(state_to_trajectory=...): its fields are for a store, and there is none")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
-    rows = Rows(iterations, everything=store is not None, derive=state_to_trajectory)
+    rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = EpisodeStatistics(environment.num_envs, rows)
     completed = CompletedEpisodes(rows, statistics)
     finite = FiniteData(agent) if check_finite else None
@@ -304,7 +304,7 @@ def warn_without_update(loop: Loop, agent: AgentProtocol) -> None:
         )
 
 
-def keep_open_episodes(loop: Loop, rows: Rows, completed: CompletedEpisodes, *, everything: bool) -> None:
+def keep_open_episodes(loop: Loop, rows: RowBuffer, completed: CompletedEpisodes, *, everything: bool) -> None:
     """Keep all fields of a step, and the rows of open episodes, if `episodes_completed` has handlers.
 
     `everything` keeps all fields in any case, for a store.
@@ -317,7 +317,7 @@ def keep_open_episodes(loop: Loop, rows: Rows, completed: CompletedEpisodes, *, 
         rows.everything = everything or listened
 
 
-def report_episodes(loop: Loop, rows: Rows, statistics: EpisodeStatistics) -> None:
+def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`.
 
     A step that was cut off when the agent had recorded it counts as an iteration, so that clocks, iterations and rows
@@ -365,7 +365,7 @@ def record_metrics(loop: Loop, store: Any) -> None:
     loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
 
 
-def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: EpisodeStatistics) -> None:
+def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
 
     def write_trajectory(state: State) -> None:
@@ -383,7 +383,7 @@ def write_trajectories(loop: Loop, store: Store, rows: Rows, statistics: Episode
         event.wire(flush_store)
 
 
-def trajectory(state: State, rows: Rows, statistics: EpisodeStatistics) -> Trajectory:
+def trajectory(state: State, rows: RowBuffer, statistics: EpisodeStatistics) -> Trajectory:
     """The epoch that is ending, as a store takes it; the fields are views that the next epoch writes over."""
     fields = rows.fields()
     for known_elsewhere in ("next_observation", "seed"):  # observation of the next row; the table of episodes has both

@@ -104,7 +104,7 @@ def test_it_learns_what_states_are_worth(make, observation, n_step):
     x = torch.tensor(observation)
     expected = environment.optimal_value(x, PROBE["gamma"])
     online = agent.networks.online
-    torch.testing.assert_close(online(online.encoder(x)), expected.unsqueeze(1).expand(-1, 2), atol=0.05, rtol=0)
+    torch.testing.assert_close(online(online.preprocess(x)), expected.unsqueeze(1).expand(-1, 2), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -157,14 +157,14 @@ def test_epsilon_is_how_often_actions_are_random():
             assert float(other.double().mean()) == pytest.approx(expected, abs=0.03)
 
 
-def test_images_are_learned_from_through_the_stem():
+def test_convolutions_of_images_are_learned():
     space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     agent = DQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "learning_rate": 1e-3, "epsilon": 0.5, "gamma": 0.5})
     assert agent.replay.storage == "memory"
     bright = torch.arange(16) % 2 == 0
     image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     no = torch.zeros(16, dtype=torch.bool)
-    begun = copy_state(dict(agent.networks.online.stem.state_dict()))
+    begun = copy_state(dict(agent.networks.online.encoder.state_dict()))
     for _ in range(12):
         action, extras = agent.select_action(image)
         reward = (action == bright.long()).float()
@@ -172,7 +172,7 @@ def test_images_are_learned_from_through_the_stem():
         agent.optimize_model()
     assert agent.replay.columns["observation"].dtype is torch.uint8
     assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(begun, dict(agent.networks.online.stem.state_dict())) is not None
+    assert first_difference(begun, dict(agent.networks.online.encoder.state_dict())) is not None
 
 
 NONSENSE = [{"epsilon": 1.5}, {"epsilon": -0.1}, {"temperature": -1.0}, {"huber": 0.0}, {"huber": -1.0}]

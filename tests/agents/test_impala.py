@@ -169,7 +169,7 @@ def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, spac
         given.update(more)
     agent.record_observation(rein.Transition(observation, taken, *ends, given))
     kept = agent.rollout
-    distribution, _ = agent.networks(agent.networks.encoder(observation))
+    distribution, _ = agent.networks(agent.networks.preprocess(observation))
     sample = (kept["sample"] if "sample" in kept else kept["action"])[0]
     assert torch.allclose(agent.networks.policy_head.to_action(distribution, sample), taken, atol=1e-5)
     expected = more["log_prob"] if "log_prob" in more else distribution.log_prob(sample)
@@ -192,8 +192,8 @@ class Watched(IMPALA):
         batch = super()._corrected(rollout, reward_TN, valid_TN)
         shape = reward_TN.shape
         with torch.no_grad():
-            distribution, value_B = self.networks(self.networks.encoder(rollout.flat("observation")))
-            next_value_B = self.networks.value(self.networks.encoder(rollout.flat("next_observation")))
+            distribution, value_B = self.networks(self.networks.preprocess(rollout.flat("observation")))
+            next_value_B = self.networks.value(self.networks.preprocess(rollout.flat("next_observation")))
         expected = vtrace(
             distribution.log_prob(rollout.flat("action")).view(shape) - rollout["log_prob"],
             reward_TN,

@@ -107,7 +107,7 @@ with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def asked_at(agent: PPO, observation: float) -> tuple[Tensor, Tensor, Tensor]:
     """The Gaussian's mean, the action it stands for, and the value."""
     with torch.no_grad():
-        x = agent.networks.encoder(torch.full((1, 1), observation))
+        x = agent.networks.preprocess(torch.full((1, 1), observation))
         distribution, value, _ = agent.networks.step(x)
         return distribution.mode(), distribution.to_action(distribution.mode()), value
 

@@ -331,15 +331,15 @@ def test_statistics_of_observations_change_between_rollouts_alone():
 
     @loop.iteration_completed
     def look(state):
-        before = copy_state(dict(agent.networks.encoder.state_dict()))
+        before = copy_state(dict(agent.networks.preprocess.state_dict()))
         policy.select_action(10.0 * x)
-        assert first_difference(before, dict(agent.networks.encoder.state_dict())) is None
-        seen.append(agent.networks.encoder(x))
+        assert first_difference(before, dict(agent.networks.preprocess.state_dict())) is None
+        seen.append(agent.networks.preprocess(x))
 
     loop.run()
     changed = [t for t in range(1, 24) if not torch.equal(seen[t], seen[t - 1])]
     assert changed == [7, 15, 23]
-    assert agent.networks.encoder.normalizer.rows == 24 * 8
+    assert agent.networks.preprocess.normalizer.rows == 24 * 8
 
 
 def test_a_policy_acts_by_the_statistics_as_they_are():
@@ -400,10 +400,10 @@ IMAGES = [(36, 36, 1), (2, 36, 36)]
 
 
 @pytest.mark.parametrize("shape", IMAGES)
-def test_images_are_learned_from_through_the_stem(shape):
+def test_convolutions_of_images_are_learned(shape):
     """Bright or dark, and the right answer: bytes, with channels last or first."""
     agent = PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
-    begun = copy_state(dict(agent.networks.stem.state_dict()))
+    begun = copy_state(dict(agent.networks.encoder.state_dict()))
     bright = torch.arange(16) % 2 == 0
     image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, *shape).to(torch.uint8)
     no = torch.zeros(16, dtype=torch.bool)
@@ -413,13 +413,13 @@ def test_images_are_learned_from_through_the_stem(shape):
         agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
         agent.optimize_model()
     assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(begun, dict(agent.networks.stem.state_dict())) is not None
+    assert first_difference(begun, dict(agent.networks.encoder.state_dict())) is not None
 
 
 def test_a_small_grid_is_flattened():
     agent = PPO(spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2), seed=0, **SMALL)
-    assert agent.networks.stem is None
-    assert agent.networks.encoder.features == 8 * 8 * 3
+    assert agent.networks.encoder is None
+    assert agent.networks.preprocess.features == 8 * 8 * 3
 
 
 def test_an_unknown_option_is_refused_by_name():

@@ -144,7 +144,7 @@ def a_batch(q_lambda, normalize=False):
 def next_values(agent, rollout):
     """Of what truly came next, each looked up by itself."""
     with torch.no_grad():
-        return agent.networks(agent.networks.encoder(rollout.flat("next_observation"))).amax(1).view(16, 6)
+        return agent.networks(agent.networks.preprocess(rollout.flat("next_observation"))).amax(1).view(16, 6)
 
 
 def test_with_a_lambda_of_0_the_target_is_that_of_one_step_of_q_learning():
@@ -314,7 +314,7 @@ def test_trajectories_show_the_value_of_the_best_action():
     agent, observation = fitted(environment, seed=0), environment.reset()
     _, extras = agent.select_action(observation)
     assert set(extras) == {"value"}
-    best = agent.networks(agent.networks.encoder(observation)).amax(1).detach()
+    best = agent.networks(agent.networks.preprocess(observation)).amax(1).detach()
     torch.testing.assert_close(extras["value"], best)
 
 

@@ -118,7 +118,7 @@ class Watched(PPO):
         carry, found = batch.carry, []
         for t in range(rollout.steps):
             _, _, carry = self.networks.step(batch.features[t], torch.where(batch.reset[t][:, None], 0.0, carry))
-            next_value_N = self.networks.value(self.networks.encoder(rollout["next_observation"][t]), carry)
+            next_value_N = self.networks.value(self.networks.preprocess(rollout["next_observation"][t]), carry)
             cut_N = rollout["truncated"][t] & rollout["valid"][t] & ~rollout["terminated"][t]
             last = t + 1 == rollout.steps
             found.append(next_value_N if last else torch.where(cut_N, next_value_N, rollout["value"][t + 1]))

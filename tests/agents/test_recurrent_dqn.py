@@ -127,10 +127,10 @@ def walked(network: Any, agent: RecurrentDQN, clips: Clips, b: int) -> tuple[lis
     steps = clips.valid[:, b].nonzero().flatten().tolist()
     carry, values = clips.begin["carry"][b : b + 1], []
     for t in steps:
-        value, carry = network.step(agent.networks.encoder(clips.observation[t, b : b + 1]), carry)
+        value, carry = network.step(agent.networks.preprocess(clips.observation[t, b : b + 1]), carry)
         values.append(value[0])
     last = clips.next_observation[steps[-1], b : b + 1]
-    return [*values, network.step(agent.networks.encoder(last), carry)[0][0]], steps
+    return [*values, network.step(agent.networks.preprocess(last), carry)[0][0]], steps
 
 
 OPTIONS: list[dict[str, Any]] = [{"core": core} for core in CORES.values()]
@@ -170,7 +170,7 @@ def test_what_is_kept_is_what_was_remembered_while_acting(core: str) -> None:
     steps, rows = (clips.valid[1:] & clips.valid[:-1]).nonzero(as_tuple=True)
     assert len(steps) > 64
     with torch.no_grad():
-        after = online.step(online.encoder(clips.observation[steps, rows]), kept[steps, rows])[1]
+        after = online.step(online.preprocess(clips.observation[steps, rows]), kept[steps, rows])[1]
     torch.testing.assert_close(after, kept[steps + 1, rows])
     begun = agent.replay._step_SN.view(-1)[clips.row] == 0
     assert (kept[begun] == 0.0).all()

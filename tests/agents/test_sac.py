@@ -122,7 +122,7 @@ def test_it_learns_what_states_are_worth(make, observation):
     expected = environment.optimal_value(x, PROBE["gamma"])
     networks = agent.networks
     for action in (-0.5, 0.5):
-        value_KB = networks.critics(networks.encoder(x), torch.full((len(x), 1), action))
+        value_KB = networks.critics(networks.preprocess(x), torch.full((len(x), 1), action))
         torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.06, rtol=0)
 
 
@@ -166,7 +166,7 @@ def test_entropy_goes_where_it_is_wanted(target_entropy):
     options = {"learning_rate": 2e-2, "target_entropy": target_entropy, "batch_size": 64, "learning_starts": 64}
     agent = given(SAC(BOX, UNITS, seed=0, **{**SMALL, **options}), 120)
     x = torch.rand(2000, 2, generator=generator(0, "rows")) - 0.5
-    distribution = agent.networks.actor.distribution(agent.networks.encoder(x))
+    distribution = agent.networks.actor.distribution(agent.networks.preprocess(x))
     entropy = -distribution.log_prob(distribution.sample(generator(0, "test"))).mean().detach()
     assert float(entropy) == pytest.approx(-2.0 if target_entropy is None else target_entropy, abs=0.5)
 

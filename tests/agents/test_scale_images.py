@@ -33,12 +33,12 @@ def test_every_agent_scales_small_byte_images(kind: Any) -> None:
     seen = torch.full((2, 20, 20, 3), 255, dtype=torch.uint8)
     for options, largest in (({}, 1.0), ({"scale_images": False}, 255.0)):
         agent = made(kind, SMALL, **options)
-        assert (agent.networks.encoder(seen) == largest).all()
+        assert (agent.networks.preprocess(seen) == largest).all()
         assert agent.config["scale_images"] is bool(largest == 1.0)
 
 
 class Seen(torch.nn.Module):
-    """A stem that keeps the last observation."""
+    """An encoder that keeps the last observation."""
 
     features = 3
 
@@ -53,23 +53,23 @@ class Seen(torch.nn.Module):
 
 @pytest.mark.parametrize("space", [SMALL, LARGE, spaces.Dict({"small": SMALL, "large": LARGE})], ids=str)
 def test_a_stem_of_the_user_is_given_bytes_unscaled(space: Any) -> None:
-    agent = PPO(space, spaces.Discrete(2), seed=0, stem=Seen)
+    agent = PPO(space, spaces.Discrete(2), seed=0, encoder=Seen)
     seen: Any = (
         {part: torch.full((1, *one.shape), 255, dtype=torch.uint8) for part, one in space.items()}
         if isinstance(space, spaces.Dict)
         else torch.full((1, *space.shape), 255, dtype=torch.uint8)
     )
     agent.select_action(seen)
-    assert (agent.networks.stem.last == 255).all()
+    assert (agent.networks.encoder.last == 255).all()
 
 
 def test_codes_keep_their_values_in_convolutions() -> None:
     seen = torch.randint(0, 11, (2, 40, 40, 3)).to(torch.uint8)
     scaled, codes = (PPO(LARGE, spaces.Discrete(2), seed=0, scale_images=x) for x in (True, False))
-    stem: Any = codes.networks.stem
-    stem.load_state_dict(scaled.networks.stem.state_dict())
-    assert torch.equal(stem(codes.networks.encoder(seen)), stem(seen.float()))
-    assert not torch.equal(stem(codes.networks.encoder(seen)), stem(scaled.networks.encoder(seen)))
+    encoder: Any = codes.networks.encoder
+    encoder.load_state_dict(scaled.networks.encoder.state_dict())
+    assert torch.equal(encoder(codes.networks.preprocess(seen)), encoder(seen.float()))
+    assert not torch.equal(encoder(codes.networks.preprocess(seen)), encoder(scaled.networks.preprocess(seen)))
 
 
 def test_a_saved_agent_keeps_the_option(tmp_path: Path) -> None:

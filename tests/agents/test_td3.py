@@ -77,7 +77,7 @@ def test_it_learns_what_states_are_worth(make, observation):
     x = torch.tensor(observation)
     expected = environment.optimal_value(x, PROBE["gamma"])
     for action in (-0.5, 0.5):
-        value_KB = agent.networks.critics(agent.networks.encoder(x), torch.full((len(x), 1), action))
+        value_KB = agent.networks.critics(agent.networks.preprocess(x), torch.full((len(x), 1), action))
         torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.08, rtol=0)
 
 

@@ -156,7 +156,7 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
     final = rein.train(agent, environment, store, epochs=epochs, iterations=iterations)
     store.close()
     with torch.no_grad():
-        mean = agent.networks(agent.networks.encoder(torch.zeros(1, 1)))[0].mode()
+        mean = agent.networks(agent.networks.preprocess(torch.zeros(1, 1)))[0].mode()
     return {"score": float(mean), "env_steps": final.clocks.env_steps, "solved": None}
 
 

@@ -29,7 +29,7 @@ from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.episodes.statistics import EpisodeStatistics
 from rein.recipes.cartpole import cartpole
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.store.memory import MemoryStore
 from rein.types import Trajectory
 
@@ -122,7 +122,7 @@ def end_epoch(store: Any, rows: Any, found: EpisodeStatistics, epoch: int, follo
 
 def record_native(path: Path, epochs: int) -> int:
     """Random actions in rein's CartPole, everything kept; how many env steps."""
-    environment, rows = CartPole(num_envs=ENVIRONMENTS, seed=0), Rows(EPOCH)
+    environment, rows = CartPole(num_envs=ENVIRONMENTS, seed=0), RowBuffer(EPOCH)
     found, store = EpisodeStatistics(ENVIRONMENTS, rows), rein.HDF5Store(path)
     observation = environment.reset()
     action_TN = torch.randint(2, (EPOCH, ENVIRONMENTS), generator=torch.Generator().manual_seed(0))

@@ -6,12 +6,12 @@ import torch
 
 import rein
 from rein.episodes import EpisodeStatistics
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 
 
 def statistics_of(rewards, read_between=False):
     """One environment whose episode pays these rewards."""
-    rows = Rows(len(rewards), everything=False)
+    rows = RowBuffer(len(rewards), everything=False)
     statistics = EpisodeStatistics(1, rows)
     for step, reward in enumerate(rewards):
         last = torch.tensor([step + 1 == len(rewards)])
@@ -33,14 +33,14 @@ def test_many_small_rewards_add_up():
 
 
 def test_an_open_return_is_saved_with_all_its_digits():
-    rows = Rows(2, everything=False)
+    rows = RowBuffer(2, everything=False)
     no = torch.tensor([False])
     first = {"reward": torch.tensor([2.0**24]), "valid": ~no, "terminated": no, "truncated": no}
     statistics = EpisodeStatistics(1, rows)
     for row in (first, first | {"reward": torch.tensor([1.0])}):
         rows.append(row)
     statistics.read("episode_return")
-    loaded_rows = Rows(2, everything=False)
+    loaded_rows = RowBuffer(2, everything=False)
     loaded = EpisodeStatistics(1, loaded_rows)
     loaded_rows.load_state_dict(rows.state_dict())
     loaded.load_state_dict(statistics.state_dict())

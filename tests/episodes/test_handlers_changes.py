@@ -7,7 +7,7 @@ import torch
 
 import rein
 from rein.loop.state import State
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import StepState
 
 
@@ -27,7 +27,7 @@ def test_a_change_made_in_a_late_phase_is_in_what_the_step_returns(scripted, lis
 
 def test_a_transition_that_is_put_in_place_after_recording_is_the_one_that_is_stored(scripted, listening):
     environment = scripted([9])
-    agent, rows = listening(environment), Rows(4)
+    agent, rows = listening(environment), RowBuffer(4)
     state = State(step_state=StepState(environment.reset()))
 
     def emit(name):
@@ -42,7 +42,7 @@ def test_a_transition_that_is_put_in_place_after_recording_is_the_one_that_is_st
 
 def test_a_reward_that_is_shaped_now_and_then_is_beside_the_raw_one_in_all_rows(scripted, listening):
     environment = scripted([9])
-    agent, rows = listening(environment), Rows(2)
+    agent, rows = listening(environment), RowBuffer(2)
     state = State(step_state=StepState(environment.reset()))
 
     def emit(name):

@@ -10,7 +10,7 @@ import torch
 
 from rein.episodes import EpisodeStatistics
 from rein.loop.state import State
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import StepState
 
 
@@ -19,7 +19,7 @@ def play(scripted, listening, lengths, steps, *, truncates=(), read_at=(), every
     import rein
 
     environment = scripted(lengths, truncates)
-    agent, rows = listening(environment), Rows(4, everything=everything)
+    agent, rows = listening(environment), RowBuffer(4, everything=everything)
     statistics = EpisodeStatistics(environment.num_envs, rows)
     state = State(step_state=StepState(environment.reset()))
     for step in range(steps):
@@ -96,7 +96,7 @@ def test_rows_without_observations_are_enough_for_the_numbers(scripted, listenin
 
 
 def test_invalid_rows_neither_pay_nor_count():
-    rows = Rows(4)
+    rows = RowBuffer(4)
     statistics = EpisodeStatistics(1, rows)
     for reward, valid, ended in [(1.0, True, True), (50.0, False, True), (2.0, True, False), (3.0, True, True)]:
         flag = torch.tensor([ended])
@@ -116,4 +116,4 @@ def test_invalid_rows_neither_pay_nor_count():
 
 def test_a_state_of_another_number_of_environments_is_refused():
     with pytest.raises(ValueError, match="the state has 3 environments, the loop 2"):
-        EpisodeStatistics(2, Rows(1)).load_state_dict(EpisodeStatistics(3, Rows(1)).state_dict())
+        EpisodeStatistics(2, RowBuffer(1)).load_state_dict(EpisodeStatistics(3, RowBuffer(1)).state_dict())

@@ -6,7 +6,7 @@ import torch
 
 import rein
 from rein.loop.state import State
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import StepState
 
 
@@ -63,7 +63,7 @@ def test_before_each_event_the_state_holds_what_is_known_so_far(scripted, listen
         known = state.step_state
         seen.append((name, [f for f in StepState._fields if getattr(known, f) is not None], state.clocks.env_steps))
 
-    rein.batch_step(state, agent, environment, Rows(4), emit)
+    rein.batch_step(state, agent, environment, RowBuffer(4), emit)
     acted = ["observation", "action", "extras"]
     applied = [*acted, "time_step", "transition"]
     assert seen == [
@@ -90,7 +90,7 @@ def test_a_handler_may_change_the_action_before_it_is_applied(scripted, listenin
 
 def test_a_shaped_reward_is_learned_and_both_rewards_are_kept(scripted, listening):
     environment = scripted([9])
-    agent, state, rows = listening(environment), begin(environment), Rows(2)
+    agent, state, rows = listening(environment), begin(environment), RowBuffer(2)
 
     def emit(name):
         known = state.step_state
@@ -107,7 +107,7 @@ def test_a_shaped_reward_is_learned_and_both_rewards_are_kept(scripted, listenin
 
 def test_rows_hold_what_the_agent_said_and_the_seed_of_the_episode_that_the_step_belongs_to(scripted, listening):
     environment = scripted([2, 3])
-    agent, state, rows = listening(environment), begin(environment), Rows(8)
+    agent, state, rows = listening(environment), begin(environment), RowBuffer(8)
     for _ in range(4):
         state.step_state = rein.batch_step(state, agent, environment, rows)
     assert rows["value"].tolist() == [[0, 0], [10, 10], [0, 20], [10, 0]]

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.episodes import EpisodeStatistics
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.types import TimeStep
 
 N, ACTIONS = 3, 5
@@ -145,7 +145,7 @@ def plain(index: int, steps: int) -> tuple[list[Step], list[Episode]]:
 
 def through(environment: Any, steps: int = 50) -> tuple[list[list[Step]], list[list[Episode]]]:
     """The same for each environment: its valid transitions, and its episodes as the statistics have them."""
-    rows = Rows()
+    rows = RowBuffer()
     statistics = EpisodeStatistics(N, rows)
     taken: list[list[Step]] = [[] for _ in range(N)]
     observation = environment.reset()

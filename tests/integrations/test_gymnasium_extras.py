@@ -16,7 +16,7 @@ from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.wrappers.rewards import SignReward
 from rein.episodes import EpisodeStatistics
 from rein.ops.random import episode_seeds
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
 
@@ -76,7 +76,7 @@ def test_a_thousand_steps_have_the_statistics_of_a_plain_loop(name: str, options
     environment = GymnasiumEnvironment(name, count, seed=3, **options)
     codec = Codec("action", environment.single_action_space)
     actions = random_actions(environment, 1000)
-    rows = Rows(1000)
+    rows = RowBuffer(1000)
     statistics = EpisodeStatistics(count, rows)
     environment.reset()
     for action in actions:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
-from rein.agents.base.actions import as_own
+from rein.agents.base.agent import cast_action
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
@@ -115,11 +115,11 @@ def test_choices_that_are_kept_in_few_bits_are_learned_from_as_they_are(kind, dt
     ids=str,
 )
 def test_what_is_kept_is_what_agents_do_themselves(space, given, kept):
-    assert as_own(torch.ones(N, *space.shape, dtype=given), space).dtype is kept
+    assert cast_action(torch.ones(N, *space.shape, dtype=given), space).dtype is kept
 
 
 def test_what_is_of_the_right_type_is_not_copied():
     for space, action in ((BOX, torch.zeros(N, 2)), (spaces.Discrete(3), torch.zeros(N, dtype=torch.int64))):
-        assert as_own(action, space) is action
+        assert cast_action(action, space) is action
     tree = {"left": torch.zeros(N)}
-    assert as_own(tree, spaces.Dict(left=spaces.Discrete(2))) is tree
+    assert cast_action(tree, spaces.Dict(left=spaces.Discrete(2))) is tree

@@ -19,7 +19,7 @@ DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
 OBSERVATION = spaces.Box(-1.0, 1.0, (FEATURES,))
 
 
-class Stem(torch.nn.Linear):
+class CustomEncoder(torch.nn.Linear):
     features = FEATURES
 
     def __init__(self, *given):
@@ -99,9 +99,16 @@ def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients)
         (DISCRETE, {"activation": "gelu"}),
         (DISCRETE, {"hidden": ()}),
         (DISCRETE, {"core": functools.partial(LSTM, features=8)}),
-        (DISCRETE, {"stem": Stem}),
+        (DISCRETE, {"encoder": CustomEncoder}),
     ],
-    ids=["several actions", "a deviation of the observation", "another activation", "no layers", "recurrent", "a stem"],
+    ids=[
+        "several actions",
+        "a deviation of the observation",
+        "another activation",
+        "no layers",
+        "recurrent",
+        "an encoder",
+    ],
 )
 def test_other_networks_have_none(space, shape):
     assert not has_closed_form(networks_of(space, **shape))

@@ -20,7 +20,7 @@ from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.dqn import td_loss
 from rein.agents.sac import soft_actor_loss
-from rein.networks.continuous import LOG_STD, Actor, Critics
+from rein.networks.actor_critic import LOG_STD, Actor, Critics
 from rein.networks.q_networks import QNetwork
 
 FEATURES, ACTIONS, ROWS = 5, 3, 37
@@ -28,7 +28,7 @@ OBSERVATION, DISCRETE = spaces.Box(-1.0, 1.0, (FEATURES,)), spaces.Discrete(4)
 SHARES = [None, 0.25, torch.tensor(0.3, dtype=torch.float64)]
 
 
-class Stem(torch.nn.Linear):
+class CustomEncoder(torch.nn.Linear):
     features = FEATURES
 
     def __init__(self, *given):
@@ -148,12 +148,12 @@ def test_values_of_actions_that_were_not_taken_are_not_moved():
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), has_closed_form),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), has_closed_form),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), has_closed_form),
-        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "relu", drawn(), stem=Stem()), has_closed_form),
-        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, stem=Stem), has_closed_form),
+        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "relu", drawn(), encoder=CustomEncoder()), has_closed_form),
+        (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, encoder=CustomEncoder), has_closed_form),
     ],
     ids=[
         *("another activation", "no layers", "normalized", "dueling", "values without layers"),
-        *("a stem", "values behind a stem"),
+        *("an encoder", "values behind an encoder"),
     ],
 )
 def test_other_networks_have_none(networks, knows):

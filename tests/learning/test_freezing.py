@@ -29,13 +29,13 @@ from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.probes import Corridor
-from rein.networks.continuous import Critics
+from rein.networks.actor_critic import Critics
 from rein.networks.recurrent import GRU
 from rein.ops.random import generator
 from rein.testing.stateful import copy_state, first_difference
 
 
-class Stem(torch.nn.Sequential):
+class CustomEncoder(torch.nn.Sequential):
     """Of the one number that a `Corridor` shows."""
 
     features = 4
@@ -55,8 +55,8 @@ CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether act
     "PPO, a number": (PPO, True, "policy_head.log_std", ROLLOUT),
     "PPO, half": (PPO, True, "hidden", ROLLOUT | HALF),
     "PPO, a core": (PPO, False, "cores", ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
-    "PPO, a stem": (PPO, True, "stem", ROLLOUT | {"stem": Stem}),
-    "PPO, behind a stem": (PPO, True, "hidden", ROLLOUT | {"stem": Stem}),
+    "PPO, an encoder": (PPO, True, "encoder", ROLLOUT | {"encoder": CustomEncoder}),
+    "PPO, behind an encoder": (PPO, True, "hidden", ROLLOUT | {"encoder": CustomEncoder}),
     "PPO, parts": (PPO, False, "hidden", ROLLOUT | {"micro_batch": 2, "threads": 2}),
     "PPO, decay": (PPO, False, "hidden", ROLLOUT | DECAY),
     "A2C": (A2C, True, "hidden", ROLLOUT),
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether act
     "PQN": (PQN, False, "hidden", ROLLOUT),
     "DQN": (DQN, False, "online.hidden", REPLAY),
     "DQN, dueling": (DQN, False, "online.hidden", REPLAY | {"dueling": True}),
-    "DQN, a stem": (DQN, False, "online.stem", REPLAY | {"stem": Stem}),
+    "DQN, an encoder": (DQN, False, "online.encoder", REPLAY | {"encoder": CustomEncoder}),
     "DQN, half": (DQN, False, "online.head", REPLAY | HALF),
     "IQN": (IQN, False, "online.embedding", REPLAY),
     "RecurrentDQN": (RecurrentDQN, False, "online.hidden", SEQUENCES),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether act
     "TD3": (TD3, True, "critics", REPLAY),
     "SAC": (SAC, True, "actor", REPLAY),
     "SAC, a part": (SAC, True, "critics.hidden", REPLAY),
-    "SAC, a stem": (SAC, True, "critics.stem", REPLAY | {"stem": Stem}),
+    "SAC, an encoder": (SAC, True, "critics.encoder", REPLAY | {"encoder": CustomEncoder}),
     "SAC, temperature": (SAC, True, "temperature", REPLAY),
     "SAC, half": (SAC, True, "actor", REPLAY | HALF),
     "DiscreteSAC": (DiscreteSAC, False, "actor", REPLAY),

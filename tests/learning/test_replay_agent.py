@@ -477,7 +477,7 @@ def test_continuous_actions_need_bounds(kind, space):
 def test_statistics_of_observations_are_used_and_kept(kind):
     agent = made(kind, normalize_observation=True)
     fed(agent, 20, 2)
-    assert agent.networks.encoder.normalizer.rows == 40
+    assert agent.networks.preprocess.normalizer.rows == 40
     other = made(kind, normalize_observation=True)
     other.load_state_dict(copy_state(agent.state_dict()))
     assert first_difference(agent.state_dict(), other.state_dict()) is None

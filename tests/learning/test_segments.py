@@ -67,7 +67,7 @@ class Learning:
         for parameter in networks.parameters():
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=stream)
         self.networks, self.recurrent = networks, core is not None
-        self.features = torch.randn(T, N, networks.encoder.features, generator=stream)
+        self.features = torch.randn(T, N, networks.preprocess.features, generator=stream)
         self.terminated, self.truncated, invalid = (torch.rand(3, T, N, generator=stream) < 0.15).unbind()
         self.valid, self.reset = ~invalid, torch.rand(T, N, generator=stream) < 0.2
         self.carry = torch.randn(N, networks.carry_size, generator=stream)

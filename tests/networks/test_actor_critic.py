@@ -117,15 +117,15 @@ def test_no_gradient_and_no_memory_crosses_a_reset(core: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "first"), [((84, 84, 3), False), ((3, 84, 84), True), ((40, 36, 1), False)])
-def test_images_go_through_the_stem_which_learns_from_both(shape: tuple[int, ...], first: bool) -> None:
+def test_both_losses_train_the_encoder_of_images(shape: tuple[int, ...], first: bool) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
     networks = ActorCritic(space, ACTIONS["discrete"], generator(0, "networks"), hidden=(8,))
     image = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "images"))
-    distribution, value_N = networks(networks.encoder(image))
+    distribution, value_N = networks(networks.preprocess(image))
     torch.testing.assert_close(networks.value(image), value_N)
-    assert networks.stem is not None
+    assert networks.encoder is not None
     for what in (value_N.sum(), distribution.entropy().sum()):
-        gradients = torch.autograd.grad(what, [*networks.stem.parameters()], retain_graph=True)
+        gradients = torch.autograd.grad(what, [*networks.encoder.parameters()], retain_graph=True)
         assert all(gradient.any() for gradient in gradients)
 
 

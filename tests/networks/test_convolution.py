@@ -21,8 +21,8 @@ def box(*shape: int, dtype: type = np.uint8) -> spaces.Box:
     return spaces.Box(0, 255 if dtype is np.uint8 else 1, shape, dtype)
 
 
-def stem(*shape: int, seed: int = 0) -> Convolution:
-    return Convolution(box(*shape), FEATURES, generator(seed, "stem"), layers=SMALL)
+def encoder(*shape: int, seed: int = 0) -> Convolution:
+    return Convolution(box(*shape), FEATURES, generator(seed, "encoder"), layers=SMALL)
 
 
 def images(*shape: int) -> Tensor:
@@ -34,7 +34,7 @@ def kinds(network: Convolution, kind: type[nn.Module]) -> list:
 
 
 def test_features_are_those_of_three_convolutions_and_a_linear_layer_with_relu_after_each() -> None:
-    network, x = stem(C, H, W), images(5, C, H, W)
+    network, x = encoder(C, H, W), images(5, C, H, W)
     expected = x.float() / 255.0
     for convolution, (_, kernel, stride) in zip(kinds(network, nn.Conv2d), SMALL, strict=True):
         assert convolution.weight.shape[-2:] == (kernel, kernel)
@@ -47,20 +47,20 @@ def test_features_are_those_of_three_convolutions_and_a_linear_layer_with_relu_a
 
 
 def test_by_default_it_is_the_network_of_mnih_2015() -> None:
-    network = Convolution(box(4, 84, 84), 512, generator(0, "stem"))
+    network = Convolution(box(4, 84, 84), 512, generator(0, "encoder"))
     shapes = [tuple(p.shape) for p in network.parameters() if p.ndim > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 7 * 7 * 64)]
 
 
 @pytest.mark.parametrize(("shape", "small"), [((4, 42, 42), True), ((90, 63, 3), True), ((4, 64, 64), False)])
 def test_a_small_image_is_looked_at_twice_as_finely(shape: tuple[int, ...], small: bool) -> None:
-    (first, *_) = kinds(Convolution(box(*shape), 512, generator(0, "stem")), nn.Conv2d)
+    (first, *_) = kinds(Convolution(box(*shape), 512, generator(0, "encoder")), nn.Conv2d)
     assert (first.kernel_size, first.stride) == (((4, 4), (2, 2)) if small else ((8, 8), (4, 4)))
 
 
 @pytest.mark.parametrize("height", range(36, 53))
 def test_every_pixel_is_seen(height: int) -> None:
-    network, x = stem(C, height, W), (images(64, C, height, W) / 255.0).requires_grad_()
+    network, x = encoder(C, height, W), (images(64, C, height, W) / 255.0).requires_grad_()
     network(x).square().sum().backward()
     assert x.grad is not None
     assert (x.grad.abs().amax(dim=(0, 1)) > 0.0).all()
@@ -68,19 +68,19 @@ def test_every_pixel_is_seen(height: int) -> None:
 
 def test_an_image_that_strides_do_not_divide_gets_zeros_on_both_sides() -> None:
     x = images(5, C, 41, W)  # 41 by 36 becomes 44 by 36
-    of_it, of_padded = stem(C, 41, W), stem(C, 44, W)
+    of_it, of_padded = encoder(C, 41, W), encoder(C, 44, W)
     torch.testing.assert_close(of_it(x), of_padded(F.pad(x, (0, 0, 1, 2))))
 
 
 @pytest.mark.parametrize("channels", [1, C])
 def test_channels_may_come_first_or_last(channels: int) -> None:
-    first, last, x = stem(channels, H, W), stem(H, W, channels), images(5, channels, H, W)
+    first, last, x = encoder(channels, H, W), encoder(H, W, channels), images(5, channels, H, W)
     torch.testing.assert_close(last(x.permute(0, 2, 3, 1)), first(x))
     torch.testing.assert_close(last(x.permute(0, 2, 3, 1).contiguous()), first(x))
 
 
 def test_channels_come_first_where_the_shape_does_not_say() -> None:
-    network, x = stem(H, W, H), images(2, H, W, H)
+    network, x = encoder(H, W, H), images(2, H, W, H)
     (first, *_) = kinds(network, nn.Conv2d)
     before = F.conv2d(x.float() / 255.0, first.weight, first.bias, first.stride)
     torch.testing.assert_close(network(x), network.layers[1:](before))
@@ -88,17 +88,17 @@ def test_channels_come_first_where_the_shape_does_not_say() -> None:
 
 def test_bytes_are_what_the_same_image_is_in_fractions() -> None:
     x = images(5, C, H, W)
-    network = stem(C, H, W)
+    network = encoder(C, H, W)
     assert torch.equal(network(x), network(x.float() / 255.0))
     torch.testing.assert_close(network(x.double() / 255.0), network(x))
-    of_floats = Convolution(box(C, H, W, dtype=np.float32), FEATURES, generator(0, "stem"), layers=SMALL)
+    of_floats = Convolution(box(C, H, W, dtype=np.float32), FEATURES, generator(0, "encoder"), layers=SMALL)
     assert torch.equal(of_floats(x.float() / 255.0), network(x))
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (6,), (2, 3), (1, 2, 3), (0,), (4, 0)])
 @pytest.mark.parametrize("shape", [(C, H, W), (H, W, C)])
 def test_any_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    network, x = stem(*shape), images(*leading, *shape)
+    network, x = encoder(*shape), images(*leading, *shape)
     features = network(x)
     assert features.shape == (*leading, FEATURES)
     for place in itertools.product(*map(range, leading)):
@@ -106,12 +106,12 @@ def test_any_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[
 
 
 def test_time_and_environments_may_be_swapped_without_a_copy() -> None:
-    network, x = stem(C, H, W), images(2, 3, C, H, W)
+    network, x = encoder(C, H, W), images(2, 3, C, H, W)
     torch.testing.assert_close(network(x.transpose(0, 1)), network(x).transpose(0, 1))
 
 
 def test_weights_are_orthogonal_with_gain_sqrt_2_and_biases_zero() -> None:
-    network = stem(C, H, W)
+    network = encoder(C, H, W)
     for layer in [*kinds(network, nn.Conv2d), *kinds(network, nn.Linear)]:
         rows = layer.weight.detach().flatten(1)
         torch.testing.assert_close(rows @ rows.T, 2.0 * torch.eye(len(rows)), atol=1e-5, rtol=0.0)
@@ -120,7 +120,7 @@ def test_weights_are_orthogonal_with_gain_sqrt_2_and_biases_zero() -> None:
 
 def test_weights_are_drawn_under_the_generator_alone() -> None:
     before = torch.get_rng_state()
-    one, same, other = stem(C, H, W), stem(C, H, W), stem(C, H, W, seed=1)
+    one, same, other = encoder(C, H, W), encoder(C, H, W), encoder(C, H, W, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
     for mine, theirs in zip(one.parameters(), same.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -129,7 +129,7 @@ def test_weights_are_drawn_under_the_generator_alone() -> None:
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    network = stem(H, W, C)
+    network = encoder(H, W, C)
     network(images(8, H, W, C)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0.0 for p in network.parameters())
 
@@ -137,7 +137,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 @pytest.mark.parametrize("layers", [SMALL, ((8, 3, 1),), ((8, 4, 3), (8, 5, 2)), ()])
 def test_the_smallest_size_in_an_error_is_the_smallest_that_works(layers: tuple[tuple[int, int, int], ...]) -> None:
     def build(height: int, width: int) -> Convolution:
-        return Convolution(box(1, height, width), FEATURES, generator(0, "stem"), layers=layers)
+        return Convolution(box(1, height, width), FEATURES, generator(0, "encoder"), layers=layers)
 
     smallest = next(size for size in range(1, 50) if math.prod(_sizes(size, layers)) > 0)
     assert build(smallest, smallest + 3)(images(2, 1, smallest, smallest + 3)).shape == (2, FEATURES)
@@ -159,17 +159,17 @@ def _sizes(size: int, layers: tuple[tuple[int, int, int], ...]) -> list[int]:
 @pytest.mark.parametrize("shape", [(2, 2, 1), (5, 5, 3), (3, 10, 35)])
 def test_the_layers_that_an_error_proposes_work(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="would work") as caught:
-        Convolution(box(*shape), FEATURES, generator(0, "stem"))
+        Convolution(box(*shape), FEATURES, generator(0, "encoder"))
     proposed = str(caught.value).split("layers=")[-1].removesuffix(" would work")
     values = [int(x) for x in proposed.replace("(", "").replace(")", "").split(",") if x]
-    network = Convolution(box(*shape), FEATURES, generator(0, "stem"), layers=[tuple(values)])
+    network = Convolution(box(*shape), FEATURES, generator(0, "encoder"), layers=[tuple(values)])
     assert network(images(2, *shape)).shape == (2, FEATURES)
 
 
 @pytest.mark.parametrize("layer", [(0, 3, 1), (8, 0, 1), (8, 3, 0)])
 def test_a_layer_of_nothing_is_an_error(layer: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"\(features, kernel, stride\), all 1 or more"):
-        Convolution(box(C, H, W), FEATURES, generator(0, "stem"), layers=[layer])
+        Convolution(box(C, H, W), FEATURES, generator(0, "encoder"), layers=[layer])
 
 
 NO_IMAGES = [
@@ -187,7 +187,7 @@ NO_IMAGES = [
 def test_what_is_no_image_is_an_error_that_shows_the_space(space: spaces.Space) -> None:
     assert Convolution.size_of(space) is None
     with pytest.raises(ValueError, match="is no image") as caught:
-        Convolution(space, FEATURES, generator(0, "stem"))
+        Convolution(space, FEATURES, generator(0, "encoder"))
     assert str(space) in str(caught.value)
 
 
@@ -198,18 +198,18 @@ def test_boxes_of_three_dimensions_and_bytes_of_two_or_four_are_images() -> None
 
 def test_bytes_without_channels_are_those_of_one_channel() -> None:
     x = images(5, H, W)
-    torch.testing.assert_close(stem(H, W)(x), stem(1, H, W)(x.unsqueeze(1)))
+    torch.testing.assert_close(encoder(H, W)(x), encoder(1, H, W)(x.unsqueeze(1)))
 
 
 @pytest.mark.parametrize("last", [True, False])
 def test_channels_of_stacked_frames_are_taken_together(last: bool) -> None:
     x = images(5, 4, C, H, W)  # four frames of C channels
-    together = stem(4 * C, H, W)(x.flatten(1, 2))
-    stacked = stem(4, H, W, C)(x.movedim(2, -1)) if last else stem(4, C, H, W)(x)
+    together = encoder(4 * C, H, W)(x.flatten(1, 2))
+    stacked = encoder(4, H, W, C)(x.movedim(2, -1)) if last else encoder(4, C, H, W)(x)
     torch.testing.assert_close(stacked, together)
 
 
 @pytest.mark.parametrize("shape", [(2, H, W, C), (2, C, W, H), (H, W), (C * H * W,)])
 def test_images_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"images of \(..., {C}, {H}, {W}\) are expected"):
-        stem(C, H, W)(images(*shape))
+        encoder(C, H, W)(images(*shape))

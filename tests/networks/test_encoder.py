@@ -1,152 +1,99 @@
-"""What networks are given of an observation: numbers, normalized numbers, or the image itself."""
+"""What looks at images, alone or as a part of an observation."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
-from rein.networks.encoder import Encoder
+from rein.networks.convolution import Convolution
+from rein.networks.encoder import Flatten, MixedEncoder, default_encoder, scales
 from rein.ops.random import generator
 
-CPU = torch.device("cpu")
-VECTOR = spaces.Box(-10.0, 10.0, (3,))
+CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+DEPTH = spaces.Box(0.0, 1.0, (1, 36, 36))
+POSITION = spaces.Box(-1.0, 1.0, (2,))
+MIXED = spaces.Dict(
+    {"camera": CAMERA, "cell": spaces.Discrete(4), "inner": spaces.Dict({"depth": DEPTH}), "position": POSITION}
+)
 
 
-def rows(*shape: int, seed: int = 0) -> Tensor:
-    return 3.0 + 2.0 * torch.randn(*shape, generator=generator(seed, "rows"))
+def observation(rows: int) -> dict[str, Any]:
+    drawn = generator(0, "observations")
+    return {
+        "camera": torch.randint(0, 256, (rows, 36, 40, 3), dtype=torch.uint8, generator=drawn),
+        "cell": torch.arange(rows) % 4,
+        "inner": {"depth": torch.rand(rows, 1, 36, 36, generator=drawn)},
+        "position": torch.rand(rows, 2, generator=drawn),
+    }
 
 
-def image(*shape: int) -> spaces.Box:
-    return spaces.Box(0, 255, shape, np.uint8)
+def mixed_encoder(space: spaces.Space[Any] = MIXED) -> MixedEncoder:
+    encoder = default_encoder(space, generator(0, "encoder"))
+    assert isinstance(encoder, MixedEncoder)
+    return encoder
 
 
-@pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84, 3), (4, 84, 84), (36, 40, 3), (3, 40, 36)])
-def test_large_images_are_handed_on_as_they_are(shape: tuple[int, ...]) -> None:
-    encoder = Encoder(image(*shape), CPU)
-    x = torch.zeros(2, *shape, dtype=torch.uint8)
-    assert encoder.images and encoder(x) is x
+def test_each_image_goes_through_convolutions_of_its_own_and_the_rest_stays() -> None:
+    encoder, seen = mixed_encoder(), observation(5)
+    camera, depth = encoder.images
+    one_hot = torch.nn.functional.one_hot(seen["cell"], 4).float()
+    wanted = torch.cat([camera(seen["camera"]), one_hot, depth(seen["inner"]["depth"]), seen["position"]], 1)
+    found = encoder(Flatten(MIXED, scales=scales)(seen))
+    assert found.shape == (5, encoder.features) == (5, 2 * 512 + 4 + 2)
+    torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("shape", [(35, 84, 3), (3, 84, 35), (10, 10, 4), (40, 5, 50), (50, 5, 40)])
-def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
-    """Also where two dimensions are large and the one between them, a side of the image, is not."""
-    encoder = Encoder(image(*shape), CPU)
-    x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "rows"))
-    assert not encoder.images
-    assert encoder.features == int(np.prod(shape))
-    scaled = bool({shape[0], shape[-1]} & {1, 3, 4})
-    assert torch.equal(encoder(x), x.flatten(1).float() / (255.0 if scaled else 1.0))
-    for raw in (Encoder(image(*shape), CPU, scale_images=False), Encoder(image(*shape), CPU, own_stem=True)):
-        assert torch.equal(raw(x), x.flatten(1).float())
+def test_sequences_are_looked_at_step_by_step() -> None:
+    encoder, flat = mixed_encoder(), Flatten(MIXED, scales=scales)(observation(6))
+    torch.testing.assert_close(encoder(flat.unflatten(0, (3, 2))), encoder(flat).unflatten(0, (3, 2)))
 
 
-def test_large_images_are_floats_if_they_are_not_scaled() -> None:
-    encoder = Encoder(image(36, 36, 1), CPU, scale_images=False)
-    x = torch.randint(0, 256, (2, 36, 36, 1), dtype=torch.uint8, generator=generator(0, "rows"))
-    assert encoder(x).dtype == torch.float32
-    assert torch.equal(encoder(x), x.float())
+def test_a_tuple_is_looked_at_like_a_dictionary() -> None:
+    space = spaces.Tuple((POSITION, CAMERA))
+    seen = observation(3)
+    flat = Flatten(space, scales=scales)({"0": seen["position"], "1": seen["camera"]})
+    encoder = mixed_encoder(space)
+    torch.testing.assert_close(encoder(flat)[:, 2:], encoder.images[0](seen["camera"]))
 
 
-@pytest.mark.parametrize(("scale_images", "largest"), [(True, 1.0), (False, 255.0)])
-def test_images_of_any_size_in_a_dictionary_are_scaled(scale_images: bool, largest: float) -> None:
-    space = spaces.Dict({"large": image(40, 40, 3), "small": image(20, 20, 3), "vector": spaces.Box(0, 255, (2,))})
-    encoder = Encoder(space, CPU, scale_images=scale_images)
-    seen = {name: torch.full((1, *(part.shape or ())), 255).to(torch.uint8) for name, part in space.items()}
-    x = encoder(seen)[0]
-    assert (x[:-2] == largest).all()
-    assert (x[-2:] == 255.0).all()
+def test_an_image_alone_has_a_convolution() -> None:
+    assert isinstance(default_encoder(CAMERA, generator(0, "encoder")), Convolution)
 
 
-def test_scaling_leaves_the_observation_as_it_was() -> None:
-    x = torch.full((1, 20, 20, 3), 255.0)  # floats already
-    assert (Encoder(image(20, 20, 3), CPU)(x) == 1.0).all()
-    assert (x == 255.0).all()
+SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
 
 
-def test_dictionaries_become_vectors() -> None:
-    space = spaces.Dict({"position": VECTOR, "cell": spaces.Discrete(4)})
-    encoder = Encoder(space, CPU, normalize=True)
-    observation = {"position": rows(5, 3), "cell": torch.tensor([0, 1, 2, 3, 0])}
-    encoder.update(observation)
-    assert encoder(observation).shape == (5, encoder.features) == (5, 7)
+@pytest.mark.parametrize("space", [POSITION, SMALL, spaces.Dict({"grid": SMALL, "position": POSITION})], ids=str)
+def test_vectors_and_small_grids_have_none(space: spaces.Space[Any]) -> None:
+    assert default_encoder(space, generator(0, "encoder")) is None
 
 
-def test_beside_images_the_other_numbers_are_normalized() -> None:
-    space = spaces.Dict({"camera": image(36, 36, 1), "position": VECTOR})
-    encoder, alone = Encoder(space, CPU, normalize=True), Encoder(VECTOR, CPU, normalize=True)
-    seen = {"camera": torch.full((20, 36, 36, 1), 9, dtype=torch.uint8), "position": rows(20, 3)}
-    encoder.update(seen)
-    alone.update(seen["position"])
-    assert torch.equal(encoder(seen), torch.cat([torch.full((20, 36 * 36), 9.0) / 255.0, alone(seen["position"])], 1))
+def box(*shape: int, low: int = 0, high: int = 255, dtype: Any = np.uint8) -> spaces.Box:
+    return spaces.Box(low, high, shape, dtype)
 
 
-def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
-    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(500, 3)
-    encoder.update(x)
-    torch.testing.assert_close(encoder(x).mean(0), torch.zeros(3), atol=1e-4, rtol=0)
-    torch.testing.assert_close(encoder(x).std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+@pytest.mark.parametrize("shape", [(20, 20, 3), (3, 20, 20), (7, 7, 3), (35, 84, 1), (4, 10, 10), (84, 84, 3)])
+def test_byte_images_of_one_three_or_four_channels_are_scaled(shape: Any) -> None:
+    assert scales(box(*shape))
 
 
-def test_looking_changes_nothing_and_updating_does() -> None:
-    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(20, 3)
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    first = encoder(x)
-    assert torch.equal(encoder(x), first)
-    assert all(torch.equal(value, encoder.state_dict()[name]) for name, value in before.items())
-    encoder.update(x)
-    assert not torch.equal(encoder(x), first)
+@pytest.mark.parametrize("shape", [(84, 84), (84, 84, 2), (4, 84, 84, 3)])
+def test_bytes_that_convolutions_look_at_are_scaled(shape: Any) -> None:
+    assert scales(box(*shape))
 
 
-def test_rows_that_are_not_valid_are_in_no_statistic() -> None:
-    one, other = (Encoder(VECTOR, CPU, normalize=True) for _ in range(2))
-    x, valid_N = rows(20, 3), torch.arange(20) % 3 > 0
-    one.update(x, valid_N)
-    other.update(torch.where(valid_N[:, None], x, torch.nan), valid_N)
-    third = Encoder(VECTOR, CPU, normalize=True)
-    third.update(x[valid_N])
-    assert torch.equal(one(x), other(x))
-    torch.testing.assert_close(one(x), third(x))
-
-
-def test_observations_are_left_as_they_are() -> None:
-    encoder, x = Encoder(VECTOR, CPU, normalize=True), rows(20, 3)
-    kept = x.clone()
-    encoder.update(x)
-    encoder(x)
-    assert torch.equal(x, kept)
-
-
-def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
-    encoder = Encoder(VECTOR, CPU, normalize=True)
-    assert not [*encoder.parameters()]
-    assert not encoder(rows(2, 3).requires_grad_()).requires_grad
-
-
-@pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3)})], ids=str)
-def test_an_image_is_not_normalized_twice(space: spaces.Space) -> None:
-    with pytest.raises(ValueError, match="nothing beside images in "):
-        Encoder(space, CPU, normalize=True)
-
-
-def test_an_image_beside_other_numbers_is_flattened_and_told() -> None:
-    encoder = Encoder(spaces.Dict({"camera": image(40, 36, 1), "position": VECTOR}), CPU)
-    seen = {"camera": torch.full((2, 40, 36, 1), 7, dtype=torch.uint8), "position": rows(2, 3)}
-    assert encoder.images and encoder.features == 40 * 36 + 3
-    assert torch.equal(encoder(seen), torch.cat([torch.full((2, 40 * 36), 7.0) / 255.0, seen["position"]], 1))
-
-
-@pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84), (4, 84, 84, 3)])
-def test_one_image_is_told_to_become_a_batch_of_one(shape: tuple[int, ...]) -> None:
-    encoder = Encoder(image(*shape), CPU)
-    with pytest.raises(ValueError, match="a first dimension of 1"):
-        encoder(torch.zeros(shape, dtype=torch.uint8))
-    assert len(encoder(torch.zeros(1, *shape, dtype=torch.uint8))) == 1
-
-
-@pytest.mark.parametrize("space", [VECTOR, image(36, 36, 1)])
-def test_arrays_are_told_to_become_tensors(space: spaces.Box) -> None:
-    with pytest.raises(TypeError, match=r"observations are tensors, not ndarray: use torch.as_tensor"):
-        Encoder(space, CPU)(np.zeros((1, *space.shape), space.dtype))
+@pytest.mark.parametrize(
+    "space",
+    [
+        *[box(20, 20, 2), box(20, 20), box(20), box(4, 20, 20, 3), box(20, 20, 3, high=10), box(20, 20, 3, low=1)],
+        *[box(20, 20, 3, dtype=np.int16), box(20, 20, 3, dtype=np.float32), box(84, 84, 3, dtype=np.float32)],
+        *[spaces.MultiBinary([20, 20, 3]), spaces.Discrete(255)],
+    ],
+    ids=str,
+)
+def test_other_spaces_are_not_scaled(space: spaces.Space[Any]) -> None:
+    assert not scales(space)

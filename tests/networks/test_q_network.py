@@ -77,16 +77,16 @@ def test_observations_of_any_space_have_values(space: spaces.Space[Any]) -> None
         observation: Any = {key: torch.as_tensor(np.stack([s[key] for s in samples])) for key in space}
     else:
         observation = torch.as_tensor(samples)
-    assert it(it.encoder(observation)).shape == (B, A)
+    assert it(it.preprocess(observation)).shape == (B, A)
 
 
 def test_an_image_goes_through_convolutions() -> None:
     it = network(space=spaces.Box(0, 255, (36, 36, 3), np.uint8), hidden=(8,))
     image = torch.randint(256, (2, 36, 36, 3), dtype=torch.uint8, generator=generator(0, "image"))
-    value = it(it.encoder(image))
+    value = it(it.preprocess(image))
     assert value.shape == (2, A)
-    assert it.stem is not None
-    torch.testing.assert_close(it.head(it.hidden(it.stem(image))), value)
+    assert it.encoder is not None
+    torch.testing.assert_close(it.head(it.hidden(it.encoder(image))), value)
 
 
 def test_it_is_drawn_under_the_generator_alone() -> None:

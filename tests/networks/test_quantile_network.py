@@ -67,7 +67,7 @@ def test_images_go_through_convolutions_before_they_meet_the_level():
     image = torch.randint(255, (2, 4, 84, 84), dtype=torch.uint8, generator=generator(0, "image"))
     level = torch.tensor([[0.2, 0.9]] * 2)
     phi = F.relu(it.embedding((level[..., None] * torch.arange(64) * math.pi).cos()))
-    expected = it.head(it.stem(image)[:, None] * phi)
+    expected = it.head(it.encoder(image)[:, None] * phi)
     assert torch.allclose(it.quantiles(image, level), expected, atol=1e-5)
 
 

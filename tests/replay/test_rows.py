@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from rein.replay.rollout import Rows
+from rein.replay.rollout import RowBuffer
 
 
 def row(number: int, **more):
@@ -17,14 +17,14 @@ def row(number: int, **more):
     } | more
 
 
-def filled(count: int, capacity: int | None = None) -> Rows:
-    rows = Rows(capacity)
+def filled(count: int, capacity: int | None = None) -> RowBuffer:
+    rows = RowBuffer(capacity)
     for number in range(count):
         rows.append(row(number))
     return rows
 
 
-def check(rows: Rows, count: int) -> None:
+def check(rows: RowBuffer, count: int) -> None:
     assert rows.length == count
     for number in range(count):
         expected = row(number)
@@ -60,7 +60,7 @@ def test_a_row_that_is_refused_leaves_no_trace():
 
 
 def test_what_needs_a_gradient_is_kept_without_it():
-    rows = Rows(2)
+    rows = RowBuffer(2)
     rows.append({"value": torch.tensor([1.0, 2.0], requires_grad=True) * 2})
     rows.append({"value": torch.nn.Parameter(torch.tensor([3.0, 4.0]))})
     assert rows["value"].tolist() == [[2, 4], [3, 4]]
@@ -77,7 +77,7 @@ def test_a_field_that_is_new_or_gone_within_an_epoch_is_an_error_that_names_it()
 
 
 def test_fields_may_be_others_in_the_next_epoch_and_none_of_the_old_ones_remains():
-    rows = Rows(4)
+    rows = RowBuffer(4)
     rows.append(row(7, old=torch.zeros(2)))
     rows.clear()
     assert rows.length == 0
@@ -111,7 +111,7 @@ def test_loaded_rows_are_those_saved_and_go_on(capacity):
 
 
 def test_loading_takes_the_fields_of_the_state_and_no_other():
-    loaded = Rows(4)
+    loaded = RowBuffer(4)
     loaded.append(row(0, stale=torch.zeros(2)))
     loaded.load_state_dict(filled(1).state_dict())
     assert "stale" not in loaded
@@ -119,7 +119,7 @@ def test_loading_takes_the_fields_of_the_state_and_no_other():
 
 
 def test_loaded_rows_share_nothing_with_the_state():
-    source, loaded = filled(3), Rows(4)
+    source, loaded = filled(3), RowBuffer(4)
     state = source.state_dict()
     loaded.load_state_dict(state)
     before = copy.deepcopy(loaded.state_dict())

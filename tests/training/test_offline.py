@@ -434,7 +434,7 @@ def test_an_agent_goes_on_from_actions_recorded_in_any_type(kind, dtype):
 def test_a_normalizer_learns_of_what_is_filled_in():
     learner = agent(normalize_observation=True)
     fill(learner, [rows(32), rows(32, first=32.0)])
-    normalized = learner.networks.encoder(rows(64).observation)
+    normalized = learner.networks.preprocess(rows(64).observation)
     assert normalized.mean().item() == pytest.approx(0.0, abs=0.01)
     assert normalized.std().item() == pytest.approx(1.0, abs=0.05)
 

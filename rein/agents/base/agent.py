@@ -306,3 +306,16 @@ def share_parameters(before: nn.Module, after: nn.Module) -> None:
         for mine, theirs in zip(old, new, strict=True):
             theirs.requires_grad_(mine.requires_grad)
             mine.data = theirs.data
+
+
+def cast_action(action: Tree, space: spaces.Space[Any]) -> Tree:
+    """Cast a recorded action to the dtype of the agent's actions: int64, or float32 for a floating-point Box.
+
+    The rows of a run then have one dtype, whoever selected the actions. Actions of other spaces, and floating-point
+    numbers for discrete actions, are returned as they are.
+    """
+    if not isinstance(action, Tensor):
+        return action
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return action if action.is_floating_point() else action.long()
+    return action.float() if isinstance(space, spaces.Box) and space.dtype.kind == "f" else action

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from rein.agents.base.critic_loss import Temperature
 from rein.agents.base.learner import Batch
 from rein.agents.base.policy_loss import Coefficients, report_metrics
-from rein.networks.actor_critic import ActorCritic
-from rein.networks.continuous import LOG_STD, Actor, Critics
+from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics
 from rein.networks.heads import ContinuousHead, DiscreteHead
 from rein.networks.mlp import Stack
 from rein.networks.q_networks import QNetwork
@@ -33,7 +32,7 @@ def has_closed_form(networks: nn.Module) -> bool:
     """Return whether networks consist of hidden layers and heads whose gradients are implemented here."""
     hidden = networks.hidden
     plain = (
-        isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.stem is None
+        isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
     )
     if isinstance(networks, QNetwork):
         return plain and isinstance(networks.head, nn.Linear)

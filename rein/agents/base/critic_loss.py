@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.agents.base.learner import Batch
-from rein.networks.continuous import Critics
+from rein.networks.actor_critic import Critics
 
 
 def critic_loss(

@@ -16,7 +16,7 @@ from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
-from rein.networks.continuous import Actor, DeterministicNetworks
+from rein.networks.actor_critic import Actor, DeterministicNetworks
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -52,7 +52,7 @@ class DeterministicAgent(ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> DeterministicNetworks:
         """Make actor, critics, target networks and their learners."""
-        shape = self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "stem")
+        shape = self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder")
         networks = DeterministicNetworks(self.observation_space, self.action_space, generator, **shape)
         closed = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
@@ -66,7 +66,7 @@ class DeterministicAgent(ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return actions (N, ...), with Gaussian noise of the present amount if `explore` is set."""
         networks = self.networks
-        action_NA = networks.actor.action(networks.encoder(observation))
+        action_NA = networks.actor.action(networks.preprocess(observation))
         if explore:
             noise_NA = torch.randn(action_NA.shape, generator=self.generator, dtype=torch.float32, device=self.device)
             action_NA = action_NA.add_(noise_NA, alpha=self.exploration(**self.counts)).clamp_(-1.0, 1.0)
@@ -75,7 +75,7 @@ class DeterministicAgent(ReplayAgent):
     def explore(self, observation: Tree) -> Tensor:
         """Return actions (N, ...) with the exploration noise, which may have a memory."""
         networks = self.networks
-        action_NA = networks.actor.action(networks.encoder(observation))
+        action_NA = networks.actor.action(networks.preprocess(observation))
         noise_NA = self.noise(action_NA, self.generator, **self.counts)  # type: ignore[operator]
         return networks.scale.to_action((action_NA + noise_NA).clamp_(-1.0, 1.0))
 
@@ -86,7 +86,7 @@ class DeterministicAgent(ReplayAgent):
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update critics and, if it is due, the actor from a sample."""
         networks = self.networks
-        features, next_features = networks.encoder(sample.observation), networks.encoder(sample.next_observation)
+        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
         batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.networks.continuous import Actor
+from rein.networks.actor_critic import Actor
 
 WITHIN = 0.999  # largest action whose density is computed: the density is unbounded at the bounds
 LEAST_LOG_STD = -5.0  # lower bound in the likelihood: data of a deterministic policy would decrease it forever

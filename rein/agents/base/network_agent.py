@@ -26,7 +26,7 @@ from rein.agents.base.options import (
     one_of,
     option,
 )
-from rein.networks.encoder import StemFactory
+from rein.networks.encoder import EncoderFactory
 from rein.schedules import Schedule
 
 OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
@@ -45,7 +45,7 @@ class NetworkAgent(Agent):
     gamma: float = option(default=0.99)
     hidden: Sequence[int] = option(default=(256, 256), check=layers, fixed=True, help="units of each hidden layer")
     activation: str = option(default="relu", fixed=True, help='activation function: "relu", "tanh", "silu" or "gelu"')
-    stem: StemFactory | None = option(
+    encoder: EncoderFactory | None = option(
         default=None,
         fixed=True,
         help="factory (observation_space, generator) of the features extractor before the hidden layers; None for "

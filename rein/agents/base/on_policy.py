@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.actions import as_own
+from rein.agents.base.agent import cast_action
 from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.network_agent import NetworkAgent
@@ -26,7 +26,7 @@ from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
-NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "stem", "normalize_observation", "scale_images")
+NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "encoder", "normalize_observation", "scale_images")
 NETWORK_OPTIONS += ("squash", "log_std", "state_dependent_std")
 
 
@@ -96,7 +96,7 @@ class OnPolicyAgent(NetworkAgent):
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return the mode of the policy, or a sample (N, ...)."""
-        x = self.networks.encoder(observation)
+        x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
         distribution, self.carry = self.networks.policy(x, self.carry)
@@ -115,7 +115,7 @@ class OnPolicyAgent(NetworkAgent):
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """Return distribution and values; `record_observation` advances the carry."""
-        x = self.networks.encoder(observation)
+        x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
             self.carry_reset = torch.ones(len(x), dtype=torch.bool, device=self.device)
@@ -130,7 +130,7 @@ class OnPolicyAgent(NetworkAgent):
         """
         action, extras = self._selected
         if action is None or action is not transition.action:
-            transition = transition._replace(action=as_own(transition.action, self.action_space))
+            transition = transition._replace(action=cast_action(transition.action, self.action_space))
             computed, ours = self._evaluate_action(transition), extras or {}
             # extras that describe the replaced action of this agent do not describe the other action
             theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
@@ -173,7 +173,7 @@ class OnPolicyAgent(NetworkAgent):
         self.compare_processes()
         self.set_learning_rates()
         metrics = dict(self.update(self.rollout))
-        self.networks.encoder.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
+        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
         self.rollout.clear()
         return metrics
 
@@ -186,7 +186,7 @@ class OnPolicyAgent(NetworkAgent):
         networks = self.networks
 
         def value_of(observation: Tree, carry: Tensor | None = None) -> Tensor:
-            return networks.value(networks.encoder(observation), carry)
+            return networks.value(networks.preprocess(observation), carry)
 
         return self.rollout.next_values(value_TN, value_of, *(("next_carry",) if networks.carry_size else ()))
 
@@ -195,7 +195,7 @@ class OnPolicyAgent(NetworkAgent):
         rollout, recurrent = self.rollout, self.networks.carry_size > 0
         take = rollout.__getitem__ if recurrent else rollout.flat
         shaped = (lambda x: x) if recurrent else torch.flatten
-        features = self.networks.encoder(rollout.flat("observation"))
+        features = self.networks.preprocess(rollout.flat("observation"))
         return Batch(
             features=features.unflatten(0, advantage_TN.shape) if recurrent else features,
             sample=take("sample" if "sample" in rollout else "action"),

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.agents.base.actions import as_own
+from rein.agents.base.agent import cast_action
 from rein.agents.base.exploration import Plateau, random_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
@@ -124,11 +124,11 @@ class ReplayAgent(NetworkAgent):
 
     def record_observation(self, transition: Transition) -> None:
         """Append a transition to the replay."""
-        action = as_own(transition.action, self.action_space)
+        action = cast_action(transition.action, self.action_space)
         self.replay.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
         if self.normalize_observation:  # processes share its statistics before the first update
             self.compare_processes(num_envs=self.replay.num_envs)
-        self.networks.encoder.update(transition.observation, transition.valid)
+        self.networks.preprocess.update(transition.observation, transition.valid)
         self.env_steps += len(transition.reward)
         ended_N = transition.terminated | transition.truncated
         steps = min(len(transition.reward), self.env_steps - self.learning_starts)

@@ -128,7 +128,7 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return actions (N,), greedy or exploring."""
         online = self.networks.online
-        return self.choose(online(online.encoder(observation)), explore)
+        return self.choose(online(online.preprocess(observation)), explore)
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
         """Return epsilon-greedy or softmax indices (N,) of actions."""

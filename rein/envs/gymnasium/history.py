@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.spaces import layout
-from rein.networks.flatten import children
+from rein.networks.encoder import children
 from rein.ops.trees import map_tree
 from rein.types import Tree
 

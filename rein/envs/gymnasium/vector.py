@@ -30,7 +30,7 @@ from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_part
 from rein.envs.gymnasium.workers import Workers, closed_on_error, in_processes, starting
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
-from rein.networks.flatten import children
+from rein.networks.encoder import children
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 

@@ -75,8 +75,8 @@ class Camera(nn.Module):
         return self.layers(x.movedim(-1, 1) / 255.0)
 
 
-ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "stem": Own}
-REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0, "stem": Own}
+ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "encoder": Own}
+REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0, "encoder": Own}
 SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 2, "learning_starts": 16}
 KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions are continuous, options
     "PPO": (PPO, False, ROLLOUT),
@@ -117,7 +117,7 @@ def copies(agent: Any) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in agent.networks.named_parameters()}
 
 
-class _WithStem(AgentContract):
+class _WithEncoder(AgentContract):
     steps, num_envs = 32, 4
     kind: ClassVar[Any]
     options: ClassVar[dict[str, Any]]
@@ -136,37 +136,37 @@ class _WithStem(AgentContract):
         return super()._acts(policy)
 
 
-class TestPPO(_WithStem):
+class TestPPO(_WithEncoder):
     kind = PPO
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
 
 
-class TestPPOWithACore(_WithStem):
+class TestPPOWithACore(_WithEncoder):
     kind = PPO
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
 
 
-class TestPQN(_WithStem):
+class TestPQN(_WithEncoder):
     kind = PQN
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
 
 
-class TestDQN(_WithStem):
+class TestDQN(_WithEncoder):
     kind = DQN
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
 
 
-class TestIQN(_WithStem):
+class TestIQN(_WithEncoder):
     kind = IQN
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
 
 
-class TestRecurrentDQN(_WithStem):
+class TestRecurrentDQN(_WithEncoder):
     kind = RecurrentDQN
     options: ClassVar[dict[str, Any]] = SEQUENCES | {"learning_starts": 8, "update_to_data": 0.25, "tau": 0.1}
 
 
-class TestSAC(_WithStem):
+class TestSAC(_WithEncoder):
     kind = SAC
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25}
 
@@ -182,22 +182,22 @@ def test_every_agent_has_one_draws_it_under_its_seed_and_learns_it(case: str) ->
     assert torch.equal(torch.get_rng_state(), before)
     begun = copies(agent)
     assert all(torch.equal(x, begun[name]) for name, x in copies(again).items())
-    of_stem = [name for name in begun if "stem." in name and "target" not in name]
-    assert of_stem and {*begun} <= {*agent.networks.state_dict()}
+    of_encoder = [name for name in begun if "encoder." in name and "target" not in name]
+    assert of_encoder and {*begun} <= {*agent.networks.state_dict()}
     rein.train(agent, environment, env_steps=48)
     assert agent.updates
     after = copies(agent)
-    assert [name for name in of_stem if torch.equal(after[name], begun[name])] == []
+    assert [name for name in of_encoder if torch.equal(after[name], begun[name])] == []
 
 
 @pytest.mark.parametrize("case", ["SAC", "DDPG", "DiscreteSAC", "IQL"])
 def test_actor_and_critics_have_one_each_and_targets_copies(case: str) -> None:
     networks = made(case)[0].networks
-    weight, others = networks.actor.stem.layers[0].weight, [networks.critics.stem.layers[0].weight]
+    weight, others = networks.actor.encoder.layers[0].weight, [networks.critics.encoder.layers[0].weight]
     if case == "IQL":
-        others.append(networks.state_value.stem.layers[0].weight)
+        others.append(networks.state_value.encoder.layers[0].weight)
     assert not any(torch.equal(weight, other) for other in others)
-    target = networks.target_critics.stem.layers[0].weight
+    target = networks.target_critics.encoder.layers[0].weight
     assert torch.equal(target, others[0]) and target is not others[0] and not target.requires_grad
 
 
@@ -228,12 +228,12 @@ LINEAR: dict[str, Any] = {"rollout_steps": 8, "update_epochs": 2, "minibatches":
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN])
-def test_what_only_the_stem_can_see_is_learned_by_linear_heads(kind: Any) -> None:
+def test_linear_heads_learn_from_the_features_of_the_encoder(kind: Any) -> None:
     """Act where both numbers have one sign."""
     observation = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1)
     wanted = (observation.prod(1) > 0.0).long()
     options = LINEAR if kind is PPO else {**LINEAR, "epsilon": 0.3}
-    assert learned(kind, BOX, observation, wanted, 8 * 12, stem=Product, **options)
+    assert learned(kind, BOX, observation, wanted, 8 * 12, encoder=Product, **options)
     assert not learned(kind, BOX, observation, wanted, 8 * 12, **options)
 
 
@@ -243,14 +243,14 @@ def test_an_image_goes_through_a_convolution_of_ones_own(kind: Any) -> None:
     observation = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     replay = {"batch_size": 16, "learning_starts": 32, "update_to_data": 0.0625, "epsilon": 0.5, "capacity": 1_000}
     how: dict[str, Any] = LINEAR if kind is PPO else replay
-    how = {**how, "hidden": (16,), "learning_rate": 1e-2, "stem": Camera}
+    how = {**how, "hidden": (16,), "learning_rate": 1e-2, "encoder": Camera}
     assert learned(kind, spaces.Box(0, 255, (36, 36, 1), np.uint8), observation, bright.long(), 8 * 10, **how)
 
 
 @pytest.mark.parametrize("kind", [SAC, DiscreteSAC, TD3, BC, IQL], ids=lambda kind: kind.__name__)
 def test_who_learns_from_vectors_alone_takes_images_with_one(kind: Any) -> None:
     camera, actions = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2) if kind is DiscreteSAC else BOX
-    options: dict[str, Any] = REPLAY | {"stem": Camera}
+    options: dict[str, Any] = REPLAY | {"encoder": Camera}
     agent = kind(camera, actions, seed=0, **options)
     drawn = torch.Generator().manual_seed(0)
     seen, after = torch.randint(0, 256, (2, 4, 36, 36, 1), dtype=torch.uint8, generator=drawn)
@@ -259,20 +259,20 @@ def test_who_learns_from_vectors_alone_takes_images_with_one(kind: Any) -> None:
     agent.record_observation(rein.Transition(seen, action, torch.ones(4), no, no, after, ~no, extras))
     agent.learn(4)
     moved = {name for name, x in copies(agent).items() if not torch.equal(x, begun[name])}
-    assert {name for name in begun if name.endswith("stem.layers.0.weight")} <= moved
+    assert {name for name in begun if name.endswith("encoder.layers.0.weight")} <= moved
 
 
 def test_it_is_a_part_of_the_configuration_which_a_resumed_run_compares(tmp_path: Path) -> None:
-    agent, environment = made("PPO", stem=functools.partial(Own, features=5))
-    assert agent.config["stem"] == {"function": "Own", "features": 5}
-    assert made("PPO")[0].config["stem"] == "Own" and PPO(*spaces_of(environment)).config["stem"] is None
+    agent, environment = made("PPO", encoder=functools.partial(Own, features=5))
+    assert agent.config["encoder"] == {"function": "Own", "features": 5}
+    assert made("PPO")[0].config["encoder"] == "Own" and PPO(*spaces_of(environment)).config["encoder"] is None
     store = rein.HDF5Store(tmp_path / "run")
     loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=8)
     checkpoint(loop, store)
     loop.run()
     store.close()
-    again, environment = made("PPO", stem=functools.partial(Own, features=6))
-    with pytest.raises(CheckpointError, match=r"stem\.features was 5 and is 6"):
+    again, environment = made("PPO", encoder=functools.partial(Own, features=6))
+    with pytest.raises(CheckpointError, match=r"encoder\.features was 5 and is 6"):
         rein.resume(rein.training_loop(again, environment, seed=0, epochs=2, iterations=8), tmp_path / "run")
 
 
@@ -281,14 +281,14 @@ def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])
-def test_what_is_no_stem_is_refused_by_every_agent(case: str) -> None:
-    with pytest.raises(TypeError, match="stem is 'CNN': give what makes the module"):
-        made(case, stem="CNN")
+def test_every_agent_refuses_an_invalid_encoder(case: str) -> None:
+    with pytest.raises(TypeError, match="encoder is 'CNN': give a factory that is called as"):
+        made(case, encoder="CNN")
     with pytest.raises(ValueError, match=r"Linear\.features is missing"):
-        made(case, stem=lambda space, drawn: nn.Linear(1, 1))
+        made(case, encoder=lambda space, drawn: nn.Linear(1, 1))
 
 
-def test_an_agent_that_a_loop_seeds_draws_its_stem_anew() -> None:
+def test_a_seed_from_the_loop_draws_the_encoder_again() -> None:
     agent, environment = made("SAC", seed=None)
     rein.training_loop(agent, environment, seed=0, iterations=1)
     assert all(torch.equal(x, copies(agent)[name]) for name, x in copies(made("SAC")[0]).items())

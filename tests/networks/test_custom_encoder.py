@@ -1,4 +1,4 @@
-"""A stem of the user's own: what it is handed, under which generator it is drawn, and which ones are refused."""
+"""An encoder of the user's own: what it is handed, under which generator it is drawn, and which ones are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Encoder, stem_for
+from rein.networks.encoder import Preprocessor, encoder_for
 from rein.ops.random import generator
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
@@ -44,41 +44,41 @@ class Echo(nn.Module):
         return torch.zeros(len(x), 1)
 
 
-def flat(stem: nn.Module | None) -> Tensor:
-    assert stem is not None
-    return torch.cat([parameter.detach().flatten() for parameter in stem.parameters()])
+def flat(encoder: nn.Module | None) -> Tensor:
+    assert encoder is not None
+    return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
 
 
 def test_it_is_drawn_under_the_generator_and_leaves_torchs_own_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = stem_for(BOX, generator(0, "stem"), Linear)
+    first = encoder_for(BOX, generator(0, "encoder"), Linear)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(flat(first), flat(stem_for(BOX, generator(0, "stem"), Linear)))
-    assert not torch.equal(flat(first), flat(stem_for(BOX, generator(1, "stem"), Linear)))
+    assert torch.equal(flat(first), flat(encoder_for(BOX, generator(0, "encoder"), Linear)))
+    assert not torch.equal(flat(first), flat(encoder_for(BOX, generator(1, "encoder"), Linear)))
 
 
 def test_two_of_one_generator_differ() -> None:
-    drawn = generator(0, "stem")
-    assert not torch.equal(flat(stem_for(BOX, drawn, Linear)), flat(stem_for(BOX, drawn, Linear)))
+    drawn = generator(0, "encoder")
+    assert not torch.equal(flat(encoder_for(BOX, drawn, Linear)), flat(encoder_for(BOX, drawn, Linear)))
 
 
 def test_no_number_is_drawn_where_there_is_none() -> None:
-    drawn = generator(0, "stem")
+    drawn = generator(0, "encoder")
     before = drawn.get_state()
-    assert stem_for(BOX, drawn) is None
+    assert encoder_for(BOX, drawn) is None
     assert torch.equal(drawn.get_state(), before)
 
 
 def test_a_module_that_was_made_before_is_copied() -> None:
-    made = Linear(BOX, generator(0, "stem"))
-    one, other = (stem_for(BOX, generator(0, "stem"), lambda space, drawn: made) for _ in range(2))
+    made = Linear(BOX, generator(0, "encoder"))
+    one, other = (encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: made) for _ in range(2))
     assert one is not other and one is not made and torch.equal(flat(one), flat(made))
 
 
 def test_options_of_its_own_are_given_by_a_partial() -> None:
-    assert stem_for(BOX, generator(0, "stem"), functools.partial(Linear, features=7)).features == 7  # type: ignore[union-attr]  # there is one
+    assert encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, features=7)).features == 7  # type: ignore[union-attr]  # there is one
 
 
 def test_a_layer_that_finds_its_size_has_found_it() -> None:
@@ -87,7 +87,7 @@ def test_a_layer_that_finds_its_size_has_found_it() -> None:
             super().__init__(space, drawn)
             self.layers = nn.Sequential(nn.LazyLinear(5))
 
-    assert len(flat(stem_for(BOX, generator(0, "stem"), Lazy))) == 3 * 5 + 5
+    assert len(flat(encoder_for(BOX, generator(0, "encoder"), Lazy))) == 3 * 5 + 5
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,23 @@ def test_a_layer_that_finds_its_size_has_found_it() -> None:
 def test_what_it_is_tried_with_is_what_the_encoder_makes(
     space: spaces.Space[Any], observation: Any, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    tried: Any = stem_for(space, generator(0, "stem"), Echo)
-    x = Encoder(space, torch.device("cpu"))(observation)
+    tried: Any = encoder_for(space, generator(0, "encoder"), Echo)
+    x = Preprocessor(space, torch.device("cpu"))(observation)
     assert (x.shape, x.dtype) == (shape, dtype)
     assert (tried.seen.shape, tried.seen.dtype) == ((2, *shape[1:]), dtype) and not tried.seen.any()
 
 
-@pytest.mark.parametrize("given", [3, "LSTM", Linear(BOX, generator(0, "stem"))], ids=["number", "name", "module"])
+@pytest.mark.parametrize("given", [3, "LSTM", Linear(BOX, generator(0, "encoder"))], ids=["number", "name", "module"])
 def test_what_makes_nothing_is_refused(given: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"stem is .*give what makes the module, called as stem\(observation_space, gen"
+        TypeError, match=r"encoder is .*give a factory that is called as encoder\(observation_space, gen"
     ):
-        stem_for(BOX, generator(0, "stem"), given)
+        encoder_for(BOX, generator(0, "encoder"), given)
 
 
 def test_what_makes_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match=r"it made a int; a torch\.nn\.Module is wanted, with `features`"):
-        stem_for(BOX, generator(0, "stem"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # on purpose
+        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # on purpose
 
 
 @pytest.mark.parametrize("features", [0, True, 2.0, nn.Linear(1, 1)], ids=str)
@@ -137,18 +137,18 @@ def test_a_number_of_features_that_is_none_is_refused(features: Any) -> None:
         made.features = features
         return made
 
-    with pytest.raises(ValueError, match=r"Linear\.features is .*how many numbers it puts out"):
-        stem_for(BOX, generator(0, "stem"), factory)
+    with pytest.raises(ValueError, match=r"Linear\.features is .*set it to the number of features"):
+        encoder_for(BOX, generator(0, "encoder"), factory)
 
 
 def test_a_module_without_features_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Linear\.features is missing; .*as in `self\.features = 64`"):
-        stem_for(BOX, generator(0, "stem"), lambda space, drawn: nn.Linear(3, 4))
+        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: nn.Linear(3, 4))
 
 
 def test_another_shape_than_it_says_is_refused() -> None:
     with pytest.raises(ValueError, match=r"makes \(2, 4\) of torch.float32 of two observations \(2, 3\).*\(2, 5\) of"):
-        stem_for(BOX, generator(0, "stem"), functools.partial(Linear, says=4))
+        encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, says=4))
 
 
 def test_another_type_than_float32_is_refused() -> None:
@@ -157,14 +157,14 @@ def test_another_type_than_float32_is_refused() -> None:
             return super().forward(x).half()
 
     with pytest.raises(ValueError, match=r"makes \(2, 5\) of torch.float16"):
-        stem_for(BOX, generator(0, "stem"), Half)
+        encoder_for(BOX, generator(0, "encoder"), Half)
 
 
 def test_what_it_raises_itself_tells_what_it_was_given() -> None:
     wrong = functools.partial(Linear, spaces.Box(-1.0, 1.0, (8,)))
     with pytest.raises(RuntimeError) as raised:
-        stem_for(BOX, generator(0, "stem"), lambda space, drawn: wrong(drawn))
-    assert raised.value.__notes__ == ["stem: Linear was given zeros (2, 3) of torch.float32, two observations"]
+        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: wrong(drawn))
+    assert raised.value.__notes__ == ["encoder: Linear was given zeros (2, 3) of torch.float32, two observations"]
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(5)], ids=["dropout", "batch norm"])
@@ -175,5 +175,5 @@ def test_what_says_another_thing_when_it_learns_is_refused_but_for_evaluation(la
         return made
 
     with pytest.raises(ValueError, match=f"there is {type(layer).__name__} in Linear.*use nn.LayerNorm"):
-        stem_for(BOX, generator(0, "stem"), functools.partial(factory, training=True))
-    assert stem_for(BOX, generator(0, "stem"), functools.partial(factory, training=False)) is not None
+        encoder_for(BOX, generator(0, "encoder"), functools.partial(factory, training=True))
+    assert encoder_for(BOX, generator(0, "encoder"), functools.partial(factory, training=False)) is not None
