@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
+from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import option
-from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
 from rein.replay.rollout import Rollout

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.closed_form import critic_gradient, has_closed_form
-from rein.agents.base.critic_loss import critic_loss
-from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.agents.base.imitation import likelihood_loss, weighted_mean
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import likelihood_loss, weighted_mean
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import Actor, Scale

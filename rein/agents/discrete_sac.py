@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.closed_form import temperature_gradient
-from rein.agents.base.critic_loss import Temperature, check_learned, squared_errors, temperature_loss
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import Temperature, check_learned, squared_errors, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks

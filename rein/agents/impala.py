@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
+from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import above_zero, in_unit_interval, option
-from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import vtrace
 from rein.ops.statistics import minibatches
 from rein.replay.rollout import Rollout

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
+from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
-from rein.agents.base.policy_loss import Coefficients
 from rein.agents.base.segments import Segments, SegmentSampler, Trace
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import minibatches, standardize

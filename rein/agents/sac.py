@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.closed_form import critic_gradient, has_closed_form, soft_actor_gradient, temperature_gradient
-from rein.agents.base.critic_loss import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, ContinuousNetworks

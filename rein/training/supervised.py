@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rein.agents.base.finite import FiniteUpdate
-from rein.agents.base.optimizers import Guard, Optimizer, apply_gradients, check_optimizer
+from rein.agents.base.optimizers import FiniteUpdate, Guard, Optimizer, apply_gradients, check_optimizer
 from rein.handlers.torch_generators import torch_generators
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.finite import check_parameters
+from rein.agents.base.optimizers import check_parameters
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData

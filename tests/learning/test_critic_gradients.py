@@ -15,9 +15,9 @@ from rein.agents.base.closed_form import (
     soft_actor_gradient,
     td_gradient,
 )
-from rein.agents.base.critic_loss import critic_loss
 from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch, Learner
+from rein.agents.base.losses import critic_loss
 from rein.agents.dqn import td_loss
 from rein.agents.sac import soft_actor_loss
 from rein.networks.actor_critic import LOG_STD, Actor, Critics

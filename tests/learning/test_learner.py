@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, Learner
-from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
+from rein.agents.base.losses import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator

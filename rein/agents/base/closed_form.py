@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rein.agents.base.critic_loss import Temperature
 from rein.agents.base.learner import Batch
-from rein.agents.base.policy_loss import Coefficients, report_metrics
+from rein.agents.base.losses import Coefficients, Temperature, report_metrics
 from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics
 from rein.networks.heads import ContinuousHead, DiscreteHead
 from rein.networks.mlp import Stack

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.closed_form import critic_gradient, deterministic_actor_gradient, has_closed_form
-from rein.agents.base.critic_loss import critic_loss
 from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, DeterministicNetworks

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rein.agents.base.finite import FiniteUpdate
 from rein.agents.base.optimizers import (
+    FiniteUpdate,
     Guard,
     Optimizer,
     OptimizerFactory,

@@ -14,10 +14,10 @@ from torch import Tensor
 from rein.agents.base.agent import cast_action
 from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
+from rein.agents.base.losses import METRICS, policy_loss
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
-from rein.agents.base.policy_loss import METRICS, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.backend import graph

@@ -1,15 +1,16 @@
-"""Optimizers: Adam, gradient clipping and steps, learning rates."""
+"""Optimizers: Adam, gradient clipping and steps, learning rates, and checks that updates are finite."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rein.agents.base.finite import FiniteUpdate
+from rein.errors import NonFiniteError
 from rein.ops.statistics import clip_by_norm_, global_norm
 from rein.schedules import Schedule
 
@@ -109,12 +110,12 @@ Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradie
 
 
 class Optimizer(Protocol):
-    """What agents use of an optimizer: any of `torch.optim`, or `rein.agents.base.optimizers.Adam`."""
+    """Protocol of optimizers: those of `torch.optim`, or `rein.agents.base.optimizers.Adam`."""
 
     param_groups: list[dict[str, Any]]
 
     def step(self) -> Any:
-        """Change the parameters by their gradients."""
+        """Update the parameters by their gradients."""
         ...
 
     def zero_grad(self) -> Any:
@@ -122,11 +123,11 @@ class Optimizer(Protocol):
         ...
 
     def state_dict(self) -> Any:
-        """What comes back at a resume."""
+        """Return the state that a resumed run loads."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         ...
 
 
@@ -134,7 +135,7 @@ OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 
 
 def default_optimizer(parameters: Iterable[Tensor]) -> Optimizer:
-    """Adam with the epsilon that policy-gradient methods are tuned with (1e-5, Huang et al. 2022)."""
+    """Return Adam with epsilon 1e-5, the usual value for policy-gradient methods (Huang et al. 2022)."""
     return Adam(parameters, eps=1e-5)
 
 
@@ -171,8 +172,8 @@ def apply_gradients(
 
 
 def _decided(answer: Any) -> bool:
-    if answer is None:  # otherwise every update would be left out without a word
-        raise TypeError("guard returned None; return True to take the step, or False to leave it out")
+    if answer is None:  # otherwise every step would be skipped silently
+        raise TypeError("guard returned None; return True to take the step, or False to skip it")
     return bool(answer)
 
 
@@ -187,19 +188,18 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """For all parameters from now on."""
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
 
 def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, Schedule]) -> None:
-    """ValueError for an optimizer that was given a rate, which `set_learning_rate` would replace by the option's.
+    """Raise ValueError if the optimizer was built with a learning rate that `set_learning_rate` would replace.
 
-    One is taken for given that is neither the default of the optimizer's class nor a value that one of `rates` takes,
-    the option's and its kin: whoever gave both knows of it.
+    The default of the class of the optimizer is accepted, and so is any value within the bounds of `rates`.
     """
     known = inspect.signature(type(optimizer)).parameters.get("lr")
-    if known is None:  # nobody can tell
+    if known is None:
         return
     spans = [schedule.bounds for schedule in rates.values()]
     for given in (group["lr"] for group in optimizer.param_groups if "lr" in group):
@@ -213,8 +213,86 @@ def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, S
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Which one it is and what it was built with, but for the learning rate, as JSON."""
+    """Return type and settings of an optimizer, without the learning rate, as JSON."""
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
     settings = {name: value for name, value in plain.items() if isinstance(value, list | float | int | str)}
     return {"type": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", **settings}
+
+
+_HINT = (
+    "Add rein.handlers.guards.guard_data(loop) to find the data that caused it; a smaller learning rate or "
+    "max_grad_norm helps if the data is finite; check_finite=False turns the check off"
+)
+
+
+class FiniteUpdate:
+    """Raises NonFiniteError if a loss or the norm of all gradients of a module is NaN or infinite.
+
+    On the host this happens before the optimizer's step. On another device a flag is accumulated without waiting for
+    the device, and `read` looks at it.
+    """
+
+    def __init__(self, networks: nn.Module) -> None:
+        self._networks = networks
+        self._flag: Tensor | None = None  # on a device: NaN after a non-finite loss or norm
+
+    def __call__(self, metrics: Mapping[str, Tensor], norm: Tensor) -> None:
+        """Check one update, before gradients are clipped."""
+        if not norm.is_cpu:
+            flag = torch.zeros_like(norm) if self._flag is None else self._flag
+            for value in (norm, *_losses(metrics).values()):
+                flag += value.mul(0.0)  # 0 * infinity is NaN
+            self._flag = flag
+            return
+        total = float(norm)
+        for name, value in metrics.items():
+            if "loss" in name and not value.ndim:
+                total += float(value)
+        if not math.isfinite(total):
+            self._search(_losses(metrics), norm)
+
+    def _search(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
+        """Raise NonFiniteError for the values that are not finite; a sum of finite values may overflow."""
+        found = [f"{name} is {float(loss)}" for name, loss in losses.items() if not math.isfinite(float(loss))]
+        found += [f"the gradient norm is {float(norm)}"] if not math.isfinite(float(norm)) else []
+        named = self._networks.named_parameters()
+        wrong = (name for name, one in named if one.grad is not None and not bool(torch.isfinite(one.grad).all()))
+        first = next(wrong, None)
+        found += [f"the first gradient that is not finite is that of {first}"] if first is not None else []
+        if not found:
+            return
+        kind = type(self._networks).__name__
+        raise NonFiniteError(f"{', '.join(found)}: this update of {kind} was not applied. {_HINT}")
+
+    def read(self) -> None:
+        """Raise if the flag was set since the last call. Waits for the device."""
+        flag, self._flag = self._flag, None
+        if flag is not None and math.isnan(float(flag)):
+            raise NonFiniteError(
+                f"a loss or gradient norm of {type(self._networks).__name__} was not finite in this epoch. {_HINT}"
+            )
+
+
+def _losses(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in metrics.items() if "loss" in name and not value.ndim}
+
+
+@torch.no_grad()
+def check_parameters(part: Any) -> None:
+    """Raise NonFiniteError if a parameter of a module, or of an agent's networks or table, is NaN or infinite.
+
+    Takes one reduction if all parameters are finite.
+    """
+    networks = part if isinstance(part, nn.Module) else getattr(part, "networks", None)
+    if isinstance(networks, nn.Module):
+        values, named = [*networks.parameters()], networks.named_parameters()
+    elif isinstance(table := getattr(part, "table", None), Tensor):
+        values, named = [table], iter([("table", table)])
+    else:
+        return
+    if math.isfinite(float(global_norm(values))):
+        return
+    for name, value in named:
+        if not bool(torch.isfinite(value).all()):
+            raise NonFiniteError(f"parameter {name} of {type(part).__name__} is not finite. {_HINT}")
