@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,8 +51,12 @@ def _has_state(value: Any) -> bool:
         return value is not torch.default_generator and value not in torch.cuda.default_generators
     if isinstance(value, type | ModuleType):
         return False
-    has = all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has and any(True for _ in leaves(value.state_dict()))
+    if not all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    try:
+        return any(True for _ in leaves(value.state_dict()))
+    except Exception:  # a state that cannot be taken is not known to be empty
+        return True
 
 
 def _used(function: Any) -> Iterator[tuple[str, Any]]:
@@ -75,8 +80,10 @@ def _used(function: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, function.__globals__[name]) for name in _globals(function))
 
 
-def _globals(function: FunctionType) -> Iterable[str]:
-    return (name for name in function.__code__.co_names if name in function.__globals__)
+def _globals(function: FunctionType) -> set[str]:
+    """Return the names of the global variables that a function reads; names of attributes do not count."""
+    read = {str(line.argval) for line in dis.get_instructions(function) if line.opname == "LOAD_GLOBAL"}
+    return read & function.__globals__.keys()
 
 
 def _inside(parts: Iterable[Any]) -> set[int]:

@@ -20,13 +20,13 @@ import numpy as np
 from rein.errors import StoreError
 from rein.files import absolute, inside, is_regular, open_file
 from rein.ops.trees import leaves
-from rein.store.checkpoint_file import read_checkpoint
+from rein.store.checkpoint_file import look, read_checkpoint
 from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
 from rein.store.checkpoint_folder import saved_files
 from rein.store.folder import ASIDE, TRAJECTORIES, list_files
 from rein.store.format.sealed import sync_folder
 from rein.store.hdf5 import HDF5Store
-from rein.store.lock import is_locked
+from rein.store.lock import keep_stores_out
 from rein.store.reader import open_run
 from rein.store.selection import kept_by
 from rein.store.shards import BEST
@@ -58,17 +58,16 @@ def compact(run: str | Path, new: str | Path, max_bytes: int = MAX_BYTES, max_ep
     run, new = absolute(run), absolute(new)
     if not inside(run, TRAJECTORIES).is_dir():
         raise StoreError(f"{run}: has no {TRAJECTORIES}/; give the folder of a run")
-    if new.exists() and not (new.is_dir() and not any(new.iterdir())):
+    if new.is_symlink() or (new.exists() and not (new.is_dir() and not any(new.iterdir()))):
         raise StoreError(f"{new}: exists; give the path of a new folder")
     if run.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new}: is inside {run}; give a path outside the run")
-    if is_locked(run):
-        raise StoreError(f"{run}: a run is writing to it; try again when it has ended")
     temporary = new.with_name(f".{new.name}.tmp-{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # of a dead process with the same number
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        done = _copy_run(run, temporary, max_bytes, max_epochs)
+        with keep_stores_out(run):
+            done = _copy_run(run, temporary, max_bytes, max_epochs)
         if new.is_dir():
             new.rmdir()  # Windows does not rename over an empty folder
         temporary.rename(new)
@@ -90,11 +89,12 @@ def _copy_run(run: Path, target: Path, max_bytes: int, max_epochs: int) -> Compa
             _join(source, copy, borders, max_bytes, max_epochs)
             files += list_files(source / TRAJECTORIES)
             joined += list_files(copy / TRAJECTORIES)
+            folders[:] = [name for name in folders if name != ASIDE]
         copy.mkdir(exist_ok=True)
-        folders[:] = [name for name in folders if name not in (TRAJECTORIES, ASIDE)]
-        for name in names:
-            if is_regular(source / name) and not fnmatch.fnmatch(name, ".*.tmp-*"):
-                _copy(source / name, copy / name)
+        others = {source / name for name in names} - set(files)
+        for file in sorted(others):
+            if is_regular(file) and not fnmatch.fnmatch(file.name, ".*.tmp-*"):
+                _copy(file, copy / file.name)
         sync_folder(copy)
     return Compacted(len(files), _size(files), len(joined), _size(joined))
 
@@ -102,8 +102,11 @@ def _copy_run(run: Path, target: Path, max_bytes: int, max_epochs: int) -> Compa
 def _borders(run: Path) -> list[int]:
     """Return the epochs after which any store of the run has a checkpoint, in order."""
     epochs: set[int] = set()
-    for folder in ((), (BEST,)):
-        for file in saved_files(inside(run, CHECKPOINTS, *folder)):
+    for place, folders, _ in os.walk(run, onerror=_raise):
+        folders[:] = [name for name in folders if name not in (TRAJECTORIES, ASIDE)]
+        for file in saved_files(Path(place)):
+            if look(file) is None and Path(place).name not in (CHECKPOINTS, BEST):
+                continue  # no checkpoint
             parts = read_checkpoint(file).state.get("parts")
             states = parts.values() if isinstance(parts, dict) else ()
             counts = [state.get("epoch") for state in states if isinstance(state, dict)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +72,26 @@ def is_locked(folder: Path) -> bool:
         if locked := _lock(descriptor):  # fails if this process has a lock through another descriptor, too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         return locked is None
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def keep_stores_out(folder: Path) -> Iterator[None]:
+    """Let no store of any process open the folder meanwhile. Raises StoreError if one has it open."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = _open(folder)
+    try:
+        locked = _lock(descriptor)
+        if locked is None:
+            raise StoreError(f"{folder}: a run is writing to it; try again when it has ended")
+        try:
+            yield
+        finally:
+            if locked:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -125,14 +125,16 @@ def test_a_file_contains_the_run_json(tmp_path):
 
 def test_other_files_are_copied_except_links_and_what_a_resume_moved_aside(tmp_path):
     path = write(tmp_path / "run", epochs(2))
-    for name in ("videos", "aside/epoch-000001"):
+    for name in ("videos/aside", "aside/epoch-000001"):
         (path / name).mkdir(parents=True)
         (path / name / "file").write_text(name)
+    (path / "trajectories" / "notes.txt").write_text("mine")
     (path / ".run.json.tmp-999999999").write_text("of a killed process")
     (path / "link").symlink_to(path / "run.json")
     compact(path, tmp_path / "new")
-    assert sorted(contents(tmp_path / "new")) == ["run.json", "trajectories/000001-000002.h5", "videos/file"]
-    assert (tmp_path / "new/videos/file").read_text() == "videos"
+    copied = ["run.json", "trajectories/000001-000002.h5", "trajectories/notes.txt", "videos/aside/file"]
+    assert sorted(contents(tmp_path / "new")) == copied
+    assert (tmp_path / "new/videos/aside/file").read_text() == "videos/aside"
 
 
 def train(path, epochs, resume=False):
@@ -145,6 +147,33 @@ def train(path, epochs, resume=False):
         rein.resume(loop, path / "checkpoints" / "epoch-000002.h5")
     loop.run(epochs=epochs, iterations=20)
     store.close()
+
+
+def test_a_file_ends_at_checkpoints_in_any_folder(tmp_path):
+    environment = Gridworld(num_envs=2, seed=0)
+    agent = QLearning(environment, seed=0)
+    loop = rein.training_loop(agent, environment, HDF5Store(tmp_path / "run", max_epochs=1), seed=0)
+    checkpoint(loop, rein.Checkpoints(tmp_path / "run" / "mine"), every=3, keep_last=None)
+    loop.run(epochs=5, iterations=20)
+    loop.parts["store"].close()
+    compact(tmp_path / "run", tmp_path / "new")
+    assert names(tmp_path / "new") == ["000001-000003.h5", "000004-000005.h5"]
+
+
+def test_a_run_cannot_be_continued_while_it_is_copied(tmp_path, monkeypatch):
+    path = write(tmp_path / "run", epochs(2))
+    refused = []
+
+    def begin(*arguments):
+        with pytest.raises(StoreError, match="writing"):
+            HDF5Store(path, "resume")
+        refused.append(path)
+        return []
+
+    monkeypatch.setattr("rein.store.compact._borders", begin)
+    compact(path, tmp_path / "new")
+    assert refused
+    HDF5Store(path, "resume").close()
 
 
 def test_a_compacted_run_resumes_as_the_original(tmp_path):
@@ -262,6 +291,9 @@ def test_new_must_be_empty_and_outside_the_run(tmp_path):
         compact(path, path)
     with pytest.raises(StoreError, match="is inside"):
         compact(path, path / "new")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match="exists; give the path of a new folder"):
+        compact(path, tmp_path / "link")
 
 
 @pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])

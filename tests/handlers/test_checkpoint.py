@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,6 +358,21 @@ def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path, s
         loop.run()
     loop.own("drawing", drawing)
     assert loop.run(epochs=3).status == "completed"
+
+
+actor = torch.nn.Linear(1, 1)  # a global of the name of an attribute, which nothing uses
+
+
+def test_a_global_of_the_name_of_an_attribute_is_not_used(tmp_path: Path) -> None:
+    loop, _ = make()
+    holder = SimpleNamespace(actor="an attribute")
+
+    @loop.epoch_ended
+    def use(state: rein.State) -> None:
+        assert holder.actor == "an attribute"
+
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    assert loop.run().status == "completed"
 
 
 def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):

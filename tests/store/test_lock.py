@@ -17,7 +17,7 @@ import rein
 from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
 from rein.store.hdf5 import HDF5Store
-from rein.store.lock import Lock, is_locked
+from rein.store.lock import Lock, is_locked, keep_stores_out
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such lock, and does without")
 
@@ -129,3 +129,18 @@ def test_a_folder_on_a_file_system_without_locks_can_be_closed(tmp_path, monkeyp
     HDF5Store(tmp_path / "run", "resume").close()
     assert len(os.listdir("/dev/fd")) == before
     assert not is_locked(tmp_path / "run")
+
+
+def test_no_store_opens_a_folder_that_stores_are_kept_out_of(tmp_path):
+    with keep_stores_out(tmp_path):
+        assert "writing" in opened_by_another_process(tmp_path)
+        with pytest.raises(StoreError, match="writing"):
+            Lock(tmp_path)
+    Lock(tmp_path).release()
+
+
+def test_stores_that_are_open_cannot_be_kept_out(tmp_path):
+    lock = Lock(tmp_path)
+    with pytest.raises(StoreError, match="writing"), keep_stores_out(tmp_path):
+        pass
+    lock.release()
