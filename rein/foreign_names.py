@@ -192,6 +192,11 @@ AGENT_METHODS: dict[str, str] = {
     "to": "device= of the constructor",
 }
 
+POLICY_METHODS: dict[str, str] = dict.fromkeys(
+    ("predict", "act", "choose_action", "get_action", "compute_single_action", "forward"),
+    "select_action(observation), which returns the action and extras",
+)
+
 ENVIRONMENT_ATTRIBUTES: dict[str, str] = {
     "step": "apply_action(action), which returns a rein.TimeStep",
     "observation_space": "single_observation_space",

@@ -65,11 +65,12 @@ class _LazyPackage(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *self._exports} - {"_exports"})
+        return sorted({*self._exports, *(name for name in vars(self) if name.startswith("__"))})
 
     @property
     def __all__(self) -> list[str]:
-        return sorted(self._exports)
+        """Names for a star import: without the subpackages, which share names with modules of the standard library."""
+        return sorted(name for name, module in self._exports.items() if module != self.__name__)
 
     def _suggestion(self, name: str) -> str:
         import difflib

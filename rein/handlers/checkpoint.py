@@ -49,6 +49,8 @@ def checkpoint(
     first checkpoint if a handler or the step uses an object with a state that the loop does not own.
     """
     store = loop.parts.get("store") if store is None else store
+    if store is None:
+        raise TypeError("checkpoint(loop): the loop has no store; give one, or a rein.Checkpoints(folder)")
     checkpoints = getattr(store, "checkpoints", store)
     if not hasattr(checkpoints, "take"):
         raise TypeError(f"checkpoint(loop, {type(store).__name__}): give an HDF5Store or a rein.Checkpoints(folder)")

@@ -83,6 +83,12 @@ def test_the_names_of_all_agents_and_handlers_are_exported() -> None:
     assert {*rein.agents.__all__, *rein.handlers.__all__} <= {*rein.__all__}
 
 
+def test_a_star_import_brings_no_subpackages() -> None:
+    assert {"types", "testing", "agents"}.isdisjoint(rein.__all__)
+    assert {"types", "testing", "agents"} <= {*dir(rein)}
+    assert {"lazy", "export", "files"}.isdisjoint(dir(rein))
+
+
 def test_an_unknown_name_suggests_the_closest_one() -> None:
     with pytest.raises(AttributeError, match="PPO"):
         _ = rein.PP0

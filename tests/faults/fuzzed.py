@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import rein
-from rein.cli import show, verify
+from rein.cli.run_folder import show_command, verify_command
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
 
@@ -54,13 +54,13 @@ def read_all(path: Path) -> None:
 
 def shown(path: Path) -> None:
     """`rein show`."""
-    show.main([str(path)])
+    show_command([str(path)])
 
 
 def verified(path: Path) -> None:
     """`rein verify`, which ends with status 1 where something is wrong."""
     try:
-        verify.main([str(path)])
+        verify_command([str(path)])
     except SystemExit as end:
         if end.code != 1:
             raise AssertionError(f"rein verify ended with status {end.code}") from end

@@ -81,6 +81,11 @@ class Agent(_HasOptions, abc.ABC):
             environment = self.observation_space
             self.observation_space = environment.single_observation_space
             self.action_space = environment.single_action_space
+        if hasattr(self.observation_space, "single_action_space"):
+            raise TypeError(
+                f"{type(self).__name__}(environment, {self.action_space!r}): options are keyword arguments, "
+                "for example learning_rate=3e-4"
+            )
         for name in ("observation_space", "action_space"):
             if not isinstance(space := getattr(self, name), spaces.Space):
                 hint = "give an environment, or the observation space and the action space of one environment"
@@ -257,6 +262,7 @@ class Agent(_HasOptions, abc.ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
+@foreign_names.explain(foreign_names.POLICY_METHODS)
 class AgentPolicy:
     """Policy of an agent: greedy, or exploring with a generator of the policy.
 
@@ -270,6 +276,9 @@ class AgentPolicy:
         self._agent, self._explore = agent, explore
         self._generator = None if explore is False else generator(agent._root_seed, "policy", device=agent.device)
         self._carry: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"AgentPolicy({self._agent!r}, explore={self._explore})"
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
