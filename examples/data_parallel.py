@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import rein
-from rein.agents.base.parallel import mean_of_processes, process_group
+from rein.agents.base.data_parallel import mean_of_processes, process_group
 
 
 def train():

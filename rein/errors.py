@@ -1,38 +1,38 @@
-"""The errors that rein raises itself; everything else is Python's own `ValueError` and `TypeError`.
+"""Exceptions of rein. Invalid arguments raise `ValueError` or `TypeError`.
 
 ReinError
-  StoreError                    a file of a run is missing, damaged, hostile or cannot be written
-    CheckpointError             the same, of a checkpoint
-  WorkerDied                    an environment's process ended by itself
-  WorkerTimeout                 an environment's process did not answer in time
-  EnvironmentContractError      an environment returned what the contract does not allow
-  NonFiniteError                NaN or infinity where a number was promised
+  StoreError                    a file of a run is missing, damaged or hostile, or cannot be written
+    CheckpointError             a checkpoint cannot be written, read or loaded
+  WorkerDied                    the process of an environment ended unexpectedly
+  WorkerTimeout                 the process of an environment did not answer in time
+  EnvironmentContractError      an environment returned invalid data
+  NonFiniteError                a value is NaN or infinite
 """
 
 
 class ReinError(Exception):
-    """Base of all errors that are rein's own."""
+    """Base class of the exceptions of rein."""
 
 
 class StoreError(ReinError):
-    """A file of a run is missing, damaged, hostile or cannot be written; says which file and why."""
+    """Raised if a file of a run is missing, damaged or hostile, or cannot be written. The message names the file."""
 
 
 class CheckpointError(StoreError):
-    """A checkpoint cannot be written, read, or does not fit the objects it is loaded into."""
+    """Raised if a checkpoint cannot be written or read, or does not fit the objects that load it."""
 
 
 class WorkerDied(ReinError):
-    """The process of an environment ended by itself; says which worker, its seed and how it ended."""
+    """Raised if the process of an environment ends unexpectedly. The message names the worker and its seed."""
 
 
 class WorkerTimeout(ReinError):
-    """The process of an environment did not answer in time; says which worker and for how long."""
+    """Raised if the process of an environment does not answer in time. The message names the worker and the time."""
 
 
 class EnvironmentContractError(ReinError):
-    """An environment returned what the contract does not allow; says what, in which field and row."""
+    """Raised if an environment returns invalid data. The message names the field and the row."""
 
 
 class NonFiniteError(ReinError):
-    """NaN or infinity where a number was promised; says where it was seen first."""
+    """Raised if a value is NaN or infinite. The message names the first place where it was found."""

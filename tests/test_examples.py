@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,20 @@ def test_the_example_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def assert_resumes_exactly(parts: Callable[[], tuple[Any, Any, rein.Loop]]) -> None:
+    """Compare an uninterrupted run with one that is interrupted half-way and loaded into new objects."""
+    agent, _, loop = parts()
+    loop.run(epochs=4, iterations=25)
+    first, environment, interrupted = parts()
+    interrupted.run(epochs=2, iterations=25)
+    state = copy_state([interrupted.state_dict(), first.state_dict(), environment.state_dict()])
+    resumed, environment, loop = parts()
+    for part, saved in zip((loop, resumed, environment), state, strict=True):
+        part.load_state_dict(saved)
+    loop.run(epochs=4, iterations=25)
+    assert first_difference(agent.state_dict(), resumed.state_dict()) is None
 
 
 class CartPoleContract(AgentContract):
@@ -56,16 +71,7 @@ class CartPoleContract(AgentContract):
             agent = self.kind()(environment, seed=0, **self.options)
             return agent, environment, rein.training_loop(agent, environment, seed=0)
 
-        agent, _, loop = parts()
-        loop.run(epochs=4, iterations=25)
-        first, environment, interrupted = parts()
-        interrupted.run(epochs=2, iterations=25)
-        state = copy_state([interrupted.state_dict(), first.state_dict(), environment.state_dict()])
-        resumed, environment, loop = parts()
-        for part, saved in zip((loop, resumed, environment), state, strict=True):
-            part.load_state_dict(saved)
-        loop.run(epochs=4, iterations=25)
-        assert first_difference(agent.state_dict(), resumed.state_dict()) is None
+        assert_resumes_exactly(parts)
 
     def test_the_learning_rate_of_the_optimizer_follows_the_schedule(self) -> None:
         options = {**self.options, "learning_rate": linear(1e-3, 0.0, updates=4)}
@@ -113,16 +119,7 @@ class TestOwnEnvironment(EnvironmentContract):
             agent = rein.PPO(environment, seed=0, rollout_steps=8)
             return agent, environment, rein.training_loop(agent, environment, seed=0)
 
-        agent, _, loop = parts()
-        loop.run(epochs=4, iterations=25)
-        first, environment, interrupted = parts()
-        interrupted.run(epochs=2, iterations=25)
-        state = copy_state([interrupted.state_dict(), first.state_dict(), environment.state_dict()])
-        resumed, environment, loop = parts()
-        for part, saved in zip((loop, resumed, environment), state, strict=True):
-            part.load_state_dict(saved)
-        loop.run(epochs=4, iterations=25)
-        assert first_difference(agent.state_dict(), resumed.state_dict()) is None
+        assert_resumes_exactly(parts)
 
     def test_ppo_learns_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         runpy.run_path(str(FOLDER / "own_environment.py"), run_name="__main__")

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import TextIO
 
+from rein.handlers.output import write_line
 from rein.loop import Loop
 from rein.loop.state import State
 
@@ -38,9 +39,8 @@ def watchdog(
         while not ended.wait(seconds):
             if state.total_iterations == seen:
                 stream = sys.stderr if file is None else file
-                text = f"rein: no iteration has ended for {seconds:g} s; what the threads do:"
-                with contextlib.suppress(Exception):  # the run is interrupted even if the stream cannot be written
-                    print(text, file=stream, flush=True)
+                write_line(f"rein: no iteration has ended for {seconds:g} s; what the threads do:", stream)
+                with contextlib.suppress(Exception):  # a stream that cannot be written is no reason not to interrupt
                     faulthandler.dump_traceback(stream)
                 loop.interrupt(f"watchdog: no iteration ended for {seconds:g} s")
                 if kill_after is not None and not ended.wait(kill_after) and state.total_iterations == seen:
@@ -65,8 +65,7 @@ def _end_process(stream: TextIO, text: str) -> None:
     """Whatever hangs may hold locks of what is flushed here, so that gets a moment and no more."""
 
     def flush() -> None:
-        with contextlib.suppress(Exception):
-            print(f"{text} {HUNG_EXIT_CODE}", file=stream, flush=True)
+        write_line(f"{text} {HUNG_EXIT_CODE}", stream)
         logging.shutdown()
         sys.stdout.flush()
 

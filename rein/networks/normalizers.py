@@ -1,7 +1,7 @@
 """Observations and rewards in units of their own spread. What is stored stays raw: an agent normalizes what it learns.
 
 `valid` is boolean; None means that all rows count. What stands in rows that are not valid may be anything, even NaN.
-In a process group (`rein.agents.base.parallel`) statistics are those of all processes, which take in rows together.
+In a process group (`rein.agents.base.data_parallel`), statistics are computed over the rows of all processes.
 
 Shapes: B rows (any number of dimensions), F features of an observation, T steps in time, N environments, P processes.
 """

@@ -40,7 +40,7 @@ LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "wrappers", "probes"},
     "envs/probes": {"base"},
-    "handlers": {"loggers"},
+    "handlers": {"improvement", "output", "loggers"},
     "handlers/loggers": {"attach"},
     "recipes": {"base", "tasks"},
 }

@@ -35,7 +35,7 @@ NUM_ENVS, LEARNING_RATE, CLIP, TOTAL = 8, 1e-3, 0.2, 100_000
 
 def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
     """A rollout and its updates on native CartPoles; of several processes that learn together, one's share of them."""
-    from rein.agents.base.parallel import process_group
+    from rein.agents.base.data_parallel import process_group
     from rein.agents.ppo import PPO
     from rein.envs.cartpole import CartPole
     from rein.training.training_loop import training_loop

@@ -20,8 +20,9 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
-from rein.handlers.guards import guard_data, guard_resources, resident_bytes
+from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
+from rein.handlers.resources import guard_resources, resident_bytes
 
 
 def held() -> dict[str, int]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rein.handlers.improvement import EarlyStop, early_stop, monitor, reduce_learning_rate
+from rein.handlers.early_stop import EarlyStop, early_stop
+from rein.handlers.monitor import monitor, reduce_learning_rate
 from rein.loop import Loop
 
 NAN, INF = math.nan, math.inf

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rein.handlers.progress import log
+from rein.handlers.log import log
 from rein.loop import Loop
 from rein.loop.state import State
 

@@ -18,7 +18,7 @@ from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
-from rein.handlers.improvement import monitor, reduce_learning_rate
+from rein.handlers.monitor import monitor, reduce_learning_rate
 from rein.loop import Loop
 from rein.schedules import linear
 

@@ -13,9 +13,9 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
 from rein.agents.base.closed_form import critic_gradient
+from rein.agents.base.data_parallel import average
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.losses import critic_loss
-from rein.agents.base.parallel import average
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC

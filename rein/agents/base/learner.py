@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rein.agents.base.data_parallel import average, check_equal, check_same
 from rein.agents.base.optimizers import (
     FiniteUpdate,
     Guard,
@@ -22,7 +23,6 @@ from rein.agents.base.optimizers import (
     check_optimizer,
     describe_optimizer,
 )
-from rein.agents.base.parallel import average, check_equal, check_same
 from rein.ops import backend
 from rein.ops.backend import compiled, fast_products, has_graphs, keep_freed_memory, largest_matrix
 from rein.ops.parallel import processes
@@ -98,7 +98,7 @@ class Learner:
     Parameters whose `requires_grad` is False do not change, and neither does their optimizer state. If all parameters
     are frozen, there is no optimizer step, `guard` is not called, and the metrics are those of the loss.
 
-    A learner built in a process group of several processes (`rein.agents.base.parallel`) uses the mean gradient over
+    In a group of several processes (`rein.agents.base.data_parallel`), a learner uses the mean gradient over
     the rows of all processes. Clipping, `guard` and metrics are then the same in each process.
     """
 

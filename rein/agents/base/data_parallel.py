@@ -1,7 +1,7 @@
-"""Several processes learn as one: each in environments of its own, all by the mean of their gradients.
+"""Data-parallel learning: each process has its environments, and all use the mean of their gradients.
 
-`torch.distributed` carries it, so `torchrun --nproc-per-node 2 script.py` is how it is started. A `Learner` that is
-built in a process group averages; nothing else has to be said.
+Start the script with `torchrun --nproc-per-node 2 script.py`. A `Learner` that is built in a
+process group averages gradients. No other setting is needed.
 
 Shapes: P processes.
 """
