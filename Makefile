@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-faults test-viewers viewers bench clean
+.PHONY: help demo test test-slow test-faults test-viewers viewers docs bench clean
 
 help:
 	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-slow  the slow tests'
 	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: some 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
+	@echo 'make docs       build the documentation site in build/docs'
 	@echo 'make bench      the benchmarks, side by side with the peers'
 	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
 
@@ -38,7 +39,7 @@ test-faults: .venv/installed-test
 
 test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
 	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers
-	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py takes those that docs/format.md shows'
+	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py takes those that docs/reference/file_format.md shows'
 
 viewers:
 	@for program in $(or $(CHROMIUM),chromium) npm h5dump h5ls; do command -v $$program >/dev/null || { \
@@ -49,6 +50,11 @@ build/viewers/bundle.js: $(wildcard tests/viewers/h5web/*)
 	mkdir -p build/viewers
 	cp $^ build/viewers
 	cd build/viewers && npm install --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel error && npm run build
+
+docs: .venv/installed-docs
+	rm -rf build/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going -j auto -q docs build/docs
+	@echo 'open build/docs/index.html'
 
 bench: .venv/installed-bench
 	set -e; for benchmark in tests/benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$benchmark; done

@@ -1,4 +1,4 @@
-"""The pictures of `docs/format.md`: those of the screenshots that `make test-viewers` has just taken."""
+"""The pictures of `docs/reference/file_format.md`: those of the screenshots that `make test-viewers` has just taken."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class TestReinforce(CartPoleContract):
     options: ClassVar[dict[str, Any]] = {"rollout_steps": 8}
 
     def test_the_page_shows_the_example(self) -> None:
-        page = (FOLDER.parent / "docs/agents.md").read_text(encoding="utf-8")
+        page = (FOLDER.parent / "docs/algorithms/agents.md").read_text(encoding="utf-8")
         (shown,) = (
             block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Reinforce" in block
         )
@@ -132,7 +132,7 @@ class TestOwnEnvironment(EnvironmentContract):
         assert len(ast.unparse(kind).splitlines()) <= 35
 
     def test_the_page_shows_the_example(self) -> None:
-        page = (FOLDER.parent / "docs/environments.md").read_text(encoding="utf-8")
+        page = (FOLDER.parent / "docs/reference/environments.md").read_text(encoding="utf-8")
         (shown,) = (
             block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Cart" in block
         )

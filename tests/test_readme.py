@@ -69,7 +69,7 @@ def table_rows(text: str, columns: int) -> list[list[str]]:
 
 
 def test_the_results_of_the_readme_are_those_of_the_whole_table() -> None:
-    whole = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    whole = (ROOT / "docs/project/results.md").read_text(encoding="utf-8")
     known = {
         (what, target, runs, score.split(" ")[0], env_steps, seconds)
         for what, target, runs, score, _, env_steps, seconds in table_rows(whole, 7)

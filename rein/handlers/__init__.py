@@ -1,4 +1,4 @@
-"""Handlers, each a function of a loop. The names are in `__init__.pyi`; docs/handlers.md shows each in use."""
+"""Handlers, each a function of a loop. docs/reference/handlers.md shows each in use."""
 
 from rein.lazy import export
 

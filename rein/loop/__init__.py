@@ -7,7 +7,7 @@
       epoch_ended                                             after either of them
     completed | halted | failed                               exactly one per run, always
 
-`docs/loop.md` has the table of what fires when, with which counters, and what each halt does.
+`docs/reference/loop.md` has the table of what fires when, with which counters, and what each halt does.
 """
 
 from rein.loop.loop import Loop

@@ -5,5 +5,5 @@ Modules:
   checkpoints    `checkpoint_file` (content), `checkpoint_folder` (which ones are kept), `loading` (`resume`, `load`)
   metrics        `metrics` (CSV files and `metrics.h5`)
   a whole run    `folder`, `lock`, `verify`, `compact`
-  file format    `format`; its specification is `docs/format.md`
+  file format    `format`; its specification is `docs/reference/file_format.md`
 """

@@ -14,22 +14,22 @@ from rein.agents.base.replay_agent import ReplayAgent
 from rein.training.saved_agents import own_agents
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/algorithms/agents.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_are_one_program_that_runs() -> None:
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
-    exec(compile(program, "docs/agents.md", "exec"), names)
+    exec(compile(program, "docs/algorithms/agents.md", "exec"), names)
     agent = names["agent"]
     assert agent.updates == 5 * 4 * 4  # type: ignore[attr-defined]  # epochs, passes and minibatches of the last example
 
 
 def test_the_examples_of_learning_from_replay_are_one_program_that_runs() -> None:
-    page = (ROOT / "docs/off_policy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/algorithms/replay.md").read_text(encoding="utf-8")
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
-    exec(compile(program, "docs/off_policy.md", "exec"), names)
+    exec(compile(program, "docs/algorithms/replay.md", "exec"), names)
     assert names["agent"].updates == (8 * 200 - 200) * 0.25  # type: ignore[attr-defined]  # the page's agent
 
 
@@ -39,7 +39,7 @@ def test_every_agent_has_a_line() -> None:
 
 
 def test_the_page_on_replay_names_the_metrics_that_agents_report() -> None:
-    page = (ROOT / "docs/off_policy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/algorithms/replay.md").read_text(encoding="utf-8")
     table = page.split("## What they report")[1].split("##")[0]
     said = {
         agent: tuple(re.findall(r"`(\w+)`", metrics.split(";")[0]))
@@ -62,10 +62,10 @@ def test_the_examples_for_those_who_come_from_stable_baselines3_are_one_program_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/coming_from_stable_baselines3.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/coming_from/stable_baselines3.md").read_text(encoding="utf-8")
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
-    exec(compile(program, "docs/coming_from_stable_baselines3.md", "exec"), names)
+    exec(compile(program, "docs/coming_from/stable_baselines3.md", "exec"), names)
     assert (tmp_path / "runs/first/checkpoints/epoch-000004.h5").is_file()
     assert float(capsys.readouterr().out.splitlines()[-1]) == names["episode_return"]
 

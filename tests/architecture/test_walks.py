@@ -1,4 +1,4 @@
-"""The modules and functions that docs/architecture.md names exist."""
+"""The modules and functions that docs/project/architecture.md names exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/project/architecture.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
 
 

@@ -1,7 +1,7 @@
-"""What is learned, by seed: trains every row, keeps each run, and makes docs/results.md of what the runs hold.
+"""What is learned, by seed: trains every row, keeps each run, and makes docs/project/results.md of what the runs hold.
 
     python tests/benchmarks/results.py train [NAME ...] [--seeds 3] [--runs runs/results]
-    python tests/benchmarks/results.py table [--runs runs/results] [--output docs/results.md]
+    python tests/benchmarks/results.py table [--runs runs/results] [--output docs/project/results.md]
 
 `train` leaves out the runs that are there already. Every run is a process of its own, on one core with one thread; at
 its end its greedy policy plays 100 episodes in environments of a seed that training has not seen, which stand in

@@ -502,11 +502,18 @@ class TestCommand:
 
 
 def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs/looking.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/get_started/trajectories.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     mine = "".join(text for name, text in sections if name in ("Plot", "Replay"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile("\n".join(re.findall(r"^```python\n(.*?)^```$", mine, re.M | re.S)), "docs/looking.md", "exec"), names)
+    exec(
+        compile(
+            "\n".join(re.findall(r"^```python\n(.*?)^```$", mine, re.M | re.S)),
+            "docs/get_started/trajectories.md",
+            "exec",
+        ),
+        names,
+    )
     assert (tmp_path / "looking.png").read_bytes().startswith(PNG)
     assert len(names["results"]) == 10

@@ -26,7 +26,7 @@ from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.testing import EnvironmentContract, StatefulContract
 
-PAGE = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
 
 
 class Task(NamedTuple):

@@ -24,7 +24,7 @@ from rein.ops.random import integers, uniform
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
 from rein.testing import EnvironmentContract, StatefulContract
 
-PAGE = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
 GAMMA = 0.9
 PROBES: dict[str, Callable[..., Any]] = {
     "bandit": partial(Bandit, arms=3),
@@ -449,7 +449,7 @@ def test_every_probe_has_a_row_in_the_documentation() -> None:
 def test_the_example_of_the_documentation_runs() -> None:
     names: dict[str, Any] = {}
     for program in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        exec(compile(program, "docs/environments.md", "exec"), names)
+        exec(compile(program, "docs/reference/environments.md", "exec"), names)
     assert names["time_step"].valid.all()
     assert names["frame"].shape[2] == 3
 

@@ -1,4 +1,4 @@
-"""The program that `docs/handlers.md` is made of runs, and every plug-in has its place there."""
+"""The program that `docs/reference/handlers.md` is made of runs, and every plug-in has its place there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import rein
 from rein.loop.state import State
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/handlers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/handlers.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_are_one_program_that_runs(
@@ -20,7 +20,7 @@ def test_the_examples_are_one_program_that_runs(
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
-    exec(compile(program, "docs/handlers.md", "exec"), names)
+    exec(compile(program, "docs/reference/handlers.md", "exec"), names)
     final = names["loop"].run()  # type: ignore[attr-defined]  # the page's loop
     assert isinstance(final, State)
     assert final.status in ("completed", "halted")

@@ -1,4 +1,4 @@
-"""The Slurm script of `docs/reliability.md` does what the page says, with programs that stand for Slurm and rein."""
+"""The Slurm script of `docs/project/reliability.md`, run with stand-ins for Slurm and rein."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs/reliability.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/project/reliability.md").read_text(encoding="utf-8")
 REIN = """#!/bin/bash
 trap 'echo saved >> log; exit 143' TERM
 echo "$@" >> log

@@ -1,4 +1,4 @@
-"""The program that `docs/gymnasium.md` is made of runs."""
+"""The program that `docs/reference/gymnasium.md` is made of runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from rein.envs.gymnasium import GymnasiumEnvironment
 
-PAGE = (Path(__file__).parents[2] / "docs/gymnasium.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/gymnasium.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_the_examples_are_one_program_that_runs() -> None:
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
-    exec(compile(program, "docs/gymnasium.md", "exec"), names)
+    exec(compile(program, "docs/reference/gymnasium.md", "exec"), names)
     for name, shape in (("native", (1024, 4)), ("yours", (4,))):
         environment = names[name]
         observation = environment.reset()  # type: ignore[attr-defined]  # the page's

@@ -23,7 +23,7 @@ from rein.integrations.minari import MinariData, report_score
 from rein.ops.trees import leaves
 from rein.training.offline import fill, offline_loop
 
-PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how_to/offline.md").read_text(encoding="utf-8")
 pytestmark = [  # what Minari says of the datasets that are written here
     pytest.mark.filterwarnings("ignore:`eval_env` is set to None:UserWarning"),
     pytest.mark.filterwarnings("ignore:env_spec is None:UserWarning"),
@@ -232,6 +232,6 @@ def test_the_example_of_the_page_runs(datasets):
     collect("mujoco/halfcheetah/medium-v0", gymnasium.make("Pendulum-v1"), 3, 50, ref_min_score=-1e3, ref_max_score=0.0)
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE[PAGE.index("## Minari") :], re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"IQL": IQL, "evaluate_every": evaluate_every, "offline_loop": offline_loop}
-    exec(compile(program, "docs/offline.md", "exec"), names)
+    exec(compile(program, "docs/how_to/offline.md", "exec"), names)
     metrics = names["loop"].state.metrics
     assert metrics["evaluation_score"] == pytest.approx(100.0 + metrics["evaluation_return"] / 10.0)

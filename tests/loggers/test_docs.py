@@ -1,4 +1,4 @@
-"""The program that `docs/loggers.md` is made of runs, and every logger has its place there."""
+"""The program that `docs/how_to/loggers.md` is made of runs, and every logger has its place there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/loggers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how_to/loggers.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_are_one_program_that_runs(
@@ -16,7 +16,7 @@ def test_the_examples_are_one_program_that_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-    exec(compile(program, "docs/loggers.md", "exec"), {})
+    exec(compile(program, "docs/how_to/loggers.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == [" 1,000  0.0075", " 2,000  0.0007", "done"]
     assert len((tmp_path / "every-tenth.csv").read_text().splitlines()) == 1 + 4
     assert len((tmp_path / "fine.csv").read_text().splitlines()) == 1 + 40 * 50 // 25

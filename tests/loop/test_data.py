@@ -267,7 +267,7 @@ def test_data_that_failed_is_iterated_anew_past_what_was_had() -> None:
 
 
 def test_a_loader_seeded_by_the_epoch_is_resumed_in_its_order() -> None:
-    """The lines are those of docs/loop.md."""
+    """The lines are those of docs/reference/loop.md."""
 
     def composed() -> tuple[rein.Loop, list[tuple[int, Any]], DataLoader[Any]]:
         order = torch.Generator()

@@ -1,4 +1,4 @@
-"""The code of docs/loop.md runs, and its tables name what there is."""
+"""The code of docs/reference/loop.md runs, and its tables name what there is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import rein.loop
 from rein.loop.clocks import CLOCKS
 from rein.loop.filters import UNITS, Filter
 
-PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/loop.md").read_text(encoding="utf-8")
 
 
 def test_the_code_of_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every event of every kind of run, compared with the tables of docs/loop.md, from which the expected traces are made.
+"""Every event of every kind of run, compared with traces derived from the tables of docs/reference/loop.md.
 
 The model below knows no more than what stands in the tables: what follows an event, with which counters, and what
 follows where something was asked for or raised in it. Neither the loop nor its code is looked at.
@@ -18,7 +18,7 @@ import pytest
 
 import rein
 
-PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/loop.md").read_text(encoding="utf-8")
 EPOCHS, ITERATIONS = 3, 2
 WAYS = ("state.halt_epoch()", "state.halt_loop()", "loop.interrupt()", "an exception")
 

@@ -12,7 +12,7 @@ import torch
 
 import rein
 
-PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/loop.md").read_text(encoding="utf-8")
 
 
 def nothing(state: rein.State) -> None:

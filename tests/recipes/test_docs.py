@@ -1,4 +1,4 @@
-"""The examples of docs/recipes.md run as one program."""
+"""The examples of docs/reference/recipes.md run as one program."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from rein.cli import main
 
-PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/recipes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_examples_are_one_program(capsys):
-    exec(compile("\n".join(EXAMPLES), "docs/recipes.md", "exec"), {"__name__": "page"})
+    exec(compile("\n".join(EXAMPLES), "docs/reference/recipes.md", "exec"), {"__name__": "page"})
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "cartpole: there is no option lr; use learning_rate"
     assert float(lines[3]) == pytest.approx(0.005)

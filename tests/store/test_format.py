@@ -1,4 +1,4 @@
-"""`docs/format.md` is the specification of the files: what it says is compared with what is written."""
+"""`docs/reference/file_format.md` is the specification of the files: what it says is compared with what is written."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 
-TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/reference/file_format.md").read_text()
 
 
 @pytest.fixture

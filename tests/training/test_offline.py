@@ -31,7 +31,7 @@ from rein.testing.stateful import copy_state, first_difference
 from rein.training.offline import extend, fill, offline_loop
 from rein.types import Transition
 
-PAGE = (Path(__file__).parents[2] / "docs/offline.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how_to/offline.md").read_text(encoding="utf-8")
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096}
 
@@ -444,7 +444,7 @@ def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
     before_minari = PAGE[: PAGE.index("## Minari")]
     names: dict[str, Any] = {}
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", before_minari, re.MULTILINE | re.DOTALL))
-    exec(compile(program, "docs/offline.md", "exec"), names)
+    exec(compile(program, "docs/how_to/offline.md", "exec"), names)
     assert names["loop"].state.clocks.updates == 3 * 20 * 5
     assert 0 < len(names["cloner"].replay) <= 1_500
     assert len(names["novice"].replay) == names["steps"] == 4_000

@@ -23,7 +23,7 @@ from rein.ops.classification import accuracy, precision, true_positives
 from rein.testing.stateful import copy_state, first_difference
 from rein.training.supervised import Prediction, evaluator, train_step, trainer, validate
 
-PAGE = (Path(__file__).parents[2] / "docs/supervised.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how_to/supervised.md").read_text(encoding="utf-8")
 ONE = torch.ones(1, 1)
 XOR = TensorDataset(torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0]))
 
@@ -419,7 +419,7 @@ def test_the_examples_of_the_page_are_one_program_that_runs(
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, Any] = {}
-    exec(compile(program, "docs/supervised.md", "exec"), names)
+    exec(compile(program, "docs/how_to/supervised.md", "exec"), names)
     assert re.match(
         r"epoch 5  iteration 10  loss \S+  validation_accuracy 0\.\d+$", capsys.readouterr().out.split("\n")[0]
     )

@@ -55,7 +55,10 @@ class NetworkAgent(Agent):
         default=False, check=flag, fixed=True, help="normalize observations by their running mean and deviation"
     )
     scale_images: bool = option(
-        default=True, check=flag, fixed=True, help='divide bytes of images by 255; see "Images" in docs/agents.md'
+        default=True,
+        check=flag,
+        fixed=True,
+        help='divide bytes of images by 255; see "Images" in docs/algorithms/agents.md',
     )
     max_grad_norm: float | None = option(
         default=None,

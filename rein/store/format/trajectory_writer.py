@@ -1,4 +1,6 @@
-"""Trajectory files: a list of epochs as one HDF5 file with its layout; `docs/format.md` is the specification.
+"""Writer of trajectory files: epochs and the layout of their datasets in one HDF5 file.
+
+`docs/reference/file_format.md` is the specification.
 
 The rows of all epochs of a file lie one after the other, so that each dataset is written once, with its final size:
 floats raw, contiguous and aligned, for memory maps; booleans and integers with gzip, which gains nothing on floats.

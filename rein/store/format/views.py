@@ -1,7 +1,7 @@
 """NXdata groups, which H5Web, silx and NeXpy plot when a file is opened: fields, returns, learning curves, weights.
 
 A view hard-links its data and its axes, so no data is stored twice. The attributes were chosen by rendering files with
-each viewer; `docs/format.md` lists them.
+each viewer; `docs/reference/file_format.md` lists them.
 """
 
 from __future__ import annotations

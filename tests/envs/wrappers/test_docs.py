@@ -1,4 +1,4 @@
-"""The program that `docs/wrappers.md` is made of runs, and every wrapper has its place there."""
+"""The program that `docs/reference/wrappers.md` is made of runs, and every wrapper has its place there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import rein
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/wrappers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/wrappers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, Any] = {}
-    exec(compile(program, "docs/wrappers.md", "exec"), names)
+    exec(compile(program, "docs/reference/wrappers.md", "exec"), names)
     return names
 
 

@@ -1,0 +1,32 @@
+"""Code blocks of Markdown pages, extracted so that the tests can run them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(python|\{code-cell\} ipython3|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CELL_OPTIONS = re.compile(r"^:[\w-]+:.*\n", re.MULTILINE)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return the language, "python" or "sh", and the text of each block that is run, in order.
+
+    Blocks in other forms, such as ``{code-block} python``, are shown and not run.
+    """
+    found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [("sh" if language == "sh" else "python", CELL_OPTIONS.sub("", text)) for language, text in found]
+
+
+def python_of(page: Path) -> str:
+    """Return the Python blocks of a page as one program."""
+    return "\n".join(text for language, text in blocks(page) if language == "python")
+
+
+def section(name: str) -> list[Path]:
+    """Return the pages of a section in the order of the navigation."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = [DOCS / f"{entry}.md" for entry in re.findall(rf"^({name}/\w+)$", index, re.MULTILINE)]
+    return listed or sorted((DOCS / name).glob("*.md"))

@@ -1,0 +1,39 @@
+"""The code on the pages of the documentation runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, python_of, section
+
+WALK = [*section("get_started"), *section("tutorials")]
+ELSEWHERE = {"how_to/offline.md", "reference/file_format.md", "reference/parts.md"}  # run by the tests of their subject
+OTHERS = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if page not in WALK and python_of(page) and str(page.relative_to(DOCS)) not in ELSEWHERE
+)
+ENVIRONMENT = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+
+
+def run(page: Path, folder: Path) -> None:
+    program = folder / f"{page.parent.name}_{page.stem}.py"
+    program.write_text(python_of(page), encoding="utf-8")
+    command = [sys.executable, str(program)]
+    result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0, f"{page}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+
+
+def test_get_started_and_the_tutorials_run_in_order(tmp_path: Path) -> None:
+    for page in WALK:
+        run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: str(page.relative_to(DOCS)))
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    run(page, tmp_path)
