@@ -1,4 +1,6 @@
-"""The loop: calls a step over and over, and says so. It knows no agent and no environment.
+"""Generic event-driven loop: call a step repeatedly and fire events around it. Independent of agents and environments.
+
+The order of events::
 
     started
       epoch_started
@@ -7,7 +9,7 @@
       epoch_ended                                             after either of them
     completed | halted | failed                               exactly one per run, always
 
-`docs/reference/loop.md` has the table of what fires when, with which counters, and what each halt does.
+`docs/reference/loop.md` has the table of all events with their counters and the effect of each halt.
 """
 
 from rein.loop.loop import Loop

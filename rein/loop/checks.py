@@ -1,4 +1,4 @@
-"""Checks of the arguments of a loop: functions of the state, limits, names of events."""
+"""Checks for the arguments of a loop: functions of the state, limits, names of events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Step = Callable[["State"], Any]
 
 
 def limit(name: str, value: int | None) -> int | None:
-    """`value` as an int of 1 or more, or None for no limit."""
+    """Return `value` as an int >= 1, or None for no limit."""
     if value is None:
         return None
     try:
@@ -32,13 +32,13 @@ def limit(name: str, value: int | None) -> int | None:
 
 
 def event_name(name: str) -> None:
-    """Refuse what could not be written as `@loop.<name>`."""
+    """Raise ValueError if `name` cannot be written as `@loop.<name>`."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise ValueError(f"define({name!r}): an event's name is a Python identifier")
+        raise ValueError(f"define({name!r}): the name of an event must be a Python identifier")
 
 
 def first_result(given: Any) -> Callable[[State], None]:
-    """Return a check for the first edge. It raises TypeError if the step returned an object that is no step_state.
+    """Return a check for the first edge. It raises TypeError if the step returned something other than a step_state.
 
     `given` is the first step_state. A step may return it again, even if it is a generator.
     """
@@ -55,14 +55,14 @@ def first_result(given: Any) -> Callable[[State], None]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """How to go on after an unknown event's name."""
+    """Return a hint for an unknown event name: the closest name, or all names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; its events are {', '.join(names)}"
 
 
 def strict(step: Step, of: Callable[[Any], Any] = lambda step_state: step_state) -> Step:
-    """Refuse a step_state that is not shaped as the first one; `of(step_state)` is the part that must not drift."""
+    """Wrap a step: raise TypeError if `of(step_state)` differs in structure from the first one."""
     expected: list[Any] = []
 
     def strict_step(state: State) -> Any:
@@ -79,33 +79,37 @@ def strict(step: Step, of: Callable[[Any], Any] = lambda step_state: step_state)
 
 
 def name_of(function: object) -> str:
-    """A readable name for any callable: partials and callable objects have no `__qualname__`."""
+    """Return a readable name for any callable. Partials and callable objects have no `__qualname__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def same(one: object, other: object) -> bool:
-    """Whether these are one function: objects that are equal are two, a method looked up twice is one."""
+    """Return whether two objects are the same function. Two lookups of one method count as the same."""
     return one is other or (hasattr(one, "__self__") and one == other)
 
 
 def check_runs(where: str, role: str, function: Any) -> None:
-    """Raises TypeError, where a function is given, for what cannot be called or does nothing when it is."""
+    """Raise TypeError if `function` is a class, is not callable, is asynchronous or is a generator function."""
     if isinstance(function, type) or not callable(function):
-        what = f"the class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
-        raise TypeError(f"{where}: a {role} is a function of the state, not {what}")
+        got = f"the class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
+        raise TypeError(f"{where}: a {role} must be a function of the state, got {got}")
     never_runs = inspect.iscoroutinefunction, inspect.isgeneratorfunction
     if any(test(f) for test in never_runs for f in (function, type(function).__call__)):
-        raise TypeError(f"{where}: {role} {name_of(function)} is asynchronous or yields: called, it would run nothing")
+        raise TypeError(
+            f"{where}: {role} {name_of(function)} is asynchronous or a generator: calling it would run nothing"
+        )
 
 
 def check_function(where: str, role: str, function: Any) -> None:
-    """As `check_runs`; and TypeError for what cannot be called with the state alone."""
+    """Run `check_runs`, and raise TypeError if `function` cannot be called with the state as its only argument."""
     check_runs(where, role, function)
     try:
         inspect.signature(function, follow_wrapped=False).bind(None)
     except TypeError as error:
-        raise TypeError(f"{where}: {role} {name_of(function)} cannot be called with the state alone: {error}") from None
+        raise TypeError(
+            f"{where}: {role} {name_of(function)} cannot be called with the state as its only argument: {error}"
+        ) from None
     except ValueError:
-        pass  # written in C, without a signature
+        pass  # implemented in C, without a signature

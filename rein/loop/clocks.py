@@ -1,4 +1,4 @@
-"""The counts of a run by name; those that are kept on a device are fetched when somebody reads them."""
+"""Counters of a run by name. A counter held on a device is fetched when it is read."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def _counter(name: str) -> property:
 
 
 class Clocks:
-    """The counts by which schedules, filters, stop rules, log lines and file names say when.
+    """Counters of a run, used by schedules, filters, stop rules, log lines and file names.
 
-    Parts advance `env_steps`, `vector_steps`, `updates` and `episodes`; the loop keeps `iterations`, `epochs` and
-    `seconds` (of running, resumes included). Reading one that holds a tensor fetches it from its device.
+    Parts advance `env_steps`, `vector_steps`, `updates` and `episodes`. The loop advances `iterations`, `epochs` and
+    `seconds` (running time, summed over resumes). Reading a counter that holds a tensor fetches it from its device.
     """
 
     __slots__ = ("_env_steps", "_episodes", "_resumed_at", "_seconds", "_state", "_updates", "_vector_steps")
@@ -45,7 +45,7 @@ class Clocks:
     episodes = _counter("episodes")
 
     def __init__(self, state: Any) -> None:
-        """`state` is the run's `State`, which counts iterations and epochs."""
+        """Create clocks for `state`, the run's `State`, which counts iterations and epochs."""
         self._state = state
         self._env_steps: int | Tensor = 0
         self._vector_steps: int | Tensor = 0
@@ -55,10 +55,12 @@ class Clocks:
         self._resumed_at: float | None = None
 
     def advance(self, **amounts: int | Tensor) -> None:
-        """Add to clocks by name; a tensor is added without being fetched."""
+        """Add to clocks by name. Adding a tensor does not fetch it."""
         for name, amount in amounts.items():
             if name not in CLOCKS[:4]:
-                raise ValueError(f"clocks.advance({name}=...): a part may advance {', '.join(CLOCKS[:4])}")
+                raise ValueError(
+                    f"clocks.advance({name}=...): unknown clock; a part can advance {', '.join(CLOCKS[:4])}"
+                )
             setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
 
     @property
@@ -68,33 +70,33 @@ class Clocks:
 
     @property
     def epochs(self) -> int:
-        """Finished epochs of the whole run, halted ones too."""
+        """Finished epochs of the whole run, including halted ones."""
         return self._state._epochs_ended
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds that the loop has been running, resumes added up."""
+        """Wall-clock seconds that the loop has been running, summed over resumes."""
         running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
         return self._seconds + running
 
     def start(self) -> None:
-        """A run begins: `seconds` go on."""
+        """Resume counting `seconds` at the start of a run."""
         self._resumed_at = time.perf_counter()
 
     def stop(self) -> None:
-        """A run has ended: `seconds` stand still."""
+        """Stop counting `seconds` at the end of a run."""
         self._seconds, self._resumed_at = self.seconds, None
 
     def as_dict(self) -> dict[str, float]:
-        """All clocks by name."""
+        """Return all clocks by name."""
         return {name: getattr(self, name) for name in CLOCKS}
 
     def state_dict(self) -> dict[str, Any]:
-        """The clocks as numbers; `iterations` and `epochs` belong to the loop's own state."""
+        """Return the clocks as numbers, without `iterations` and `epochs`, which are in the state of the loop."""
         return {name: getattr(self, name) for name in (*CLOCKS[:4], "seconds")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load the clocks from the result of `state_dict`."""
         for name in CLOCKS[:4]:
             setattr(self, f"_{name}", int(state[name]))
         self._seconds = float(state["seconds"])

@@ -1,4 +1,4 @@
-"""The loop's source of batches: any iterable, iterated anew each epoch, or an iterator that is used up once."""
+"""Source of batches for the loop: an iterable that is iterated once per epoch, or an iterator used once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from rein.ops.trees import to_device
 
-END: Any = object()  # what `take` returns when the data has ended
+END: Any = object()  # returned by `take` at the end of the data
 EMPTY = "run(data=...): the data is empty; give None to run without data"
 
 
 class Batches:
-    """Hands out elements one by one, takes one back, and knows where it stands."""
+    """Batches of an iterable, taken one at a time. The last one can be given back."""
 
     def __init__(self, data: Iterable[Any], device: torch.device | str | None = None) -> None:
         if not isinstance(data, Iterable):
-            raise TypeError(f"run(data=...): an iterable of batches, not {type(data).__name__}")
-        # a DataLoader over a stream has a __len__ that raises: not knowing is not empty
+            raise TypeError(f"run(data=...): expected an iterable of batches, got {type(data).__name__}")
+        # a DataLoader over a stream has a __len__ that raises: unknown length does not mean empty
         if isinstance(data, Sized) and operator.length_hint(data, 1) == 0:
             raise ValueError(EMPTY)
         self.data = data
@@ -29,27 +29,29 @@ class Batches:
         self._iterator: Iterator[Any] = iter(data) if self.one_shot else iter(())
         self._returned: list[Any] = []
         self._taken_any = False
-        self._underway = False  # whether the iterator stands where the epoch does
+        self._underway = False  # whether the iterator is at the position of the open epoch
 
     def begin_epoch(self, skip: int = 0) -> None:
-        """Iterate anew, past the first `skip` elements (a resumed epoch); an iterator goes on where it is.
+        """Restart the iteration and skip the first `skip` elements (of a resumed epoch).
 
-        So does that of an epoch which was left open in this process: it knows the order, a new one may have another.
+        An iterator continues at its position. So does the iteration of an epoch left open in this process: a new
+        iteration
+        iteration might have another order.
         """
         if not self.begins_anew(skip):
             return
         self._iterator, self._returned, self._underway = iter(self.data), [], False
         for _ in range(skip):
             if next(self._iterator, END) is END:
-                raise ValueError(f"run(data=...): the open epoch stood at element {skip}, but the data ends before")
+                raise ValueError(f"run(data=...): the open epoch resumes at element {skip}, but the data is shorter")
         self._underway = True
 
     def begins_anew(self, skip: int) -> bool:
-        """Whether `begin_epoch(skip)` iterates the data from its first element."""
+        """Return whether `begin_epoch(skip)` restarts the iteration of the data."""
         return not (self.one_shot or (skip and self._underway))
 
     def exhausted(self) -> bool:
-        """Whether an iterator has nothing left; data that can be iterated anew never is."""
+        """Return whether an iterator has no elements left. Always False for data that can be iterated again."""
         if not self.one_shot:
             return False
         if not self._returned:
@@ -62,14 +64,14 @@ class Batches:
         return False
 
     def take(self, iteration: int) -> Any:
-        """The next element on the device, or END. Raises ValueError when an epoch's first one is missing."""
+        """Return the next element on the device, or END. Raises ValueError if an epoch has no first element."""
         try:
             element = self._returned.pop() if self._returned else next(self._iterator, END)
         except BaseException:  # raised again
-            self._underway = False  # a generator that has raised has ended
+            self._underway = False  # a generator that raised has ended
             raise
         if element is END:
-            self._iterator = self._iterator if self.one_shot else iter(())  # it may be asked once more
+            self._iterator = self._iterator if self.one_shot else iter(())  # END may be requested again
             if iteration == 0 and not self.one_shot:
                 raise ValueError(EMPTY)
             return END
@@ -77,5 +79,5 @@ class Batches:
         return element if self._device is None else to_device(element, self._device)
 
     def give_back(self, element: Any) -> None:
-        """Put back an element whose step was skipped or failed: it is the next one taken."""
+        """Put back an element whose step was skipped or failed, so that it is taken next."""
         self._returned.append(element)

@@ -1,4 +1,4 @@
-"""The run itself: epochs, iterations, and which event fires when."""
+"""Execution of a run: epochs, iterations and the order of events."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rein")
 
-# events in which an interrupt may cut a handler short, which the next run then calls first
+# events whose handlers an interrupt can cut short; the next run calls such a handler first
 POSTPONES = ("epoch_started", "iteration_completed", "epoch_completed", "epoch_halted", "epoch_ended")
 _ENDS = ("epoch_completed", "epoch_halted", "epoch_ended")
 
 
 def run(loop: Loop, source: Batches | None) -> Iterator[State]:
-    """The whole run, yielding at each epoch's end; fires exactly one of `completed`, `halted` and `failed`."""
-    loop.check_idle("run")  # once more: a stream begins when its first state is asked for
+    """Run all epochs and yield at the end of each. Fires exactly one of `completed`, `halted` and `failed`."""
+    loop.check_idle("run")  # checked again: a stream begins when its first state is requested
     state = loop.state
-    # an epoch that an interrupt or a failure left open still ends if it was to; other halts ended the run before
-    state._halts = {HALT_EPOCH: None} if state._epoch_open and state._cut else {}
+    # an open epoch that was to be halted is still halted; other halts ended the previous run
+    state._halts = {HALT_EPOCH: None} if state._epoch_open and state._halt_requested else {}
     state.status, state._left = "running", False
-    loop.running = True  # after the status: `stop` reads both, maybe from another thread
+    loop.running = True  # set after the status: `stop` reads both, possibly from another thread
     state.clocks.start()
     try:
         try:
-            loop.started.fire(state)  # its handlers may ask whether the state was loaded
+            loop.started.fire(state)  # its handlers may read `loop.resumed`
             loop.resumed = loop.step_cut = False
-            _go_on(loop)
-            if state._total_iterations:  # before the first one there is nothing to be kept
+            _finish_postponed(loop)
+            if state._total_iterations:  # before the first iteration, requests have nothing to save
                 _take_requests(state)
             else:
                 state.request(checks.first_result(state.step_state))
             while _ran_epoch(loop, source):
                 yield state
-                state._halts.pop(HALT_EPOCH, None)  # the epoch that it was asked in has ended
+                state._halts.pop(HALT_EPOCH, None)  # that epoch has ended
         except GeneratorExit:
             state.halt_loop("the stream was left")
         except BaseException as error:  # raised again
             _fail(loop, error)
             raise
         _fire_final(state, loop.halted if HALT_LOOP in state._halts or INTERRUPT in state._halts else loop.completed)
-    except StopIteration as error:  # Python would replace it, in this generator, by an error without its notes
+    except StopIteration as error:  # in a generator, Python would replace it by an error without its notes
         replaced = RuntimeError("StopIteration was raised")
         for note in getattr(error, "__notes__", ()):
             replaced.add_note(note)
@@ -62,8 +62,8 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             loop.cleanups.pop()()
 
 
-def _go_on(loop: Loop) -> None:
-    """Finish the firing that an interrupt of the last run cut short; that of an epoch's end, `_end_epoch` finishes."""
+def _finish_postponed(loop: Loop) -> None:
+    """Finish the firing that an interrupt cut short in the last run; `_end_epoch` does so for the end events."""
     state = loop.state
     if state._postponed is None or INTERRUPT in state._halts or state._postponed["event"] in _ENDS:
         return
@@ -74,28 +74,28 @@ def _go_on(loop: Loop) -> None:
         _postpone(state, again)
 
 
-def _postpone(state: State, what: Postponed, status: str | None = None) -> None:
-    """Have the next run finish this firing; `status` is how the epoch is ending, if it is."""
-    state._postponed = {"event": what.event, "handler": what.key, "status": status}
+def _postpone(state: State, postponed: Postponed, status: str | None = None) -> None:
+    """Let the next run finish this firing. `status` is the status of the ending epoch, if it is ending."""
+    state._postponed = {"event": postponed.event, "handler": postponed.key, "status": status}
 
 
 def _ran_epoch(loop: Loop, source: Batches | None) -> bool:
-    """Run the next epoch, or the rest of an open one; False if none is left or it stays open."""
+    """Run the next epoch or the rest of an open one. Return False if none is left or the epoch stays open."""
     state, halts = loop.state, loop.state._halts
-    # a halt of the loop ends an epoch that is open as halted; only an interrupt leaves it open
-    done = HALT_LOOP in halts or _enough(state)
+    # a halt of the loop ends the open epoch as halted; only an interrupt leaves it open
+    done = HALT_LOOP in halts or _all_epochs_ended(state)
     if INTERRUPT in halts or (not state._epoch_open and (done or (source is not None and source.exhausted()))):
         return False
     _run_epoch(loop, source)
     return not state._epoch_open
 
 
-def _enough(state: State) -> bool:
+def _all_epochs_ended(state: State) -> bool:
     return state.max_epochs is not None and state._epochs_ended >= state.max_epochs
 
 
 def _run_epoch(loop: Loop, source: Batches | None) -> None:
-    """One epoch, or the rest of one that is open. It is still open afterwards if it was interrupted."""
+    """Run one epoch or the rest of an open one. An interrupted epoch stays open."""
     state = loop.state
     if not state._epoch_open:
         state._epoch += 1
@@ -120,9 +120,10 @@ def _run_epoch(loop: Loop, source: Batches | None) -> None:
 
 
 def _iterate(loop: Loop, source: Batches | None) -> None:
-    """Iterations until the limit, the end of the data or a halt.
+    """Iterate until the limit, the end of the data or a halt.
 
-    The hot path (tests/benchmarks/loop.py): a handler costs one call, an event that nobody hears one attribute check.
+    This is the hot path (tests/benchmarks/loop.py): a handler costs one call, an event without handlers one attribute
+    check.
     """
     state, step, metrics = loop.state, loop.step, loop.metrics
     event = started = loop.iteration_started
@@ -142,7 +143,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 for call in started.calls:
                     if call(state) is not None:
                         started.reject(call)
-            if state._halts and state._cut:  # an interrupt waits for the iteration's edge
+            if state._halts and state._halt_requested:  # an interrupt waits for the end of the iteration
                 state.counts[started.name] = state.counts.get(started.name, 0) + 1  # a firing without an iteration
                 break
             if metrics.just_assigned:
@@ -164,7 +165,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
                 _take_requests(state)
             if state._halts or state._iteration == limit:
                 break
-    except Postponed as cut:  # in iteration_completed: the iteration is counted
+    except Postponed as cut:  # in iteration_completed: the iteration counts
         _postpone(state, cut)
     except BaseException as error:  # raised again
         loop.step_cut = call is step and event is started
@@ -177,7 +178,7 @@ def _iterate(loop: Loop, source: Batches | None) -> None:
 
 
 def _annotate(loop: Loop, error: BaseException, event: Event, call: Any) -> None:
-    """Say in the exception what raised it; `call` is what was called last, None where that said so itself."""
+    """Note in the exception where it was raised. `call` was called last; None if it has added its own note."""
     if call is loop.step:
         error.add_note(f"in step {name_of(call)}, {_where(loop.state)}")
     elif isinstance(call, Batches):
@@ -208,21 +209,21 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
                 postponed = None
         metrics = loop.metrics.freeze()
     except Postponed as cut:
-        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
+        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # the epoch stays open
         _postpone(state, cut, status)
         return
     except BaseException:  # raised again
-        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # it stays open
+        state._epochs_ended, state._epoch_status = state._epochs_ended - 1, None  # the epoch stays open
         for event in (ending, loop.epoch_ended):
-            _take_back(state, event, counts)
+            _restore_counts(state, event, counts)
         raise
     state.history.append(EpochRecord(state.epoch, status, state.iteration, seconds, metrics))
     state._epoch_open = False
     _take_requests(state)
 
 
-def _take_back(state: State, event: Event, before: dict[str, Any]) -> None:
-    """Have an event count, and its filters remember, as before this epoch's end, which will fire it once more."""
+def _restore_counts(state: State, event: Event, before: dict[str, Any]) -> None:
+    """Restore the count of an end event and the memory of its filters: the event will fire again for this epoch."""
     own = [key for key in state.counts if key == event.name or key.startswith(f"{event.name}/")]
     for key in own:
         if key in before:
@@ -238,7 +239,7 @@ def _take_requests(state: State) -> None:
         try:
             action(state)
         except BaseException as error:  # raised again
-            error.add_note(f"in {name_of(action)}, which was asked for by state.request, {_where(state)}")
+            error.add_note(f"in {name_of(action)}, requested with state.request, {_where(state)}")
             raise
 
 
@@ -246,8 +247,8 @@ def _fail(loop: Loop, error: BaseException) -> None:
     loop.state._requests = []
     try:
         _fire_final(loop.state, loop.failed)
-    except BaseException as second:  # the caller must see the first error; the second is told along with it
-        if (type(second), str(second)) == (type(error), str(error)):  # a store that failed says so whenever it is asked
+    except BaseException as second:  # the caller must see the first error; the second one becomes a note
+        if (type(second), str(second)) == (type(error), str(error)):  # a failed store repeats its error on every call
             return
         error.add_note(f"and a handler of `failed` raised {second!r}")
         logger.exception("a handler of `failed` raised")
@@ -260,14 +261,14 @@ def _fire_final(state: State, final: Event) -> None:
 
 
 class Unfinished(Exception):
-    """Raised out of work whose run is to end."""
+    """Raised to leave work that must end before it is complete."""
 
 
 class Interruptible:
-    """The work of one handler.
+    """Interruptible work of one handler.
 
-    Call `begin` before the work, `check` at each of its steps, and `leave` if `Unfinished` was raised, after undoing
-    the work. An interrupt then postpones the handler to the next run; a halt of the loop discards the work. In an event
+    Call `begin` before the work and `check` at each of its steps. If `Unfinished` is raised, undo the work and call
+    `leave`. An interrupt then postpones the handler to the next run. A halt of the loop discards the work. In an event
     that cannot be postponed, an interrupt waits until the work is done.
     """
 
@@ -280,20 +281,20 @@ class Interruptible:
         handle = loop.event(event).attach(handler, **filters)
         if event in POSTPONES:
             self._handle = handle
-        if event in POSTPONES or event == "started":  # which fires in the next run anyway
+        if event in POSTPONES or event == "started":  # `started` fires in the next run anyway
             self._interruptible = True
 
     def begin(self, state: State) -> None:
-        """Begin the work: a halt of the loop that was asked for before does not end it."""
+        """Begin the work. Halts of the loop requested earlier do not end it."""
         state._stopped = False
 
     def check(self, state: State) -> None:
-        """Raise `Unfinished` if the end of the run was asked for since `begin`, or an interrupt at any time."""
+        """Raise `Unfinished` if a halt of the loop was requested since `begin`, or if an interrupt was requested."""
         if state._stopped or state._left or (self._interruptible and INTERRUPT in state._halts):
             raise Unfinished
 
     def leave(self, state: State) -> None:
-        """End the handler. Raises `Postponed` if the next run is to do the work."""
+        """End the handler. Raises `Postponed` if the next run must do the work."""
         if self._interruptible and INTERRUPT in state._halts:
             if self._handle is not None:
                 raise Postponed(self._handle)

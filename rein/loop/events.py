@@ -1,11 +1,11 @@
-"""Events: functions attached in order, filtered, and called with the state. The only file that imports blinker.
+"""Events: handlers attached in order, optionally filtered, and called with the state. Only this file imports blinker.
 
-Handlers may change the run: they are called one after the other in the order of attachment, each is held strongly, and
-what one raises ends the run. Observers must not: they hang on a blinker signal, are called after the handlers, and one
-that raises is reported once and disconnected.
+Handlers can change the run. They are called in the order of attachment, are held strongly, and end the run if they
+raise. Observers must not change the run. They are connected to a blinker signal and called after the handlers; one that
+raises is logged once and disconnected.
 
-Wiring is what a loop is composed with, by `training_loop` for example. It runs before the handlers, or after them with
-`last=True`. It is not listed, and it cannot be muted or detached.
+Wiring is the set of functions that a loop depends on, attached by `training_loop` for example. Wiring runs before the
+handlers, or after them with `last=True`. It is not listed and cannot be muted or detached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _OrderedSet(MutableSet):
-    """A set that iterates in order of insertion: blinker's own order changes from run to run."""
+    """Set that iterates in insertion order. The order of a built-in set changes between runs."""
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
         self._values = dict.fromkeys(values)
@@ -57,13 +57,13 @@ class _OrderedSet(MutableSet):
 
 
 class _Signal(blinker.Signal):
-    set_class = _OrderedSet  # type: ignore[assignment]  # blinker says `set`, and uses no more than this has
+    set_class = _OrderedSet  # type: ignore[assignment]  # blinker declares `set`, and uses only these methods
 
 
 class Postponed(Exception):
-    """Raised by a handler that an interrupt cut short: the next run calls that handler again, and those after it.
+    """Raised by a handler that an interrupt cut short. The next run calls that handler again, and those after it.
 
-    Only the loop's own events can be postponed, see `rein.loop.engine.POSTPONES`.
+    Only events of the loop itself can be postponed, see `rein.loop.engine.POSTPONES`.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -73,33 +73,35 @@ class Postponed(Exception):
 
 @attrs.define(eq=False)
 class Handle:
-    """One attachment of a function to an event; `detach()` takes it off again."""
+    """Attachment of a function to an event. `detach()` removes it."""
 
     event: Event
     function: Handler
     filter: Filter | None
-    key: str  # where in state.counts its filter remembers
-    gate: Gate | None  # None where a modulus of the event's own count says it all
+    key: str  # key in state.counts for the memory of the filter
+    gate: Gate | None  # None if a modulus of the event's own count suffices
 
     def detach(self) -> None:
-        """Take the function off its event; nothing happens when it is off already."""
+        """Detach the function from its event. Does nothing if it is already detached."""
         self.event.remove(self)
 
 
 class Event:
-    """Something that happens in a loop: call it to decorate a handler, with or without filters.
+    """Event of a loop. Call it to decorate a handler, with or without filters.
+
+    Example::
 
         @loop.epoch_ended(every=10)
         def report(state): ...
 
-    `calls` is what firing costs: an ordered tuple of callables, empty when nobody listens.
+    `calls` is the ordered tuple of callables that a firing calls. It is empty if nothing is attached.
     """
 
     def __init__(self, name: str, owner: object, state: State, count: Callable[[State], int] | None = None) -> None:
-        """`owner` is the sender that observers see; `count` replaces the event's own count where the loop keeps one."""
+        """Create an event. Observers receive `owner` as the sender; `count(state)` replaces the event's own count."""
         self.name = name
         self.calls: tuple[Handler, ...] = ()
-        self.listened_to = False  # whether anything is attached, though it be muted
+        self.listened_to = False  # whether anything is attached, even if muted
         self._owner = owner
         self._state = state
         self._count = count
@@ -116,15 +118,15 @@ class Event:
     @overload
     def __call__(self, **filters: Any) -> Callable[[F], F]: ...
     def __call__(self, function: Any = None, **filters: Any) -> Any:
-        """Attach a handler, as a decorator: it returns the function itself, so decorators stack.
+        """Attach a handler as a decorator. Returns the function, so that decorators stack.
 
-        Filters, all given must hold: `every=n`, `once=n`, `before=n`, `after=n`, `when=predicate(state)`, counted on
-        `unit` (the event's own count by default, a clock, or "iteration" for the count within the epoch).
+        The handler runs if all filters hold: `every=n`, `once=n`, `before=n`, `after=n`, `when=predicate(state)`. They
+        count `unit`: a clock, "iteration" (within the epoch), or by default the firings of the event.
         """
         if function is not None:
             self.attach(function, **filters)
             return function
-        make_filter(self.name, **filters)  # nonsense fails here, where it is written
+        make_filter(self.name, **filters)  # invalid filters fail here, at the decorator
 
         def decorate(function: F) -> F:
             self.attach(function, **filters)
@@ -133,7 +135,7 @@ class Event:
         return decorate
 
     def attach(self, function: Handler, **filters: Any) -> Handle:
-        """Attach a handler and return the handle that detaches it. Filters as in `__call__`."""
+        """Attach a handler and return the handle that detaches it. The filters are those of `__call__`."""
         check_function(self.name, "handler", function)
         filter = make_filter(self.name, **filters)
         key = self._free_key(name_of(function))
@@ -143,7 +145,7 @@ class Event:
         return handle
 
     def detach(self, function: Handle | Handler) -> None:
-        """Detach by handle or by function (every attachment of it). Raises ValueError if it is not attached."""
+        """Detach a handle, or all attachments of a function. Raises ValueError if it is not attached."""
         found = [h for h in self._handles if h is function or same(h.function, function)]
         if not found:
             raise ValueError(f"{self.name}: {name_of(function)} is not attached")
@@ -151,10 +153,10 @@ class Event:
             handle.detach()
 
     def wire(self, function: F, *, last: bool = False) -> F:
-        """Attach a function that the loop itself depends on, before all handlers or, with `last`, after them.
+        """Attach a function that the loop depends on, before all handlers or, with `last`, after them.
 
-        It is not listed in `handlers`, and it cannot be muted, filtered or detached. `last` functions run even if a
-        handler raised.
+        It is not listed in `handlers` and cannot be muted, filtered or detached. Functions attached with `last` run
+        even if a handler raised.
         """
         check_function(self.name, "handler", function)
         if last:
@@ -165,12 +167,12 @@ class Event:
         return function
 
     def observe(self, function: F) -> F:
-        """Call `function(loop, state=state)` after the handlers; it watches and must change nothing.
+        """Call `function(loop, state=state)` after the handlers. It must not change anything.
 
-        What it raises is logged once, and it is disconnected.
+        An observer that raises is logged once and disconnected.
         """
         if not callable(function):
-            raise TypeError(f"{self.name}: an observer is called with (loop, state=state); it is no function")
+            raise TypeError(f"{self.name}: an observer must be callable with (loop, state=state)")
         if self._signal is None:
             self._signal = _Signal(self.name)
         signal = self._signal
@@ -178,7 +180,7 @@ class Event:
         def guarded(owner: object, state: State) -> None:
             try:
                 function(owner, state=state)
-            except Exception:  # of an observer, which must not end the run
+            except Exception:  # an observer must not end the run
                 logger.exception("observer %s of %s failed and is disconnected", name_of(function), self.name)
                 signal.disconnect(guarded)
                 self._rebuild()
@@ -189,16 +191,16 @@ class Event:
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
-        """The attached functions in the order of their calls, without the wiring."""
+        """Attached handlers in the order of their calls, without the wiring."""
         return tuple(handle.function for handle in self._handles)
 
     @property
     def wiring(self) -> tuple[Handler, ...]:
-        """The functions that the loop itself depends on, see `wire`."""
+        """Functions attached with `wire`."""
         return (*self._first, *self._last)
 
     def fire(self, state: State) -> None:
-        """Count this firing and call everything attached. What a handler raises gets a note that says where."""
+        """Count this firing and call everything attached. Exceptions get a note with the handler and the iteration."""
         if self._count is None:
             state.counts[self.name] = state.counts.get(self.name, 0) + 1
         call = None
@@ -211,32 +213,32 @@ class Event:
             raise
 
     def reject(self, function: object) -> None:
-        """Refuse what a handler returned."""
+        """Raise TypeError for a handler that returned a value."""
         raise TypeError(
             f"handler {name_of(function)} on {self.name} must return None; "
-            "assign to the state, or ask with state.halt_epoch() and state.halt_loop()"
+            "assign to the state, or call state.halt_epoch() or state.halt_loop()"
         )
 
     def annotate(self, error: BaseException, call: object, state: State) -> None:
-        """Add to an exception which handler raised it, and when."""
-        if call != self._dispatch:  # which has added its own
+        """Note in an exception which handler raised it, and when."""
+        if call != self._dispatch:  # `_call` has added a note
             where = f"epoch {state.epoch}, iteration {state.iteration}"
             error.add_note(f"in handler {name_of(call)} on {self.name}, {where}")
             if isinstance(error, AttributeError) and str(error).startswith("'State' object has no attribute"):
-                error.add_note("values of your own go into state.memory, which is saved with the run")
+                error.add_note("store custom values in state.memory, which is saved with the run")
 
     def _dispatch(self, state: State) -> None:
-        """Call everything, if a handler is filtered, or if something runs after the handlers."""
+        """Call everything; used if a handler is filtered or if something runs after the handlers."""
         self._call(self._gated, state)
 
     def go_on(self, key: str, state: State, *, wired: bool) -> None:
-        """Finish a firing that was postponed: call the handler with this key, and those after it.
+        """Finish a postponed firing: call the handler with this key and those after it.
 
-        The firing is not counted again. `wired` calls the wiring again as well.
+        The firing is not counted again. With `wired`, the wiring is called again as well.
         """
         keys = [handle.key for handle in self._handles]
         if key not in keys:
-            logger.warning("%s was interrupted, and is not attached any more; it is left out", key)
+            logger.warning("%s was interrupted and is no longer attached; skipping it", key)
             return
         first, rest = keys.index(key), self._entries(self._handles[keys.index(key) + 1 :])
         again = tuple((function, 0, None) for function in self._first) if wired else ()
@@ -258,26 +260,26 @@ class Event:
             observed = observed and not isinstance(error, Postponed)  # the next run finishes this firing
             self.annotate(error, function, state)
             raise
-        finally:  # a display must hear of an end also when a handler raised there
+        finally:  # observers such as displays must receive an end event even if a handler raised
             for wired in last:
                 wired(state)
             if observed and self._signal is not None:
                 self._signal.send(self._owner, state=state)
 
     def _free_key(self, name: str) -> str:
-        """By event, order of attachment and name: the nth handler of that name on this event."""
+        """Return a unique key: event, function name, and a number for repeated attachments of that name."""
         taken = {handle.key for handle in self._handles}
         return next(key for n in range(len(taken) + 1) if (key := f"{self.name}/{name}/{n}") not in taken)
 
     def remove(self, handle: Handle) -> None:
-        """Take one attachment off; nothing happens when it is off already."""
+        """Remove an attachment. Does nothing if it is already detached."""
         if handle in self._handles:
             self._handles = tuple(h for h in self._handles if h is not handle)
             self._state.counts.pop(handle.key, None)
             self._rebuild()
 
     def recount(self) -> None:
-        """A state was loaded: filters go on as it says; one that it does not know counts from its clocks on."""
+        """Continue filters from a loaded state. Filters without saved memory start at the current clock values."""
         for handle in self._handles:
             handle.gate = self._gate(handle.filter, handle.key)
         self._rebuild()
@@ -288,24 +290,24 @@ class Event:
         return make_gate(filter, key, self._state)
 
     def mute(self, by: int) -> None:
-        """Call no handler and no observer while muted more often than unmuted; firings are counted all the same."""
+        """Add `by` to the mute level. Above 0, no handler or observer is called, but firings are counted."""
         self._muted += by
-        if self._muted == 0:  # what clocks crossed meanwhile was muted too, and is not made up for
+        if self._muted == 0:  # crossings during muting are dropped
             for handle in self._handles:
                 self._state.counts.pop(handle.key, None)
             self.recount()
         self._rebuild()
 
     def _entries(self, handles: Iterable[Handle]) -> tuple[tuple[Handler, int, Gate | None], ...]:
-        heard = [h for h in handles if h.filter is None or not h.filter.never]
-        return tuple((h.function, h.filter.modulus if h.filter else 0, h.gate) for h in heard)
+        active = [h for h in handles if h.filter is None or not h.filter.never]
+        return tuple((h.function, h.filter.modulus if h.filter else 0, h.gate) for h in active)
 
     def _rebuild(self) -> None:
-        heard = () if self._muted else self._entries(self._handles)
-        self._gated = (*((function, 0, None) for function in self._first), *heard)
+        active = () if self._muted else self._entries(self._handles)
+        self._gated = (*((function, 0, None) for function in self._first), *active)
         receivers = self._signal is not None and bool(self._signal.receivers)
         self._observed = receivers and not self._muted
-        if self._last or self._observed or any(modulus or gate for _, modulus, gate in heard):
+        if self._last or self._observed or any(modulus or gate for _, modulus, gate in active):
             self.calls = (self._dispatch,)
         else:
             self.calls = tuple(function for function, _, _ in self._gated)

@@ -1,8 +1,8 @@
-"""When a handler runs: `every`, `once`, `before`, `after` and `when`, counted on a named clock.
+"""Filters of handlers: `every`, `once`, `before`, `after` and `when`, counted on a named clock.
 
-A filter on an event's own count is arithmetic. One on a clock that advances by more than one looks for *crossings*
-(every=100 fires at 128 when the clock goes 64, 128): what it must remember, the value at which it is due next, lies in
-`state.counts`, so that a resumed run keeps its schedule.
+A filter on the event's own count is arithmetic. A filter on a clock that advances by more than one detects *crossings*:
+every=100 fires at 128 when the clock goes 64, 128. Its memory, the last clock value, is in `state.counts`, so that a
+resumed run keeps its schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_GIVEN: Any = _NotGiven()
 
 @attrs.frozen
 class Filter:
-    """The conditions of one attachment; all that are given must hold."""
+    """Conditions of one attachment. All given conditions must hold."""
 
     event: str
     every: float | None = NOT_GIVEN
@@ -46,12 +46,12 @@ class Filter:
 
     @property
     def never(self) -> bool:
-        """`every=0` and `every=None` mean never."""
+        """Whether the handler never runs: `every=0` or `every=None`."""
         return self.every is not NOT_GIVEN and not self.every
 
     @property
     def modulus(self) -> int:
-        """n where `every=n` on the event's own count is all there is to check, else 0."""
+        """n if `every=n` on the event's own count is the only condition, else 0."""
         rest = (self.once, self.before, self.after)
         simple = self.every is not NOT_GIVEN and self.unit is None and self.when is None
         return int(self.every or 0) if simple and all(value is NOT_GIVEN for value in rest) else 0
@@ -64,7 +64,7 @@ class Filter:
 
 
 def make_filter(event: str, **given: Any) -> Filter | None:
-    """Check the arguments of `loop.<event>(...)`; None where nothing filters. Raises TypeError or ValueError."""
+    """Check the arguments of `loop.<event>(...)`. Returns None without filters. Raises TypeError or ValueError."""
     known = ("every", "once", "before", "after", "when", "unit")
     for name in given:
         if name not in known:
@@ -76,22 +76,22 @@ def make_filter(event: str, **given: Any) -> Filter | None:
         check_function(str(made), "predicate", made.when)
     counts = {name: _checked(made, name) for name in ("every", "once", "before", "after") if name in given}
     if made.unit is not None and not counts:
-        raise ValueError(f"{made}: `unit` names what is counted; give every, once, before or after with it")
+        raise ValueError(f"{made}: `unit` needs one of every, once, before and after")
     return attrs.evolve(made, **counts) if counts or made.when is not None else None
 
 
 def _checked(made: Filter, name: str) -> float | None:
-    """The number that was given, as an int where whole things are counted."""
+    """Return the given number, as an int unless the unit is seconds."""
     value = getattr(made, name)
     if name == "every" and value is None:
         return None
     if not _is_number(value):
-        raise TypeError(f"{made}: `{name}` is a number, not {value!r}")
+        raise TypeError(f"{made}: `{name}` must be a number, got {value!r}")
     if made.unit != "seconds" and value != int(value):
         raise ValueError(f"{made}: `{name}` counts whole {made.unit or 'firings'}; give an integer")
     if value < 0 or (name == "once" and value == 0):
         least = {"every": "1 or more, or 0 for never", "once": "more than 0"}.get(name, "0 or more")
-        raise ValueError(f"{made}: `{name}` cannot be {value}; give {least}")
+        raise ValueError(f"{made}: `{name}` must be {least}, got {value}")
     return float(value) if made.unit == "seconds" else int(value)
 
 
@@ -100,21 +100,21 @@ def _is_number(value: Any) -> bool:
 
 
 def reader(filter: Filter) -> Callable[[State], float] | None:
-    """What the filter counts by, as a function of the state; None for the event's own count."""
+    """Return a function that reads the filter's unit from the state; None for the event's own count."""
     if filter.unit is None:
         return None
     if filter.unit != "iteration":
         return operator.attrgetter(f"clocks.{filter.unit}")
-    # the count within the epoch includes the firing itself, as an event's own count does
+    # the count within the epoch includes the current firing, as an event's own count does
     if filter.event == "iteration_started":
         return lambda state: state.iteration + 1
     return operator.attrgetter("iteration")
 
 
 def make_gate(filter: Filter, key: str, state: State) -> Gate:
-    """A function of (state, own count) that tells whether the handler runs now.
+    """Return a function of (state, own count) that returns whether the handler runs now.
 
-    `key` is where in `state.counts` a filter on a clock remembers; what stands there already (a resume) is kept.
+    `key` is the entry of `state.counts` for the memory of a filter on a clock. An existing entry (a resume) is kept.
     """
     read = reader(filter)
     remember(filter, key, state)
@@ -123,7 +123,7 @@ def make_gate(filter: Filter, key: str, state: State) -> Gate:
         return crossing
 
     def opens(state: State, count: int) -> bool:
-        # crossings are looked at first: one that another condition refuses is used up, not made up for later
+        # check crossings first: a crossing that another condition rejects is used up
         return (
             (crossing is None or crossing(state, count))
             and (bound is None or bound(state, count))
@@ -153,7 +153,7 @@ def _crossing(filter: Filter, read: Callable[[State], float] | None, key: str, s
     if read is None:
         return lambda state, count: (every is None or count % every == 0) and (once is None or count == once)
 
-    # kept here too: a handler that is detached or muted while the event fires is called in this firing still
+    # also kept here: a handler detached or muted while the event fires still runs in this firing
     last: Any = state.counts[key]
 
     def crosses(state: State, count: int) -> bool:
@@ -177,7 +177,7 @@ def _crossing(filter: Filter, read: Callable[[State], float] | None, key: str, s
 
 
 def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: State) -> Gate:
-    """A plain every=n on a clock, made quick, for it stands on the hot path."""
+    """Return the gate of a plain every=n on a clock. It is optimized for the hot path."""
     every: Any = filter.every
     held = operator.attrgetter(f"clocks._{filter.unit}") if filter.unit in CLOCKS[:4] else read
     due = (state.counts[key] // every + 1) * every
@@ -186,10 +186,10 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
         nonlocal due
         value = held(state)
         if held is not read and type(value) is not int:
-            value = read(state)  # a tensor is fetched
+            value = read(state)  # fetches a tensor
         if value < due:
             return False
-        if key in state.counts:  # it is not there once it was detached while the event fires
+        if key in state.counts:  # absent after a detach while the event fires
             state.counts[key] = value
         due = (value // every + 1) * every
         return True
@@ -198,7 +198,7 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
 
 
 def remember(filter: Filter, key: str, state: State) -> None:
-    """Begin to count, at the clock's value now, what `state.counts` does not remember already."""
+    """Add the current clock value to `state.counts` as the memory of the filter, unless an entry exists."""
     read = reader(filter)
     if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
         state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))

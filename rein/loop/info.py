@@ -1,4 +1,4 @@
-"""What a run is: versions, command line, configuration and the state of the code."""
+"""Description of a run: versions, command line, configuration and git commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("rein", "torch", "numpy", "gymnasium", "h5py", "attrs", "blinker")
 
 
 def run_info(loop: Loop) -> dict[str, Any]:
-    """The run as JSON; `parts` holds the configuration of everything that the loop owns."""
+    """Return the run as JSON; `parts` holds the configuration of all parts that the loop owns."""
     parts = {
         name: {"type": f"{type(part).__module__}.{type(part).__qualname__}", "config": getattr(part, "config", {})}
         for name, part in loop.parts.items()
@@ -50,25 +50,25 @@ def version_of(package: str) -> str:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """The commit that the working folder stands on and whether anything is changed; None where there is no commit."""
-    # A repository's own configuration can name programs that `git status` starts, and it may come from anybody.
+    """Return the commit of the working directory and whether files are changed; None without a commit."""
+    # The configuration of an untrusted repository can name programs that `git status` starts.
     programs = _git("config", "--show-scope", "--get-regexp", r"^filter\..*\.(clean|process)$")
     if any(line.startswith(("local", "worktree")) for line in programs or ()):
         return None
-    told = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
-    if told is None:
+    lines = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
+    if lines is None:
         return None
-    changed = [line for line in told if not line.startswith("#")]
-    commit = next(line.split()[-1] for line in told if line.startswith("# branch.oid"))
+    changed = [line for line in lines if not line.startswith("#")]
+    commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid"))
     return None if commit == "(initial)" else {"commit": commit, "changed": bool(changed)}
 
 
 def _git(*words: str) -> list[str] | None:
-    """Lines that git prints about the working directory; None if it fails."""
+    """Return the lines that git prints for the working directory; None if it fails."""
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", *words]
-    alone = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}  # and nothing is fetched
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}  # never fetch
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=alone)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
         return done.stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None

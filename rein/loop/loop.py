@@ -1,4 +1,4 @@
-"""`Loop`: what a run is composed of, and its public face."""
+"""The `Loop` class: public interface of a run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Loop:
-    """Calls `step(state) -> the next step_state` and fires events around it.
+    """Event-driven loop: calls `step(state)`, which returns the next step_state, and fires events around it.
 
-    `compile` (True or options) passes the step through `torch.compile`; `device` is where batches are moved to;
-    `strict` refuses a step_state whose structure, shapes, dtypes or devices drift, naming the path; `debug` logs every
-    event with the time since the one before. `step_state_types` are the classes of named tuples in the step_state;
-    a state loaded from a file needs them, because a file has names only. `epochs` and `iterations` are the defaults of
-    `run`: one epoch if `epochs` is not given and `stop_at` limits no clock.
+    Args:
+        step: Function of the state that returns the next step_state.
+        epochs: Default of `run`. 1 if it is not given and `stop_at` limits no clock; None for no limit.
+        iterations: Default of `run`: iterations per epoch. None for no limit.
+        compile: Compile the step with `torch.compile`: True, or a mapping of its options.
+        device: Device that batches are moved to.
+        strict: Raise if structure, shapes, dtypes or devices of the step_state change. The error names the path.
+        debug: Log every event with the time since the previous one.
+        step_state_types: Classes of the named tuples in the step_state. Loading a state from a file needs them,
+            because a file contains only their names.
     """
 
     def __init__(
@@ -61,13 +66,13 @@ class Loop:
         self.by_chance: set[tuple[str, str]] = set()  # (part, entry of its configuration)
         self.events: dict[str, Event] = {}
         self.running = False
-        self.resumed = False  # whether the state was loaded and no run has gone on from it yet
-        self.step_cut = False  # whether the last step was begun and did not end, and no run has gone on since then
-        self.cleanups: list[Callable[[], None]] = []  # what is called once when the run is over, however it ended
-        self.epoch_began = 0.0  # when the epoch began, by clocks.seconds
+        self.resumed = False  # whether a state was loaded and no run has continued from it yet
+        self.step_cut = False  # whether the last step began but did not end, and no run has continued since
+        self.cleanups: list[Callable[[], None]] = []  # each called once when a run ends in any way
+        self.epoch_began = 0.0  # value of clocks.seconds at the start of the epoch
         self._device = None if device is None else checked_device(device)
         self._source: Batches | None = None
-        self._init: Any = None  # what the last run was given
+        self._init: Any = None  # `init` of the last run
         self._debug, self._traced_at = debug, time.perf_counter()
         self.started = self.define("started")
         self.epoch_started = self.define("epoch_started")
@@ -81,13 +86,13 @@ class Loop:
         self.failed = self.define("failed")
 
     def define(self, name: str) -> Event:
-        """Add an event of your own, with the same rights: fire it with `loop.emit(name)`, attach as `@loop.<name>`."""
+        """Add a custom event. Fire it with `loop.emit(name)` and attach handlers with `@loop.<name>`."""
         return self._define(name, None)
 
     def _define(self, name: str, count: Callable[[State], int] | None) -> Event:
         checks.event_name(name)
         if name in self.events or name in self.__dict__ or hasattr(type(self), name):
-            raise ValueError(f"define({name!r}): the loop has that name already")
+            raise ValueError(f"define({name!r}): the loop already has an attribute or event with this name")
         event = self.events[name] = Event(name, self, self.state, count)
         if self._debug:
             event.observe(lambda loop, state: loop._trace(name))
@@ -105,19 +110,19 @@ class Loop:
         event = self.__dict__.get("events", {}).get(name)
         if event is not None and value is not event:
             raise AttributeError(
-                f"loop.{name} is an event, and an assignment attaches nothing; write loop.{name}(handler), or "
+                f"loop.{name} is an event; assigning to it attaches no handler. Write loop.{name}(handler) or "
                 f"@loop.{name} above the handler"
             )
         super().__setattr__(name, value)
 
     def event(self, name: str) -> Event:
-        """The event of that name. Raises ValueError with the names there are."""
+        """Return the event with this name. Raises ValueError, with the known names, if there is none."""
         if name not in self.events:
             raise ValueError(f"a loop has no event {name!r}{checks.closest(name, self.events)}")
         return self.events[name]
 
     def on(self, *names: str, **filters: Any) -> Callable[[F], F]:
-        """A decorator that attaches a handler to several events by name."""
+        """Return a decorator that attaches a handler to several events by name."""
         events = [self.event(name) for name in names]
         if not events:
             raise ValueError(f"on() needs the names of events: {', '.join(self.events)}")
@@ -130,7 +135,7 @@ class Loop:
         return decorate
 
     def on_all(self, function: F) -> F:
-        """Attach a handler to every event that the loop has now."""
+        """Attach a handler to every event that is defined now."""
         return self.on(*self.events)(function)
 
     def emit(self, name: str) -> None:
@@ -139,9 +144,9 @@ class Loop:
 
     @contextlib.contextmanager
     def muted(self, *names: str) -> Iterator[None]:
-        """For a while, call no handler and no observer of these events.
+        """Context manager that suppresses the handlers and observers of these events.
 
-        The events are counted all the same, and the loop's own wiring runs: a store, for example, takes every epoch.
+        Firings are still counted, and the wiring of the loop still runs: a store, for example, records every epoch.
         """
         events = [self.event(name) for name in names]
         for event in events:
@@ -153,30 +158,40 @@ class Loop:
                 event.mute(-1)
 
     def metric(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
-        """Accumulate a number over each epoch, from a key of the step's metrics or a function of the state.
+        """Accumulate a number over each epoch. Read it with `state.metrics[name]`.
 
-        `reduce` is "mean", "sum", "min", "max", "last", or a function of (accumulated or None, value, count) that
-        returns what is accumulated then. A step that does not report it does not count. Read it as
-        `state.metrics[name]`.
+        Args:
+            name: Name of the metric.
+            source: Key of the step's metrics, or a function of the state. Steps that return None or lack the key are
+                skipped.
+            reduce: "mean", "sum", "min", "max", "last", or a function of (accumulated value or None, value, count) that
+                returns the new accumulated value.
         """
         self.metrics.accumulate(name, source, reduce)
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the current epoch."""
+        """Metrics of the current epoch."""
         return self.state.metrics  # type: ignore[return-value]  # set in __init__
 
     def own(self, name: str, part: Any, *, by_chance: str | Iterable[str] = ()) -> Any:
-        """Register a part that has state or configuration: checkpoints, resume and run.json are made from these.
+        """Register a part whose state or configuration belongs to the run: checkpoints, resume and run.json use it.
 
-        State is what `state_dict` and `load_state_dict` say, and that of a `torch.Generator`.
-        `by_chance` are entries of its configuration that nobody chose, as a seed that was drawn: a resume takes them
-        from the checkpoint and does not compare them.
+        The state of a part is its `state_dict`, or the state of a `torch.Generator`.
+
+        Args:
+            name: Unique name of the part.
+            part: Object with `state_dict` and `load_state_dict`, with `config`, or a `torch.Generator`.
+            by_chance: Entries of the configuration that were drawn at random, such as a seed. A resume takes them from
+                the checkpoint and does not compare them.
+
+        Returns:
+            The part.
         """
         if name in self.parts:
             there = type(self.parts[name]).__name__
-            hint = "give this one another name (name=, where a plug-in takes one)"
-            raise ValueError(f"own({name!r}): the loop owns a part of that name already, {there}; {hint}")
+            hint = "choose another name (plug-ins accept name=)"
+            raise ValueError(f"own({name!r}): the loop already owns a part with this name, {there}; {hint}")
         loads = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
         if not (loads or hasattr(part, "config") or isinstance(part, torch.Generator)):
             raise TypeError(f"own({name!r}): {type(part).__name__} has neither state_dict/load_state_dict nor config")
@@ -193,10 +208,21 @@ class Loop:
         iterations: int | None = NOT_GIVEN,
         init: Any = None,
     ) -> State:
-        """Run until `epochs` epochs have ended in all, each of `iterations` steps, or until `data` ends or a halt.
+        """Run until `epochs` epochs have ended in total, the data ends, or a handler halts the loop.
 
-        None is no limit. `data` is iterated anew each epoch; `init` is the first step_state. A second run goes on from
-        where the first one ended. Raises ValueError for empty data and for limits below 1.
+        A second run continues from the end of the first one.
+
+        Args:
+            data: Iterable of batches, iterated once per epoch. An iterator is used up over all epochs.
+            epochs: Total number of epochs, earlier runs included. None for no limit.
+            iterations: Iterations per epoch. None for no limit.
+            init: First step_state.
+
+        Returns:
+            The state of the run.
+
+        Raises:
+            ValueError: If the data is empty or a limit is below 1.
         """
         for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init):
             pass
@@ -210,59 +236,59 @@ class Loop:
         iterations: int | None = NOT_GIVEN,
         init: Any = None,
     ) -> Iterator[State]:
-        """As `run`, yielding the state at each epoch's end; leaving the `for` early halts the loop."""
+        """Run like `run` and yield the state at the end of each epoch. Leaving the `for` loop early halts the run."""
         self.check_idle("run")
         state = self.state
         state.max_epochs = self.epochs if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
         state.max_iterations = self.iterations if iterations is NOT_GIVEN else checks.limit("iterations", iterations)
         source = self._open(data)
-        self._begin_with(init)
+        self._set_step_state(init)
         if source is None and state.max_iterations is None:
-            self._warn_of_no_end()
+            self._warn_if_endless()
         return engine.run(self, source)
 
-    def _begin_with(self, init: Any) -> None:
+    def _set_step_state(self, init: Any) -> None:
         state = self.state
         if state.step_state is None:
             state.step_state = init
-        elif self.resumed and init is not None:  # the state came from a file that knows names but not your types
+        elif self.resumed and init is not None:  # the state came from a file, which contains names but no types
             state.step_state = saving.retype(state.step_state, init, self.step_state_types)
         elif init is not None and init is not self._init:
-            logger.warning("run(init=...) is ignored: the run goes on from the step_state that it has")
+            logger.warning("run(init=...) is ignored: the run continues with its current step_state")
         self._init = init if init is not None else self._init
 
-    def _warn_of_no_end(self) -> None:
-        """An epoch without data or a limit ends by a halt alone; where no handler is there to ask, that is told."""
+    def _warn_if_endless(self) -> None:
+        """Warn if only a halt can end an epoch and no handler could request one."""
         ends = ("epoch_completed", "epoch_halted", "epoch_ended", "completed", "halted", "failed")
         if not any(event.handlers or event.wiring for name, event in self.events.items() if name not in ends):
             logger.warning("run(...) has neither data nor iterations: an epoch ends only when the step halts it")
 
     def stop(self, reason: str | None = None) -> None:
-        """From any thread: end the run as `state.halt_loop(reason)` does.
+        """End the run, like `state.halt_loop(reason)`. Can be called from any thread.
 
-        A running evaluation ends at its next step and is discarded, also in the final event. Warns if the loop does
-        not run.
+        A running evaluation ends at its next step and is discarded, also in the final event. Warns if the loop is not
+        running.
         """
-        self.state._ask(HALT_LOOP, reason, self.running)
+        self.state._request_halt(HALT_LOOP, reason, self.running)
 
     def interrupt(self, reason: str | None = None) -> None:
-        """From any thread: end the run at this iteration's edge and leave the epoch open, to be resumed in its middle.
+        """End the run after this iteration and leave the epoch open for a resume. Can be called from any thread.
 
         A running evaluation ends at its next step, and the next run finishes it. In the final event it is discarded.
         """
-        self.state._ask(INTERRUPT, reason, self.running)
+        self.state._request_halt(INTERRUPT, reason, self.running)
 
     def count_cut_step(self) -> None:
-        """Count the step that was cut off (`step_cut`) as an iteration; for a handler of `started`.
+        """Count the interrupted step (`step_cut`) as an iteration. For handlers of `started`.
 
-        It is for parts that it has changed for good. `iteration_completed` does not fire for it.
+        Use this if parts were changed by the step permanently. `iteration_completed` does not fire for it.
         """
         self.state._iteration += 1
         self.state._total_iterations += 1
 
     @property
     def iterates_anew(self) -> bool:
-        """Whether the epoch begins, or goes on, from the first element of its data, past those that it has had."""
+        """Whether the epoch starts a new iteration of its data, skipping the elements of finished iterations."""
         return self._source is not None and self._source.begins_anew(self.state.iteration)
 
     def _open(self, data: Iterable[Any] | None) -> Batches | None:
@@ -272,23 +298,31 @@ class Loop:
         if source is None or source.data is not data or not (source.one_shot or self.state.epoch_open):
             source = Batches(data, self._device)
             if source.one_shot and self.resumed:
-                raise ValueError("a bare iterator cannot be resumed: give data that can be iterated anew")
+                raise ValueError("a bare iterator cannot be resumed: pass data that can be iterated again")
             self._source = source
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the run and of every part it owns, in dictionaries, lists, tensors and numbers only.
+        """Return the state of the run and of all owned parts as dictionaries, lists, tensors and numbers.
 
-        Taken at an edge (see `State.request`), it resumes exactly. It may share memory with the parts.
+        A state taken at an edge (see `State.request`) resumes exactly. It may share memory with the parts.
         """
         return saving.save(self)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> list[str]:
-        """Stand where `state_dict` was taken, in a loop composed of the same parts.
+        """Load the result of `state_dict` into a loop with the same parts.
 
-        Without `strict`, parts that are missing on one side or do not fit are left as they are; the open epoch, which
-        may have stood on them, is begun anew then. Returns what was left, a line each. Raises ValueError for another
-        format or, if `strict`, other parts, and RuntimeError while running.
+        Args:
+            state: Result of `state_dict`.
+            strict: If False, parts that are missing on one side or do not fit are left unchanged. If a part does not
+                fit, the open epoch is restarted.
+
+        Returns:
+            One line for each part that was not loaded.
+
+        Raises:
+            ValueError: If the state has another format or, with `strict`, other parts.
+            RuntimeError: If the loop is running.
         """
         self.check_idle("load_state_dict")
         left = saving.load(self, state, strict)
@@ -298,7 +332,9 @@ class Loop:
     def check_idle(self, what: str) -> None:
         """Raise RuntimeError while the loop runs."""
         if self.running:
-            raise RuntimeError(f"{what}: the loop is running; not from a handler, and not before its stream is closed")
+            raise RuntimeError(
+                f"{what}: the loop is running; call this outside of handlers, after the stream is closed"
+            )
 
     def _trace(self, name: str) -> None:
         before, self._traced_at = self._traced_at, time.perf_counter()
@@ -306,7 +342,7 @@ class Loop:
         logger.info("%s epoch=%d iteration=%d +%.6f s", name, state.epoch, state.iteration, passed)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a loop is not copied or pickled: build another one and load loop.state_dict() into it")
+        raise TypeError("a loop cannot be copied or pickled: build a new one and load loop.state_dict() into it")
 
     def __repr__(self) -> str:
         lines = [f"Loop({name_of(self.step)}, epochs={self.epochs}, iterations={self.iterations})"]
@@ -318,4 +354,6 @@ class Loop:
 
 
 def _iteration_begun(state: State) -> int:
-    return state._total_iterations + state.counts.get("iteration_started", 0) + 1  # those whose step was skipped, too
+    return (
+        state._total_iterations + state.counts.get("iteration_started", 0) + 1
+    )  # includes iterations whose step was skipped

@@ -1,4 +1,4 @@
-"""Accumulators over an epoch. Values stay tensors, on their device, until somebody reads them as floats."""
+"""Metrics accumulated over an epoch. Values stay tensors on their device until they are read as floats."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rein.loop.state import State
 
 logger = logging.getLogger("rein")
 
-Reduce = Callable[[Any, Any, int], Any]  # (accumulated or None, value, how many before it) -> accumulated
+Reduce = Callable[[Any, Any, int], Any]  # (accumulated or None, value, number of earlier values) -> accumulated
 
 
 def ema(alpha: float) -> Reduce:
-    """An exponential moving average: m <- alpha x + (1 - alpha) m, beginning with the first value."""
+    """Return a reduction for an exponential moving average, m <- alpha x + (1 - alpha) m, from the first value on."""
     if not 0.0 < alpha <= 1.0:
-        raise ValueError(f"ema(alpha={alpha}): the weight of the newest value lies in (0, 1]")
+        raise ValueError(f"ema(alpha={alpha}): the weight of the newest value must be in (0, 1]")
     return lambda mean, value, count: value if count == 0 else alpha * value + (1 - alpha) * mean
 
 
 def _add(total: Any, value: Any, count: int) -> Any:
     if count:
         return total + value
-    # a sum of many float32 values is kept in float64 where the device has it
+    # sum in float64 if the device supports it: many float32 terms lose precision
     if isinstance(value, Tensor) and value.device.type != "mps":
         return value.double()
     return value
 
 
 def _extreme(of_tensors: Callable[[Tensor, Tensor], Tensor], of_numbers: Callable[..., Any]) -> Reduce:
-    """NaN stays, whenever it came: Python's own `min` and `max` keep or lose it by the order of their arguments."""
+    """Return a reduction that keeps NaN. Python's `min` and `max` keep or drop NaN depending on the argument order."""
 
     def reduce(best: Any, value: Any, count: int) -> Any:
         if count == 0:
@@ -57,26 +57,31 @@ REDUCTIONS: dict[str, Reduce] = {
 
 
 class Accumulator:
-    """One metric over one epoch."""
+    """Accumulator of one metric over one epoch."""
 
     def __init__(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce) -> None:
         if isinstance(reduce, str) and reduce not in REDUCTIONS:
             raise ValueError(f"metric {name!r}: unknown reduce={reduce!r}; use {', '.join(REDUCTIONS)} or a function")
         if not isinstance(reduce, str) and not callable(reduce):
-            raise TypeError(f"metric {name!r}: reduce={reduce!r} is neither a name nor a function")
+            raise TypeError(f"metric {name!r}: reduce must be a name or a function, got {reduce!r}")
         if not isinstance(source, str) and not callable(source):
-            raise TypeError(f"metric {name!r}: give a key of the step's metrics or a function of the state")
+            raise TypeError(f"metric {name!r}: source must be a key of the step's metrics or a function of the state")
         self.name = name
         self._source = source
         self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else self._checked(reduce)
         self._averages = reduce == "mean"
         self.reported = False  # whether any step has reported it
-        self.others: dict[str, None] = {}  # until then, what the steps report instead
-        self._makes_new = reduce in ("mean", "sum", "min", "max")  # a tensor of its own, but for the first value
+        self.others: dict[str, None] = {}  # other names that the steps report until then
+        self._makes_new = reduce in (
+            "mean",
+            "sum",
+            "min",
+            "max",
+        )  # whether a reduction returns a new tensor, except for the first value
         self.zero()
 
     def _checked(self, reduce: Reduce) -> Reduce:
-        """Have a user's `reduce` raise TypeError if it does not return a number."""
+        """Wrap a custom `reduce`: raise TypeError if it does not return a number."""
 
         def checked(accumulated: Any, value: Any, count: int) -> Any:
             result = reduce(accumulated, value, count)
@@ -88,12 +93,12 @@ class Accumulator:
         return checked
 
     def zero(self) -> None:
-        """Forget; a new epoch begins."""
+        """Reset for a new epoch."""
         self.accumulated: Any = None
         self.count = 0
 
     def update(self, state: State) -> None:
-        """Take in this iteration's value, if the step reported one."""
+        """Accumulate the value of this iteration, if the step reported one."""
         value = self._source(state) if callable(self._source) else lookup(state.step_state, self._source)
         if value is None:
             if not self.reported:
@@ -105,7 +110,7 @@ class Accumulator:
             if value.ndim:
                 value = self._scalar(value)
             if self.count == 0 or not self._makes_new:
-                value = value.clone()  # what it was, whatever is written there later: a parameter, say
+                value = value.clone()  # the tensor may be written to later, for example if it is a parameter
         elif not isinstance(value, int | float):
             value = self._number(value)
         self.accumulated = self._reduce(self.accumulated, value, self.count)
@@ -114,8 +119,8 @@ class Accumulator:
     def _scalar(self, value: Tensor) -> Tensor:
         if value.numel() != 1:
             raise ValueError(
-                f"metric {self.name!r} has shape {tuple(value.shape)}; a metric is one number an iteration: "
-                "reduce it first, for instance with a function that returns state.step_state....mean()"
+                f"metric {self.name!r} has shape {tuple(value.shape)}; a metric must be one number per iteration: "
+                "reduce it first, for example with a function that returns state.step_state....mean()"
             )
         return value.reshape(())
 
@@ -123,11 +128,11 @@ class Accumulator:
         try:
             return float(value)
         except (TypeError, ValueError):
-            what = f"{type(value).__name__} {value!r}"
-            raise TypeError(f"metric {self.name!r}: a metric is one number an iteration, not {what:.100}") from None
+            got = f"{type(value).__name__} {value!r}"
+            raise TypeError(f"metric {self.name!r}: expected one number per iteration, got {got:.100}") from None
 
     def warn_if_missing(self) -> None:
-        """Warn, once, if no step has reported the metric although the steps report others."""
+        """Warn once if no step has reported the metric although steps report others."""
         if not self.reported and self.others:
             self.reported = True
             logger.warning(
@@ -138,14 +143,14 @@ class Accumulator:
             )
 
     def read(self) -> Any:
-        """The value so far, still on its device; NaN when nothing was reported."""
+        """Return the value so far, on its device; NaN if nothing was reported."""
         if self.count == 0:
             return math.nan
         return self.accumulated / self.count if self._averages else self.accumulated
 
 
 def lookup(step_state: Any, key: str) -> Any:
-    """`key` of `step_state.metrics`, of `step_state` itself where that has no metrics; None where it is absent."""
+    """Return `key` of `step_state.metrics`, or of `step_state` if it has no metrics; None if it is absent."""
     source = getattr(step_state, "metrics", step_state)
     if isinstance(source, Mapping):
         return source.get(key)
@@ -159,7 +164,7 @@ def names_in(step_state: Any) -> Iterable[str]:
 
 
 class Frozen(Mapping[str, float]):
-    """Metrics of a finished epoch: still tensors, each fetched when it is first read."""
+    """Metrics of a finished epoch. Values stay tensors until they are first read."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -181,41 +186,41 @@ class Frozen(Mapping[str, float]):
 
 
 def _check_name(name: Any) -> None:
-    """Raises TypeError or ValueError for a name that no file could hold: an epoch of data would be lost for it."""
+    """Raise TypeError or ValueError for a name that files cannot store."""
     if not isinstance(name, str):
-        raise TypeError(f"a metric's name is a string, not {name!r}: give str(...) of it")
+        raise TypeError(f"the name of a metric must be a string, got {name!r}: pass str(...)")
     if not name or "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
-        raise ValueError(f"a metric cannot be called {name!r}: no file could hold it")
+        raise ValueError(f"invalid name of a metric, {name!r}: files cannot store it")
 
 
 class Metrics(MutableMapping[str, Any]):
-    """The metrics of this epoch by name: accumulated by the loop, computed when read, or assigned by a handler."""
+    """Metrics of the current epoch by name: accumulated by the loop, computed when read, or assigned by a handler."""
 
     def __init__(self) -> None:
         self._accumulators: dict[str, Accumulator] = {}
         self._computed: dict[str, Callable[[], Any]] = {}
         self._assigned: dict[str, Any] = {}
-        self.just_assigned: set[str] = set()  # since the latest step began; cleared by the loop
-        self.updates: tuple[Callable[[State], None], ...] = ()  # what the loop calls after each step
+        self.just_assigned: set[str] = set()  # since the current step began; cleared by the loop
+        self.updates: tuple[Callable[[State], None], ...] = ()  # called by the loop after each step
 
     def accumulate(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
-        """Accumulate `source` over each epoch. Raises ValueError where the name is taken."""
+        """Accumulate `source` over each epoch. Raises ValueError if the name is taken."""
         self._check_free(name)
         self._accumulators[name] = Accumulator(name, source, reduce)
         self.updates = tuple(accumulator.update for accumulator in self._accumulators.values())
 
     def compute(self, name: str, read: Callable[[], Any]) -> None:
-        """Have `read()` called whenever the metric is read; it keeps its own state."""
+        """Call `read()` whenever the metric is read. The function keeps its own state."""
         self._check_free(name)
         self._computed[name] = read
 
     def _check_free(self, name: str) -> None:
         _check_name(name)
         if name in self._accumulators or name in self._computed:
-            raise ValueError(f"the loop has a metric {name!r} already; choose another name")
+            raise ValueError(f"the loop already has a metric {name!r}; choose another name")
 
     def zero(self) -> None:
-        """A new epoch begins: accumulators start anew, what handlers assigned is gone."""
+        """Start a new epoch: reset the accumulators and remove assigned values."""
         for accumulator in self._accumulators.values():
             accumulator.zero()
         self._assigned.clear()
@@ -237,7 +242,9 @@ class Metrics(MutableMapping[str, Any]):
         if name not in self._assigned:
             _check_name(name)
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"metrics[{name!r}]: a metric is one number, not a tensor of shape {tuple(value.shape)}")
+            raise ValueError(
+                f"metrics[{name!r}]: a metric must be one number, got a tensor of shape {tuple(value.shape)}"
+            )
         self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
         self.just_assigned.add(name)
 
@@ -256,20 +263,20 @@ class Metrics(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def freeze(self) -> Frozen:
-        """Return the values as they are now, still on their devices; warn of metrics that no step reports."""
+        """Return the current values, still on their devices. Warn about metrics that no step reports."""
         for accumulator in self._accumulators.values():
             accumulator.warn_if_missing()
         return Frozen({name: self._raw(name) for name in self})
 
     def state_dict(self) -> dict[str, Any]:
-        """What is accumulated and assigned; computed metrics belong to whoever computes them."""
+        """Return accumulated and assigned values. Computed metrics are saved by their source."""
         return {
             "accumulated": {a.name: {"value": a.accumulated, "count": a.count} for a in self._accumulators.values()},
             "assigned": dict(self._assigned),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; a metric that is new since then starts empty."""
+        """Load the result of `state_dict`. Metrics without a saved value start empty."""
         for name, accumulator in self._accumulators.items():
             saved = state["accumulated"].get(name)
             accumulator.zero()

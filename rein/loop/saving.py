@@ -1,4 +1,4 @@
-"""State of a loop: saving and loading it, gradients included."""
+"""Saving and loading the state of a loop, gradients included."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _stateful(loop: Loop) -> Iterator[tuple[str, Any]]:
 
 
 def save(loop: Loop) -> dict[str, Any]:
-    """The state of the run and of every part that the loop owns; see `Loop.state_dict`."""
+    """Return the state of the run and of all owned parts; see `Loop.state_dict`."""
     state = loop.state
     return {
         "format": FORMAT,
@@ -38,8 +38,8 @@ def save(loop: Loop) -> dict[str, Any]:
         "total_iterations": state.total_iterations,
         "epochs_ended": state.clocks.epochs,
         "epoch_open": state.epoch_open,
-        # that the open epoch is to end is part of where it stands; that the run was to be stopped is not
-        "halt_epoch": state.epoch_open and state._cut,
+        # a halt of the open epoch is saved; a halt of the run is not
+        "halt_epoch": state.epoch_open and state._halt_requested,
         "postponed": state._postponed,
         "epoch_began": loop.epoch_began,
         "step_cut": loop.step_cut,
@@ -57,22 +57,25 @@ def save(loop: Loop) -> dict[str, Any]:
 
 @torch.inference_mode(False)
 def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]:
-    """Make `loop` stand where `saved` was taken; see `Loop.load_state_dict`."""
+    """Load `saved` into `loop`; see `Loop.load_state_dict`."""
     if saved.get("format") != FORMAT:
         raise ValueError(f"this state has format version {saved.get('format')!r}; this rein reads version {FORMAT}")
-    mine, theirs = dict(_stateful(loop)), saved["parts"]
-    if strict and set(mine) != set(theirs):
-        missing, extra = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
-        raise ValueError(f"the loop's parts are not those of the state: missing {missing}, not in the state {extra}")
-    missing = [f"{name}: the loop has no such part" for name in theirs if name not in mine]
-    missing += [f"{name}: the state has no such part" for name in mine if name not in theirs]
+    own, loaded = dict(_stateful(loop)), saved["parts"]
+    if strict and set(own) != set(loaded):
+        missing, extra = sorted(set(loaded) - set(own)), sorted(set(own) - set(loaded))
+        raise ValueError(
+            f"parts of the loop and the state differ: missing in the loop {missing}, missing in the state {extra}"
+        )
+    missing = [f"{name}: the loop has no such part" for name in loaded if name not in own]
+    missing += [f"{name}: the state has no such part" for name in own if name not in loaded]
     left: list[str] = []
-    for name in sorted(mine, key=lambda name: not hasattr(mine[name], "config")):  # last, what keeps the books of them
-        if name in theirs and left and not hasattr(mine[name], "config"):
-            left.append(f"{name}: it goes with what did not fit")
-        elif name in theirs:
-            left += _load_part(name, mine[name], theirs[name], strict)
-    load_gradients(mine, {} if missing or left else saved.get("gradients", {}))
+    # parts without a configuration track the others, so they load last
+    for name in sorted(own, key=lambda name: not hasattr(own[name], "config")):
+        if name in loaded and left and not hasattr(own[name], "config"):
+            left.append(f"{name}: skipped, because it depends on a part that did not fit")
+        elif name in loaded:
+            left += _load_part(name, own[name], loaded[name], strict)
+    load_gradients(own, {} if missing or left else saved.get("gradients", {}))
     state = loop.state
     _load_counters(state, saved)
     state.step_state = unpack(_copied(saved["step_state"]), loop.step_state_types | namedtuples(state.step_state))
@@ -84,7 +87,7 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
     state.times = dict(saved["times"])
     loop.epoch_began = float(saved["epoch_began"])
     loop.step_cut = bool(saved.get("step_cut", False)) and not left
-    if left:  # what the open epoch stood on may be among it: the run goes on with an epoch of its own
+    if left:  # the open epoch may depend on a part that did not fit: start a new epoch
         state._epoch, state._iteration, state._epoch_open, state._halts = state._epochs_ended, 0, False, {}
         state.step_state, state._postponed = None, None
     for event in loop.events.values():
@@ -93,11 +96,11 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
 
 
 def _load_part(name: str, part: Any, saved: Any, strict: bool) -> list[str]:
-    """Load one part; where it does not fit and need not, it stays as it was, and why is returned."""
+    """Load one part. Without `strict`, a part that does not fit stays unchanged, and the reason is returned."""
     before = {} if strict else _copied(state_of(part))
     try:
         load_state(part, saved)
-    except Exception as error:  # a part of somebody else may raise anything
+    except Exception as error:  # custom parts may raise anything
         if strict:
             error.add_note(f"in the loop's part {name!r}")
             raise
@@ -123,64 +126,64 @@ def _load_counters(state: State, saved: Mapping[str, Any]) -> None:
 
 
 def retype(step_state: Any, like: Any, types: Mapping[str, type]) -> Any:
-    """Give the named tuples of a loaded step_state the types in `like` or `types`: a file has names, not types."""
+    """Give the named tuples of a loaded step_state the types in `like` or `types`. A file stores only their names."""
     return unpack(pack(step_state), {**types, **namedtuples(like)})
 
 
-KINDS = {"Counter": Counter, "dict": dict}  # of a mapping whose keys are whole numbers
+KINDS = {"Counter": Counter, "dict": dict}  # types of mappings whose keys are integers
 
 
 def has_state(part: Any) -> bool:
-    """Whether the part has a state that is saved."""
+    """Return whether the part has a state to save."""
     return hasattr(part, "state_dict") or isinstance(part, torch.Generator)
 
 
 def state_of(part: Any) -> Mapping[str, Any]:
-    """Its `state_dict`, that of an optimizer or a scheduler of torch with keys of text; where a generator stands."""
+    """Return the `state_dict` of a part with string keys, or the state of a generator."""
     if isinstance(part, torch.Generator):
         return {"state": part.get_state()}
     if isinstance(part, torch.optim.Optimizer):
-        return plain_state(part)  # type: ignore[arg-type]  # theirs has another name for an argument
+        return plain_state(part)  # type: ignore[arg-type]  # torch calls the argument `state_dict`
     if isinstance(part, LRScheduler):
-        return _with_text_keys(part.state_dict())
+        return _to_text_keys(part.state_dict())
     return part.state_dict()
 
 
 def load_state(part: Any, state: Mapping[str, Any]) -> None:
-    """The inverse of `state_of`. Raises what the part raises for a state that does not fit."""
+    """Load the result of `state_of`. Raises the part's own exception if the state does not fit."""
     if isinstance(part, torch.Generator):
         part.set_state(state["state"].cpu())
     elif isinstance(part, torch.optim.Optimizer):
-        load_plain_state(part, state)  # type: ignore[arg-type]  # as above
+        load_plain_state(part, state)  # type: ignore[arg-type]  # see above
     elif isinstance(part, LRScheduler):
-        part.load_state_dict(_with_their_keys(state))
+        part.load_state_dict(_to_integer_keys(state))
     else:
         part.load_state_dict(state)
 
 
-def _with_text_keys(value: Any) -> Any:
-    """A scheduler's state for a file: MultiStepLR, alone or inside of another, counts its milestones by epoch."""
+def _to_text_keys(value: Any) -> Any:
+    """Convert the integer keys of a scheduler's state to strings. MultiStepLR keys its milestones by epoch."""
     if isinstance(value, list):
-        return [_with_text_keys(entry) for entry in value]
+        return [_to_text_keys(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    entries = {key: _with_text_keys(entry) for key, entry in value.items()}
+    entries = {key: _to_text_keys(entry) for key, entry in value.items()}
     if isinstance(value, Counter) or any(isinstance(key, int) for key in value):
         kind = "Counter" if isinstance(value, Counter) else "dict"
         return {"integer_keys": kind, "entries": {str(key): entry for key, entry in entries.items()}}
     return entries
 
 
-def _with_their_keys(value: Any) -> Any:
-    """The inverse of `_with_text_keys`."""
+def _to_integer_keys(value: Any) -> Any:
+    """The inverse of `_to_text_keys`."""
     if isinstance(value, list):
-        return [_with_their_keys(entry) for entry in value]
+        return [_to_integer_keys(entry) for entry in value]
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"integer_keys", "entries"}:
-        entries = {int(key): _with_their_keys(entry) for key, entry in value["entries"].items()}
+        entries = {int(key): _to_integer_keys(entry) for key, entry in value["entries"].items()}
         return KINDS[value["integer_keys"]](entries)
-    return {key: _with_their_keys(entry) for key, entry in value.items()}
+    return {key: _to_integer_keys(entry) for key, entry in value.items()}
 
 
 _LIMIT = 10_000  # objects visited inside a part; larger parts are data
@@ -189,7 +192,7 @@ _PLAIN += (np.ndarray, np.generic, torch.Generator, torch.device)
 
 
 def save_gradients(parts: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Return the gradients of all parameters that the parts hold, by part and by path; parameters without one left out.
+    """Return the gradients of all parameters in the parts, by part and path. Parameters without a gradient are omitted.
 
     Sparse gradients become dense. A parameter that several parts share is saved once.
     """
@@ -205,7 +208,7 @@ def save_gradients(parts: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 
 def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Give the parameters the saved gradients, and all others none. Raises ValueError for an unknown parameter."""
+    """Set the saved gradients and clear all others. Raises ValueError for an unknown parameter."""
     found = {name: dict(_parameters(part)) for name, part in parts.items()}
     for name, parameters in found.items():
         if unknown := sorted(saved.get(name, {}).keys() - parameters.keys()):
@@ -222,10 +225,10 @@ def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Te
 
 
 def _parameters(part: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of all modules and optimizers that a part is or holds, with their paths; nearest first.
+    """Yield the parameters of all modules and optimizers in a part, with their paths; nearest first.
 
-    Of rein's own parts, only the attributes are visited: they keep no gradient between iterations, but a step of the
-    user's may do so with the networks of an agent.
+    Only the direct attributes of rein's own parts are visited. These parts keep no gradients between iterations, but a
+    custom step may accumulate gradients in the networks of an agent.
     """
     flat = type(part).__module__.startswith("rein.")
     seen: set[int] = set()
@@ -260,7 +263,7 @@ def _join(path: str, name: Any) -> str:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object has itself, in its dictionary or in slots; properties are not called."""
+    """Return the attributes of an object from its dictionary and its slots, without calling properties."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ()), str) else ():

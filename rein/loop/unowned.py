@@ -1,4 +1,4 @@
-"""Objects with a state that the step or a handler uses and the loop does not own: a checkpoint would forget them."""
+"""Search for stateful objects that the step or a handler uses but the loop does not own. Checkpoints omit them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def unowned(loop: Loop) -> list[str]:
 
 
 def _seeds(function: Any) -> bool:
-    """Return whether a function seeds its generators anew, so that they have nothing to remember."""
+    """Return whether a function seeds its generators, so that their state need not be saved."""
     code = getattr(getattr(function, "func", function), "__code__", None)
     return code is not None and "manual_seed" in code.co_names
 
 
 def _has_state(value: Any) -> bool:
-    if isinstance(value, torch.Generator):  # `torch_generators` saves those of torch
+    if isinstance(value, torch.Generator):  # `torch_generators` saves torch's own generators
         return value is not torch.default_generator and value not in torch.cuda.default_generators
     if isinstance(value, type | ModuleType):
         return False
@@ -55,7 +55,7 @@ def _has_state(value: Any) -> bool:
         return False
     try:
         return any(True for _ in leaves(value.state_dict()))
-    except Exception:  # a state that cannot be taken is not known to be empty
+    except Exception:  # if the state cannot be read, assume that it is not empty
         return True
 
 
@@ -81,13 +81,13 @@ def _used(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: FunctionType) -> set[str]:
-    """Return the names of the global variables that a function reads; names of attributes do not count."""
+    """Return the names of the global variables that a function reads. Attribute names are excluded."""
     read = {str(line.argval) for line in dis.get_instructions(function) if line.opname == "LOAD_GLOBAL"}
     return read & function.__globals__.keys()
 
 
 def _inside(parts: Iterable[Any]) -> set[int]:
-    """The ids of everything that the parts are made of, through attributes and plain containers."""
+    """Return the ids of all objects in the parts, found through attributes and plain containers."""
     seen: set[int] = set()
     waiting = collections.deque(parts)
     while waiting and len(seen) < _LIMIT:

@@ -141,7 +141,7 @@ def test_a_stopped_run_goes_on_with_more_patience_or_a_count_of_zero() -> None:
 
 def test_two_on_one_name_are_an_error_and_two_on_two_names_count_apart() -> None:
     loop = make([1.0, 0.5, 0.4, 0.3, 0.2], patience=9)
-    with pytest.raises(ValueError, match="owns a part of that name already"):
+    with pytest.raises(ValueError, match="already owns a part with this name"):
         early_stop(loop, "loss", mode="min")
     early_stop(loop, "loss", mode="min", min_delta=0.25, patience=1, name="plateau")
     assert set(loop.parts) == {"early_stop/loss", "plateau"}
@@ -167,7 +167,7 @@ def test_a_metric_that_is_not_there_is_an_error_at_the_first_firing() -> None:
         ({"min_delta": -0.1}, "give 0 or more"),
         ({"min_delta": NAN}, "give 0 or more"),
         ({"event": "epoch_end"}, "no event 'epoch_end'"),
-        ({"every": -1}, "cannot be -1"),
+        ({"every": -1}, "must be 1 or more"),
     ],
 )
 def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(options: dict[str, Any], text: str) -> None:

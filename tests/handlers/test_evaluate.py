@@ -427,7 +427,7 @@ def test_an_interrupted_evaluation_that_is_gone_is_left_out(caplog: pytest.LogCa
     other.own("evaluation_environment", Countdown())
     other.load_state_dict(loop.state_dict())
     assert other.run().status == "completed"
-    assert "is not attached any more" in caplog.text
+    assert "is no longer attached" in caplog.text
 
 
 def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -472,7 +472,7 @@ def test_two_evaluations_need_two_names() -> None:
 @pytest.mark.parametrize("options", [{"episodes": 0}, {"on_failure": "ignore"}, {"event": "epoch_end"}, {"every": -1}])
 def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(options: dict[str, Any]) -> None:
     loop = Loop(lambda state: None)
-    with pytest.raises(ValueError, match=r"give 1 or more|give \"raise\"|no event|cannot be -1"):
+    with pytest.raises(ValueError, match=r"give 1 or more|give \"raise\"|no event|must be 1 or more"):
         evaluate_every(loop, Always(0), Countdown(), **{"episodes": 5, **options})
     assert not loop.parts
     assert not any(event.handlers for event in loop.events.values())

@@ -102,7 +102,7 @@ def test_what_the_action_asks_of_the_state_is_done() -> None:
 
 def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> None:
     loop, _ = monitored([1.0])
-    with pytest.raises(ValueError, match="owns a part of that name already"):
+    with pytest.raises(ValueError, match="already owns a part with this name"):
         monitor(loop, "loss", print, mode="min")
     monitor(loop, "accuracy", print, mode="max")
     with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch"):
@@ -121,7 +121,7 @@ def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> No
 def test_nonsense_fails_where_it_is_written(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         monitored([1.0], **options)
-    with pytest.raises(TypeError, match="a callback is a function of the state, not str"):
+    with pytest.raises(TypeError, match="a callback must be a function of the state, got str"):
         monitor(make([1.0]), "loss", "halt", mode="min")  # type: ignore[arg-type]  # the mistake
 
 

@@ -294,15 +294,18 @@ class AsynchronousObject:
 @pytest.mark.parametrize(
     ("handler", "text"),
     [
-        (10, "epoch_ended: a handler is a function of the state, not int"),
-        ("report", "a handler is a function of the state, not str"),
-        (CallableObject, "a handler is a function of the state, not the class CallableObject"),
-        (asynchronous, "handler asynchronous is asynchronous or yields: called, it would run nothing"),
-        (generating, "handler generating is asynchronous or yields"),
-        (AsynchronousObject(), "handler AsynchronousObject is asynchronous or yields"),
-        (functools.partial(asynchronous), "handler asynchronous is asynchronous or yields"),
-        (lambda: None, "cannot be called with the state alone: too many positional arguments"),
-        (lambda state, more: None, "cannot be called with the state alone: missing a required argument: 'more'"),
+        (10, "epoch_ended: a handler must be a function of the state, got int"),
+        ("report", "a handler must be a function of the state, got str"),
+        (CallableObject, "a handler must be a function of the state, got the class CallableObject"),
+        (asynchronous, "handler asynchronous is asynchronous or a generator: calling it would run nothing"),
+        (generating, "handler generating is asynchronous or a generator"),
+        (AsynchronousObject(), "handler AsynchronousObject is asynchronous or a generator"),
+        (functools.partial(asynchronous), "handler asynchronous is asynchronous or a generator"),
+        (lambda: None, "cannot be called with the state as its only argument: too many positional arguments"),
+        (
+            lambda state, more: None,
+            "cannot be called with the state as its only argument: missing a required argument: 'more'",
+        ),
     ],
 )
 def test_what_is_no_handler_is_refused_where_it_is_attached(handler: Any, text: str) -> None:

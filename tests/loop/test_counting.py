@@ -142,7 +142,7 @@ def test_parts_advance_their_clocks_and_no_others() -> None:
     assert clocks.as_dict() | {"seconds": 0.0} == dict(
         env_steps=20, vector_steps=1, updates=0, episodes=0, iterations=0, epochs=0, seconds=0.0
     )
-    with pytest.raises(ValueError, match="a part may advance env_steps, vector_steps, updates, episodes"):
+    with pytest.raises(ValueError, match="a part can advance env_steps, vector_steps, updates, episodes"):
         clocks.advance(iterations=1)
     for name in ("iterations", "epochs", "seconds", "env_stepps"):
         with pytest.raises(AttributeError):

@@ -133,7 +133,7 @@ def test_data_that_has_become_shorter_than_the_open_epoch_is_an_error() -> None:
     loop, _ = collecting()
     loop.iteration_completed(once=3)(lambda state: loop.interrupt())
     loop.run([1, 2, 3, 4])
-    with pytest.raises(ValueError, match="the open epoch stood at element 3, but the data ends before"):
+    with pytest.raises(ValueError, match="the open epoch resumes at element 3, but the data is shorter"):
         loop.run([1, 2])
 
 
@@ -167,7 +167,7 @@ def test_empty_data_that_does_not_know_its_length_is_an_error_all_the_same(empty
 
 @pytest.mark.parametrize("data", [3, 1.5, object()])
 def test_what_is_no_iterable_is_refused(data: Any) -> None:
-    with pytest.raises(TypeError, match=r"run\(data=...\): an iterable of batches, not"):
+    with pytest.raises(TypeError, match=r"run\(data=...\): expected an iterable of batches, got"):
         collecting()[0].run(data)
 
 

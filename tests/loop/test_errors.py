@@ -121,7 +121,7 @@ def test_data_that_raises_is_named_and_no_handler_is_blamed() -> None:
 def test_an_action_at_the_edge_that_raises_is_named_and_no_handler_is_blamed() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(lambda state: state.request(fail))
-    assert notes_of(loop) == ["in fail, which was asked for by state.request, epoch 1, iteration 1"]
+    assert notes_of(loop) == ["in fail, requested with state.request, epoch 1, iteration 1"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -196,9 +196,7 @@ def test_a_handler_that_returns_something_is_named_with_its_event(
 
     loop = rein.Loop(nothing)
     loop.event(event).attach(wrong, **filters)
-    with pytest.raises(
-        TypeError, match=f"handler .*wrong on {event} must return None; assign to the state, or ask with"
-    ):
+    with pytest.raises(TypeError, match=f"handler .*wrong on {event} must return None; assign to the state, or call"):
         loop.run(iterations=1)
 
 
@@ -276,10 +274,13 @@ def test_a_loop_is_not_run_or_loaded_from_its_own_handlers(event: str, what: str
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        (None, "a step is a function of the state, not NoneType"),
-        (dict, "a step is a function of the state, not the class dict"),
-        (lambda: None, "cannot be called with the state alone"),
-        (lambda state, batch: None, "cannot be called with the state alone: missing a required argument: 'batch'"),
+        (None, "a step must be a function of the state, got NoneType"),
+        (dict, "a step must be a function of the state, got the class dict"),
+        (lambda: None, "cannot be called with the state as its only argument"),
+        (
+            lambda state, batch: None,
+            "cannot be called with the state as its only argument: missing a required argument: 'batch'",
+        ),
     ],
 )
 def test_what_is_no_step_is_refused(step: Any, text: str) -> None:

@@ -139,10 +139,10 @@ def test_a_run_is_ended_from_a_signal_even_in_the_middle_of_another_halt(ask: st
 @pytest.mark.parametrize("ask", [*ASKS])
 def test_a_halt_is_ignored_with_a_warning_where_nothing_runs(ask: str) -> None:
     loop = rein.Loop(nothing)
-    with pytest.warns(RuntimeWarning, match="a halt asked for before a run is ignored"):
+    with pytest.warns(RuntimeWarning, match="a halt requested before a run is ignored"):
         ASKS[ask](loop)
     loop.run(epochs=2, iterations=2)
-    with pytest.warns(RuntimeWarning, match="a halt asked for in `completed` or later is ignored: the run has ended"):
+    with pytest.warns(RuntimeWarning, match="a halt requested in `completed` or later is ignored: the run has ended"):
         ASKS[ask](loop)
     final = loop.run(epochs=3, iterations=2)
     assert (final.status, final.reason, final.epoch) == ("completed", None, 3)

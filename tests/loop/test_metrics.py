@@ -57,7 +57,7 @@ def test_a_reduction_of_ones_own_is_told_what_is_accumulated_and_how_many_came_b
 
 def test_an_exponential_moving_average_begins_with_the_first_value() -> None:
     assert run([4.0, 8.0], ema(0.25)).metrics["x"] == 5.0
-    with pytest.raises(ValueError, match=r"ema\(alpha=0\): the weight of the newest value lies in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"ema\(alpha=0\): the weight of the newest value must be in \(0, 1\]"):
         ema(0)
 
 
@@ -129,11 +129,11 @@ def test_values_stay_tensors_without_a_gradient_until_they_are_read() -> None:
 
 def test_what_is_no_single_number_is_an_error_that_names_the_metric() -> None:
     with pytest.raises(
-        ValueError, match=r"metric 'x' has shape \(3,\); a metric is one number an iteration: reduce it"
+        ValueError, match=r"metric 'x' has shape \(3,\); a metric must be one number per iteration: reduce it"
     ):
         run([torch.zeros(3)])
     for wrong in ("high", [1.0, 2.0], {"a": 1}, np.zeros(2)):
-        with pytest.raises(TypeError, match="metric 'x': a metric is one number an iteration, not"):
+        with pytest.raises(TypeError, match="metric 'x': expected one number per iteration, got"):
             run([wrong])
 
 
@@ -156,7 +156,7 @@ def test_a_handler_may_assign_a_metric_for_this_epoch() -> None:
 
 def test_what_is_assigned_must_be_one_number() -> None:
     metrics = Metrics()
-    with pytest.raises(ValueError, match=r"metrics\['x'\]: a metric is one number, not a tensor of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"metrics\['x'\]: a metric must be one number, got a tensor of shape \(2,\)"):
         metrics["x"] = torch.zeros(2)
     with pytest.raises((TypeError, ValueError)):
         metrics["x"] = "high"
@@ -189,32 +189,34 @@ def test_history_keeps_the_last_thousand_epochs() -> None:
 def test_bad_metrics_fail_where_they_are_written() -> None:
     loop = rein.Loop(lambda state: None)
     loop.metric("x", "x")
-    with pytest.raises(ValueError, match="the loop has a metric 'x' already; choose another name"):
+    with pytest.raises(ValueError, match="the loop already has a metric 'x'; choose another name"):
         loop.metric("x", "y")
     with pytest.raises(
         ValueError, match="metric 'y': unknown reduce='median'; use mean, sum, min, max, last or a func"
     ):
         loop.metric("y", "y", reduce="median")
-    with pytest.raises(TypeError, match="metric 'y': give a key of the step's metrics or a function of the state"):
+    with pytest.raises(
+        TypeError, match="metric 'y': source must be a key of the step's metrics or a function of the state"
+    ):
         loop.metric("y", 3)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(TypeError, match="metric 'y': reduce=None is neither a name nor a function"):
+    with pytest.raises(TypeError, match="metric 'y': reduce must be a name or a function, got None"):
         loop.metric("y", "y", reduce=None)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(TypeError, match="a metric's name is a string, not 3"):
+    with pytest.raises(TypeError, match="the name of a metric must be a string, got 3"):
         loop.metric(3, "y")  # type: ignore[arg-type]  # wrong on purpose
     assert list(loop.metrics) == ["x"]
 
 
 @pytest.mark.parametrize("name", [0, None, b"loss", ("a", 1)])
 def test_the_name_of_a_metric_is_a_string_in_the_line_that_gives_it(name: Any) -> None:
-    with pytest.raises(TypeError, match="a metric's name is a string, not"):
+    with pytest.raises(TypeError, match="the name of a metric must be a string, got"):
         Metrics()[name] = 1.0
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
 def test_a_name_that_no_file_holds_is_refused_in_the_line_that_gives_it(name: str) -> None:
-    with pytest.raises(ValueError, match="no file could hold it"):
+    with pytest.raises(ValueError, match="files cannot store it"):
         Metrics()[name] = 1.0
-    with pytest.raises(ValueError, match="no file could hold it"):
+    with pytest.raises(ValueError, match="files cannot store it"):
         Metrics().accumulate(name, "x")
 
 

@@ -96,7 +96,7 @@ def test_observers_of_one_loop_hear_no_other() -> None:
 
 
 def test_what_cannot_be_called_is_no_observer() -> None:
-    with pytest.raises(TypeError, match="epoch_ended: an observer is called with"):
+    with pytest.raises(TypeError, match="epoch_ended: an observer must be callable with"):
         rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # wrong on purpose
 
 
@@ -115,20 +115,22 @@ def test_an_event_of_ones_own_has_the_same_rights() -> None:
 
 @pytest.mark.parametrize("name", ["", "two words", "1st", "class", "a-b", 3, None])
 def test_an_events_name_is_one_that_can_be_written(name: Any) -> None:
-    with pytest.raises(ValueError, match="an event's name is a Python identifier"):
+    with pytest.raises(ValueError, match="the name of an event must be a Python identifier"):
         rein.Loop(nothing).define(name)
 
 
 @pytest.mark.parametrize("name", ["epoch_ended", "run", "state", "parts", "epochs", "step", "metrics", "_debug", "own"])
 def test_an_events_name_hides_nothing_that_the_loop_has(name: str) -> None:
-    with pytest.raises(ValueError, match=f"define\\('{name}'\\): the loop has that name already"):
+    with pytest.raises(
+        ValueError, match=f"define\\('{name}'\\): the loop already has an attribute or event with this name"
+    ):
         rein.Loop(nothing).define(name)
 
 
 def test_defining_an_event_twice_is_an_error() -> None:
     loop = rein.Loop(nothing)
     loop.define("sampled")
-    with pytest.raises(ValueError, match="the loop has that name already"):
+    with pytest.raises(ValueError, match="the loop already has an attribute or event with this name"):
         loop.define("sampled")
 
 

@@ -126,7 +126,7 @@ def test_a_loop_owns_what_has_state_or_configuration() -> None:
     assert loop.own("agent", part) is part
     assert loop.own("environment", configured) is configured
     assert loop.parts == {"agent": part, "environment": configured}
-    with pytest.raises(ValueError, match="own\\('agent'\\): the loop owns a part of that name already"):
+    with pytest.raises(ValueError, match="own\\('agent'\\): the loop already owns a part with this name"):
         loop.own("agent", Saved())
     with pytest.raises(TypeError, match="own\\('x'\\): int has neither state_dict/load_state_dict nor config"):
         loop.own("x", 3)
@@ -149,7 +149,7 @@ def test_a_loop_shows_its_handlers_metrics_and_parts() -> None:
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_loop_is_not_copied_because_its_handlers_would_not_be(duplicate: Any) -> None:
     loop = rein.Loop(nothing)
-    with pytest.raises(TypeError, match=r"not copied or pickled: build another one and load loop.state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled: build a new one and load loop.state_dict\(\)"):
         duplicate(loop)
     assert loop.run(iterations=1).status == "completed"
 
@@ -182,7 +182,7 @@ def test_a_run_that_only_the_step_can_end_says_so_first(caplog: pytest.LogCaptur
 def test_another_first_step_state_for_a_run_that_goes_on_is_ignored_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = "run(init=...) is ignored: the run goes on"
+    told = "run(init=...) is ignored: the run continues"
     loop, init = rein.Loop(lambda state: state.step_state + 1, iterations=2), 300
     for epochs in (1, 2):
         loop.run(epochs=epochs, init=init)

@@ -177,7 +177,7 @@ def test_what_is_asked_for_in_a_final_event_comes_too_late(final: str, way: str)
     if final == "halted":
         loop.epoch_ended(once=1)(rein.State.halt_loop)
     raised = LookupError if final == "failed" else ZeroDivisionError if cell == "raised" else None
-    text = f"asked for in `{final}` or later is ignored: the run has ended"
+    text = f"requested in `{final}` or later is ignored: the run has ended"
     with (
         pytest.warns(RuntimeWarning, match=text) if "warning" in cell else contextlib.nullcontext(),
         pytest.raises(raised) if raised else contextlib.nullcontext() as error,

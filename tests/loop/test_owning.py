@@ -169,7 +169,7 @@ def test_an_optimizer_of_other_parameters_is_refused_or_left() -> None:
 def test_what_a_name_is_taken_by_and_how_to_give_another_is_said() -> None:
     loop = rein.Loop(lambda state: None)
     loop.own("noise", torch.Generator())
-    with pytest.raises(ValueError, match=r"a part of that name already, Generator; .*\(name=, where a plug-in takes"):
+    with pytest.raises(ValueError, match=r"a part with this name, Generator; .*\(plug-ins accept name="):
         loop.own("noise", torch.Generator())
 
 

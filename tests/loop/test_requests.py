@@ -192,7 +192,7 @@ def test_a_second_stream_has_to_wait_for_the_first() -> None:
     assert loop.state.status is None, "nothing runs before the first state is asked for"
     next(first)
     with pytest.raises(
-        RuntimeError, match="the loop is running; not from a handler, and not before its stream is closed"
+        RuntimeError, match="the loop is running; call this outside of handlers, after the stream is closed"
     ):
         next(second)
     with pytest.raises(RuntimeError, match="the loop is running"):

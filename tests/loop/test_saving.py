@@ -241,7 +241,7 @@ def test_a_bare_iterator_cannot_be_resumed_however_often_one_tries() -> None:
     loop.run(iter([1, 2]))
     resumed, iterator = loaded(loop.state_dict()), iter([1, 2])
     for _ in range(2):
-        with pytest.raises(ValueError, match="a bare iterator cannot be resumed: give data that can be iterated anew"):
+        with pytest.raises(ValueError, match="a bare iterator cannot be resumed: pass data that can be iterated again"):
             resumed.run(iterator, epochs=2)
     resumed.stream([1, 2], epochs=2)  # not begun, so nothing has gone on yet
     with pytest.raises(ValueError, match="a bare iterator cannot be resumed"):
@@ -267,10 +267,11 @@ def test_a_state_of_another_format_or_of_other_parts_is_refused() -> None:
     loop = rein.Loop(nothing)
     loop.own("agent", Part())
     with pytest.raises(
-        ValueError, match=r"parts are not those of the state: missing \[\], not in the state \['agent'\]"
+        ValueError,
+        match=r"parts of the loop and the state differ: missing in the loop \[\], missing in the state \['agent'\]",
     ):
         loop.load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"missing \['agent'\], not in the state \[\]"):
+    with pytest.raises(ValueError, match=r"missing in the loop \['agent'\], missing in the state \[\]"):
         rein.Loop(nothing).load_state_dict(loop.state_dict())
 
 
