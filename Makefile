@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-faults test-viewers viewers docs bench clean
+.PHONY: help demo test test-slow test-faults test-viewers viewers docs dist bench clean
 
 help:
 	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: some 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
 	@echo 'make docs       build the documentation site in build/docs'
+	@echo 'make dist       build the sdist and the wheel in dist'
 	@echo 'make bench      the benchmarks, side by side with the peers'
 	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
 
@@ -55,6 +56,10 @@ docs: .venv/installed-docs
 	rm -rf build/docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going -j auto -q docs build/docs
 	@echo 'open build/docs/index.html'
+
+dist: .venv/installed-test
+	rm -rf dist
+	$(BIN)/python -m hatchling build --target sdist --target wheel
 
 bench: .venv/installed-bench
 	set -e; for benchmark in tests/benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$benchmark; done

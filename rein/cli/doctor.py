@@ -63,7 +63,7 @@ def _versions() -> Table:
     products = "oneDNN's" if suits_onednn() else "torch's own choice"
     table.add_row("products", f"of large float32 matrices, to learn by: {products}")
     table.add_row("h5py", f"{_version('h5py')}, HDF5 {h5py.version.hdf5_version}")
-    for name in sorted({name for name, _ in _requirements("rein", None)} - {"torch", "h5py"}):
+    for name in sorted({name for name, _ in _requirements("rein-rl", None)} - {"torch", "h5py"}):
         table.add_row(name, _version(name) or "missing")
     return table
 
@@ -78,11 +78,11 @@ def _extras() -> Table:
     """Every extra of rein's, and what of it is missing."""
     table = Table("extra", "what it needs", box=None, pad_edge=False, header_style="bold")
     try:
-        extras = importlib.metadata.metadata("rein").get_all("Provides-Extra") or []
+        extras = importlib.metadata.metadata("rein-rl").get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
         extras = []
     for extra in sorted(extras):
-        needed = sorted(set(_needed("rein", extra)))
+        needed = sorted(set(_needed("rein-rl", extra)))
         table.add_row(extra, ", ".join(f"{name} {_version(name) or 'missing'}" for name in needed))
     return table
 
