@@ -1,1 +1,1 @@
-"""Pure functions of tensors; they import torch and the standard library, nothing else."""
+"""Pure functions of tensors. They depend only on torch and the standard library."""

@@ -24,13 +24,13 @@ from rein.ops.trees import map_tree
 
 PLAIN = os.environ.get("REIN_PLAIN", "0") not in ("", "0")  # whether all optimizations are off
 
-WIDE_SINCE = 26  # AMD's family of Zen 5, the first with full 512-bit units, except in some laptops
-ENOUGH = 6_000_000  # multiplications from which a product by oneDNN saves more time than it takes to start
+WIDE_SINCE = 26  # AMD's Zen 5 family, the first with full 512-bit units, except in some laptops
+ENOUGH = 6_000_000  # multiplications above which oneDNN saves more time than its start costs
 NO_FACTORS = nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd
 CPUINFO = Path("/proc/cpuinfo")
 
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's declarations lack it
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -49,8 +49,8 @@ def without_gradient(method: Method) -> Method:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for later allocations instead of returning it to the system.
 
-    Otherwise the memory of activations may be returned and faulted in again for every batch: always in threads, which
-    took a fourth of the time, and in some single-threaded runs, which took half of it. Does nothing without glibc.
+    Otherwise the memory of activations may be returned and faulted in again for every batch. Measured: a fourth of the
+    time in threads (always), half of the time in some single-threaded runs. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" and not PLAIN else None
     if mallopt is not None:
@@ -59,12 +59,12 @@ def keep_freed_memory() -> None:
 
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Compile a function with `torch.compile`, with CUDA graphs on GPUs; each set of shapes is compiled once."""
+    """Compile a function with `torch.compile`, with CUDA graphs on GPUs. Each set of shapes is compiled once."""
     return _Graphed(function) if has_graphs(device) else torch.compile(function, dynamic=False)
 
 
 def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
-    """Compile a small function on GPUs; None on the CPU, where this does not pay."""
+    """Compile a small function on GPUs. Returns None on the CPU, where compiling does not pay off."""
     return _Graphed(function) if has_graphs(device) else None
 
 
@@ -74,9 +74,9 @@ def has_graphs(device: torch.device) -> bool:
 
 
 class _Graphed:
-    """`torch.compile` with CUDA graphs; outputs are copied, since the next call may overwrite them.
+    """`torch.compile` with CUDA graphs. Outputs are copied, because the next call may overwrite them.
 
-    Gradients of the outputs are such memory too, so a caller that keeps one must copy it.
+    Gradients of the outputs use the same memory, so a caller that keeps one must copy it.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -92,7 +92,7 @@ def _copy(output: Any) -> Any:
 
 
 def compiled_for(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """Compile a function for exactly the shapes of `inputs`. Returns flags as bytes: compiled code writes bools slowly.
+    """Compile a function for exactly the shapes of `inputs`. Flags are returned as uint8, which is faster than bool.
 
     `torch.compile` would check the inputs in every call, at twice the cost of a step of a thousand environments.
     """
@@ -121,14 +121,14 @@ def largest_matrix(networks: nn.Module) -> int:
 
 @contextmanager
 def fast_products(multiplications: int) -> Iterator[None]:
-    """Context manager: compute float32 products on the CPU with oneDNN if `suits_onednn()`; otherwise no change.
+    """Compute float32 products on the CPU with oneDNN inside this context if `suits_onednn()`.
 
-    `multiplications` is the number of rows of the largest product times its `largest_matrix`; nothing changes below
+    `multiplications` is the number of rows of the largest product times its `largest_matrix`. Nothing changes below
     `ENOUGH`. Results differ from MKL's by rounding and are deterministic. rein does not change
-    `torch.backends.mkldnn.matmul.fp32_precision` if you have set it, or a setting that it follows; "ieee" selects MKL.
+    `torch.backends.mkldnn.matmul.fp32_precision` if you have set it or a setting that it follows; "ieee" selects MKL.
 
-    The setting is global: products in other threads use oneDNN too. Meanwhile torch raises in
-    `get_float32_matmul_precision()`, which its compiler calls for `max_autotune`; with that nothing changes.
+    The setting is global: products in other threads also use oneDNN. Inside the context, torch raises in
+    `get_float32_matmul_precision()`, which its compiler calls for `max_autotune`; nothing changes if that is on.
     """
     if PLAIN or multiplications < ENOUGH or not _permission.is_ours or not suits_onednn() or _autotuned():
         yield
@@ -175,7 +175,7 @@ def rounds_as_float32(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
         a, b = torch.randn(k, i, j, **plain), torch.randn(k, j, m, **plain)
         for left in (a, a.mT.contiguous().mT):
             error = (product(left, b) - left.double() @ b.double()).abs().amax()
-            if not error < 2e-5 * j**0.5:  # NaN is not
+            if not error < 2e-5 * j**0.5:  # also true for NaN
                 return False
     return True
 
@@ -190,7 +190,7 @@ class _Permission:
     """Counts the open `fast_products` contexts; torch's setting is restored when the last one closes."""
 
     def __init__(self) -> None:
-        self._lock, self._asked, self._ours = threading.Lock(), 0, False
+        self._lock, self._open_contexts, self._ours = threading.Lock(), 0, False
 
     @property
     def is_ours(self) -> bool:
@@ -199,14 +199,14 @@ class _Permission:
 
     def give(self) -> None:
         with self._lock:
-            self._asked += 1
-            if self._asked == 1 and _MATMUL.fp32_precision == "none":
+            self._open_contexts += 1
+            if self._open_contexts == 1 and _MATMUL.fp32_precision == "none":
                 _MATMUL.fp32_precision, self._ours = "bf16", True
 
     def take_back(self) -> None:
         with self._lock:
-            self._asked -= 1
-            if self._asked == 0 and self._ours:
+            self._open_contexts -= 1
+            if self._open_contexts == 0 and self._ours:
                 self._ours = False
                 if _MATMUL.fp32_precision == "bf16":  # the user has not changed it meanwhile
                     _MATMUL.fp32_precision = "none"

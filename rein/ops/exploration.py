@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def epsilon_greedy(value_NA: Tensor, epsilon: float | Tensor, generator: torch.Generator) -> Tensor:
-    """A random action with probability `epsilon`, else the first of the best; (N,) int64.
+    """Return a random action with probability `epsilon`, else the first of the best actions; (N,) int64.
 
-    Always draws the same amount from `generator`, whatever `epsilon` is, so a stream's position tells no lies about it.
+    The number of draws from `generator` does not depend on `epsilon`.
 
     Source: Sutton & Barto 2018, 2.2.
     """
@@ -23,13 +23,15 @@ def epsilon_greedy(value_NA: Tensor, epsilon: float | Tensor, generator: torch.G
 
 
 def boltzmann(value_NA: Tensor, temperature: float | Tensor, generator: torch.Generator) -> Tensor:
-    """An action with the probability that a softmax of the values gives it; (N,) int64.
+    """Sample actions from a softmax of the values (Boltzmann exploration); (N,) int64.
+
+    The probabilities are::
 
         P(a) = exp(Q(a) / temperature) / sum over a' of exp(Q(a') / temperature)
 
-    It is the first of the largest of Q(a) + temperature * g(a), with g drawn from Gumbel's distribution: so a
-    temperature of 0 takes the first of the best, and none is too small. An action whose value is -infinity is never
-    taken while there is another. Always draws the same amount from `generator`.
+    The sample is the first argmax of Q(a) + temperature * g(a) with Gumbel noise g. A temperature of 0 therefore takes
+    the first of the best actions, and very small temperatures are safe. An action with value -infinity is never taken
+    if another action has a higher value. The number of draws from `generator` is constant.
 
     Source: Sutton & Barto 2018, 2.8 and 13.1; Maddison et al. 2014 ("A* sampling"), section 2.
     """
@@ -41,12 +43,13 @@ def boltzmann(value_NA: Tensor, temperature: float | Tensor, generator: torch.Ge
 def ornstein_uhlenbeck(
     state_NA: Tensor, noise_NA: Tensor, theta: float, mu: float | Tensor, sigma: float | Tensor
 ) -> Tensor:
-    """The next state (N, A) of a random walk that is drawn back to `mu`, given normal noise (N, A).
+    """Return the next state (N, A) of an Ornstein-Uhlenbeck process with mean `mu`, given standard normal noise (N, A).
+
+    The process takes a step of unit time, as in the second source::
 
         x' = x + theta * (mu - x) + sigma * noise
 
-    A step of unit time, as in the second source. Without noise, that is where `sigma` is 0, the process stands still:
-    x' = x; `theta` does not draw it back either.
+    If `sigma` is 0, the state does not change: x' = x.
 
     Source: Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016 ("Continuous control with deep reinforcement learning"), 7.
     """
@@ -56,5 +59,5 @@ def ornstein_uhlenbeck(
 
 
 def reset_noise(state_NA: Tensor, mask_N: Tensor, mu: float | Tensor) -> Tensor:
-    """The state (N, A) with the environments in `mask_N` (N,) back at `mu`; actions may have more dimensions."""
+    """Return the state (N, A), reset to `mu` in the environments of `mask_N` (N,). Actions may have more dimensions."""
     return torch.where(mask_N.view(-1, *[1] * (state_NA.ndim - 1)), mu, state_NA)

@@ -1,4 +1,4 @@
-"""Losses, row by row. Whoever calls averages them, with `masked_mean` of `rein.ops.statistics` where some do not count.
+"""Losses per row. Callers average them, with `masked_mean` of `rein.ops.statistics` if some rows are invalid.
 
 Shapes: B rows, Q quantiles, S samples of a target.
 """
@@ -12,23 +12,25 @@ from torch import Tensor
 
 
 class Surrogate(NamedTuple):
-    """What `clipped_surrogate` returns, (B,) each; a gradient flows through `loss` alone."""
+    """Result of `clipped_surrogate`, (B,) each. Only `loss` carries a gradient."""
 
     loss: Tensor
     ratio: Tensor  # pi / pi_old
-    approx_kl: Tensor  # its mean estimates KL(pi_old || pi), and no row is negative but by rounding
-    clipped: Tensor  # 1 where the ratio is outside of the clip range, else 0; its mean is the clip fraction
+    approx_kl: Tensor  # its mean estimates KL(pi_old || pi); non-negative up to rounding
+    clipped: Tensor  # 1 if the ratio is outside the clip range, else 0; its mean is the clip fraction
 
 
 def clipped_surrogate(
     log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip: float | Tensor
 ) -> Surrogate:
-    """The clipped policy objective of PPO, to be minimized.
+    """Compute the clipped policy objective of PPO, to be minimized.
+
+    The result contains::
 
         ratio = pi / pi_old      loss = -min(ratio * A, clamp(ratio, 1 - clip, 1 + clip) * A)
         approx_kl = (ratio - 1) - log ratio
 
-    `clip` may be a tensor (), so that a schedule moves it without compiling again.
+    `clip` can be a tensor (), so that a schedule changes it without recompilation.
 
     Sources: Schulman et al. 2017, equation 7; Schulman 2020, "Approximating KL divergence" (k3).
     """
@@ -44,9 +46,9 @@ def clipped_surrogate(
 def clipped_surrogate_slope(
     log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip: float | Tensor
 ) -> Tensor:
-    """The derivative of the loss of `clipped_surrogate` with respect to `log_prob_B`, (B,).
+    """Compute the derivative of the loss of `clipped_surrogate` with respect to `log_prob_B`, (B,).
 
-    It is -ratio * A where the ratio counts, and 0 where it is clipped.
+    It is -ratio * A, or 0 in clipped rows.
     """
     ratio_B = (log_prob_B - old_log_prob_B).exp_()
     plain_B = ratio_B * advantage_B
@@ -55,7 +57,9 @@ def clipped_surrogate_slope(
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float | Tensor) -> Tensor:
-    """Half the squared error of a value, or of the value kept within `clip` of the old one if that is larger; (B,).
+    """Compute half of the squared error of a value, or of the value clipped around the old one if that is larger; (B,).
+
+    The loss is::
 
         max((v - y)^2, (clamp(v, v_old - clip, v_old + clip) - y)^2) / 2
 
@@ -68,7 +72,7 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
 
 
 def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
-    """e^2 / 2 where |e| <= delta, else delta * (|e| - delta / 2); (B,). None is no limit: e^2 / 2 everywhere.
+    """Compute the Huber loss: e^2 / 2 if |e| <= delta, else delta * (|e| - delta / 2); (B,). None means infinite delta.
 
     Source: Huber 1964.
     """
@@ -80,9 +84,9 @@ def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
 
 
 def expectile(error_B: Tensor, tau: float) -> Tensor:
-    """|tau - [e < 0]| * e^2 of e = target - prediction; (B,). At tau = 1/2 half of the squared error.
+    """Compute the expectile loss |tau - [e < 0]| * e^2 with e = target - prediction; (B,). tau = 1/2: half of e^2.
 
-    Its minimizer is the expectile `tau` of the targets: their mean at 1/2, toward their maximum near 1.
+    Its minimizer is the expectile `tau` of the targets: their mean for 1/2, approaching their maximum toward 1.
 
     Source: Kostrikov et al. 2022 (IQL), equation 5; Newey & Powell 1987.
     """
@@ -90,11 +94,13 @@ def expectile(error_B: Tensor, tau: float) -> Tensor:
 
 
 def quantile_huber(quantile_BQ: Tensor, tau_Q: Tensor, target_BS: Tensor, kappa: float = 1.0) -> Tensor:
-    """How far quantiles are from those of a sampled target, (B,): a sum over quantiles of means over samples.
+    """Compute the quantile Huber loss between quantiles and samples of a target, (B,).
+
+    The loss is summed over quantiles i and averaged over samples j::
 
         e_ij = target_j - quantile_i      |tau_i - [e_ij < 0]| * huber(e_ij, kappa) / kappa
 
-    `tau_Q` (Q,) or (B, Q) are the levels of the quantiles, in (0, 1). The target should carry no gradient.
+    `tau_Q` (Q,) or (B, Q) holds the quantile levels, in (0, 1). The target should carry no gradient.
 
     Sources: Dabney et al. 2018 (QR-DQN), equation 10, and (IQN), equation 3, which divides by kappa.
     """
@@ -104,5 +110,5 @@ def quantile_huber(quantile_BQ: Tensor, tau_Q: Tensor, target_BS: Tensor, kappa:
 
 
 def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
-    """`torch.clamp` as it is: both bounds numbers or both tensors, which its signatures keep apart."""
+    """Call `torch.clamp`, whose signatures do not accept both numbers and tensors as bounds."""
     return x.clamp(low, high)

@@ -1,8 +1,8 @@
-"""One seed for a run, and from it a stream for every role: derived by hashing, so that no stream depends on another.
+"""Random streams: one seed per run, and one independent stream per role, derived by hashing.
 
-Counter-based, as Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3") propose: a number is a function of
-(key, counter) and not of what was drawn before, so N streams are one tensor operation and need no state but a counter.
-The mixing function is the finalizer of SplitMix64 (Steele et al. 2014).
+The generators are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): a number is a
+function of (key, counter), not of earlier draws. N streams are therefore one tensor operation, and their only state
+is a counter. The mixing function is the finalizer of SplitMix64 (Steele et al. 2014).
 
 Shapes: N streams.
 """
@@ -16,61 +16,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd fraction of the golden ratio
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the golden ratio's fraction times 2**64, made odd
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def stream_seed(seed: int, role: str, index: int = 0) -> int:
-    """The seed, in [0, 2**31), of the stream that `role` number `index` draws from under `seed`."""
+    """Return the seed, in [0, 2**31), of stream number `index` of `role`, derived from `seed`."""
     digest = hashlib.blake2b(f"{seed}/{role}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 33
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """The seed as an int, numpy's included; TypeError for what is no integer."""
+    """Return the seed as an int (numpy integers included). Raises TypeError if it is not an integer."""
     if seed is None:
         return None
     try:
         return operator.index(seed)
     except TypeError:
-        raise TypeError(f"seed={seed!r}: a seed is an integer, or None to have one drawn") from None
+        raise TypeError(f"seed={seed!r}: a seed must be an integer, or None for a random one") from None
 
 
 def generator(seed: int, role: str, index: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator on `device` for one stream. Raises ValueError for a device that is not there."""
+    """Return a torch generator on `device` for one stream. Raises ValueError if the device does not exist."""
     try:
-        drawing = torch.Generator(device=device)
-    except RuntimeError as error:  # which goes on about shared libraries
+        created = torch.Generator(device=device)
+    except RuntimeError as error:  # its message is about shared libraries
         raise ValueError(f'device="{device}": torch finds none here; use device="cpu"') from error
-    return drawing.manual_seed(stream_seed(seed, role, index))
+    return created.manual_seed(stream_seed(seed, role, index))
 
 
 def restore(generator: torch.Generator, state: Tensor) -> None:
-    """Have a generator go on from a saved state. Raises ValueError for the state of one on another kind of device."""
-    mine = generator.get_state()
-    if state.shape != mine.shape:
-        raise ValueError(f"a generator's state is {tuple(mine.shape)} on {generator.device}, not {tuple(state.shape)}")
-    generator.set_state(state.to("cpu"))  # where generators keep it, whatever their device
+    """Set a generator to a saved state. Raises ValueError if the state is from another kind of device."""
+    own = generator.get_state()
+    if state.shape != own.shape:
+        raise ValueError(
+            f"the state of a generator has shape {tuple(own.shape)} on {generator.device}, got {tuple(state.shape)}"
+        )
+    generator.set_state(state.to("cpu"))  # generators of all devices keep their state on the CPU
 
 
 def own_state(own: torch.Generator | None) -> Tensor | None:
-    """The state of a policy's own generator; None for a policy that draws nothing."""
+    """Return the state of a policy's generator; None for a policy without one."""
     return None if own is None else own.get_state()
 
 
 def restore_own(own: torch.Generator | None, state: Tensor | None) -> None:
-    """The inverse of `own_state`. Raises ValueError where only one of the two policies draws."""
+    """Load the result of `own_state`. Raises ValueError if only one of the two policies has a generator."""
     if (state is None) != (own is None):
-        raise ValueError("the generator in the state is that of a deterministic policy, or this policy is one")
+        raise ValueError(
+            "the generator in the state does not fit: the saved policy or this policy is deterministic, but not both"
+        )
     if own is not None and state is not None:
         restore(own, state)
 
 
 def _mix(x: Any) -> Any:
-    """SplitMix64's finalizer on int64, whose products wrap and whose shifts are made logical by a mask."""
+    """Apply SplitMix64's finalizer to int64: products wrap around, masks make the shifts logical."""
     x = x ^ ((x >> 30) & 0x3FFFFFFFF)
-    x *= _MIX_1  # in place from here on: where streams are many, fresh memory costs more than the arithmetic
+    x *= _MIX_1  # in place: for many streams, allocation costs more than the arithmetic
     x ^= (x >> 27) & 0x1FFFFFFFFF
     x *= _MIX_2
     x ^= (x >> 31) & 0x1FFFFFFFF
@@ -78,11 +82,11 @@ def _mix(x: Any) -> Any:
 
 
 def hash_bits(key_N: Tensor, counter: Tensor | int) -> Tensor:
-    """(N,) int64, all 64 bits random: the number at `counter` of the stream `key_N`.
+    """Return the number at `counter` of the stream `key_N`, (N,) int64 with 64 random bits.
 
-    On the host the same bits come from numpy, in a third of the time for few streams and in half of it for many.
+    On the CPU, numpy computes the same bits in a third (few streams) to a half (many streams) of the time.
     """
-    if isinstance(counter, int):  # the products of tensors wrap, Python's do not
+    if isinstance(counter, int):  # products of tensors wrap around, products of Python ints do not
         step: Any = (counter * _GOLDEN + 2**63) % 2**64 - 2**63
     else:
         step = counter * _GOLDEN
@@ -92,25 +96,25 @@ def hash_bits(key_N: Tensor, counter: Tensor | int) -> Tensor:
 
 
 def episode_seeds(seed: int, index_N: Tensor, episode_N: Tensor) -> Tensor:
-    """(N,) int64 in [0, 2**31): what episode `episode_N` of environment `index_N` is reset with under `seed`."""
+    """Return the reset seed of episode `episode_N` of environment `index_N`, (N,) int64 in [0, 2**31)."""
     return episode_seeds_of(environment_keys(seed, index_N), episode_N)
 
 
 def environment_keys(seed: int, index_N: Tensor) -> Tensor:
-    """(N,) int64: the stream from which environment `index_N` draws the seeds of its episodes under `seed`."""
+    """Return the key of the stream of episode seeds of environment `index_N`, (N,) int64."""
     return hash_bits(torch.full_like(index_N, stream_seed(seed, "environment")), index_N)
 
 
 def episode_seeds_of(key_N: Tensor, episode_N: Tensor) -> Tensor:
-    """(N,) int64 in [0, 2**31): the seed of episode `episode_N` of the environment whose key is `key_N`."""
+    """Return the seed of episode `episode_N` of the environment with key `key_N`, (N,) int64 in [0, 2**31)."""
     return (hash_bits(key_N, episode_N) >> 33) & 0x7FFFFFFF
 
 
 def uniform(key_N: Tensor, counter: Tensor | int) -> Tensor:
-    """(N,) float32, uniform on [0, 1): 24 random bits each, so no draw is ever 1."""
+    """Return uniform numbers in [0, 1), (N,) float32, with 24 random bits each: 1 is never drawn."""
     return ((hash_bits(key_N, counter) >> 40) & 0xFFFFFF).to(torch.float32) * (1.0 / 16777216.0)
 
 
 def integers(key_N: Tensor, counter: Tensor | int, high: int) -> Tensor:
-    """(N,) int64, uniform on {0, ..., high - 1}; the bias is below high / 2**31."""
+    """Return uniform integers in {0, ..., high - 1}, (N,) int64. The bias is below high / 2**31."""
     return (((hash_bits(key_N, counter) >> 33) & 0x7FFFFFFF) * high) >> 31

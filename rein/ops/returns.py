@@ -1,19 +1,18 @@
-"""Returns, advantages and targets along time, for all environments at once. None of them carries a gradient.
+"""Returns, advantages and targets along time, for all environments at once. Results carry no gradient.
 
-Row (t, n) is one transition: `reward_TN` r_t, and `next_value_TN` the value v(s_t+1) of the observation that truly came
-next: the final one where an episode ended. Four things end the trace, so that nothing that comes later reaches a row:
+Row (t, n) is one transition: `reward_TN` is r_t, and `next_value_TN` is the value v(s_t+1) of the true next
+observation: the final one if the episode ended. A trace ends, so that later rows have no influence, at:
 
-- `terminated_TN`: there is no value beyond; the row's next value is never looked at and may be anything, even NaN.
-- `truncated_TN`: the clock ran out; the row bootstraps from its next value.
-- a row that is not `valid_TN`: it is no transition (what a source does to reset, what an environment does after its own
-  end). Its results are 0 whatever stands in it, and the row before it bootstraps from its own next value, if it did not
-  terminate. `valid_TN=None` means that all are.
-- the last row: it bootstraps from its own next value, if it did not terminate.
+- a row that is `terminated_TN`: the value beyond is 0. The row's next value is ignored and may be NaN.
+- a row that is `truncated_TN` (time limit): the row bootstraps from its next value.
+- a row that is not `valid_TN`: it is not a transition, for example a reset or a step after the end of an episode. Its
+  results are 0 whatever it contains. The row before it bootstraps from its own next value unless it terminated.
+  `valid_TN=None` means that all rows are valid.
+- the last row: it bootstraps from its own next value unless it terminated.
 
-Below, `go_on_t` is 1 where the trace goes from row t to row t + 1 and 0 where it ends, and v(s_t+1) is 0 where row t
-terminated.
+Below, `go_on_t` is 1 if the trace continues from row t to row t + 1, else 0. v(s_t+1) is 0 if row t terminated.
 
-Shapes: T steps in time, N environments; further dimensions of all arguments may follow.
+Shapes: T steps in time, N environments. All arguments may have further dimensions.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns."""
+    """Result of `vtrace`."""
 
-    target: Tensor  # (T, N) what the value of s_t is to become
-    advantage: Tensor  # (T, N) the weight of the policy gradient at (s_t, a_t)
+    target: Tensor  # (T, N) target of the value of s_t
+    advantage: Tensor  # (T, N) weight of the policy gradient at (s_t, a_t)
 
 
 @torch.no_grad()
@@ -40,12 +39,13 @@ def smooth_rewards(
     *,
     decay: float,
 ) -> Tensor:
-    """Rewards that announce those to come, (T, N); with a decay of 0 they are as they were.
+    """Add discounted future rewards to each reward, (T, N). A decay of 0 returns the rewards unchanged.
+
+    The smoothed rewards are::
 
         s_t = r_t + decay * go_on_t * s_t+1
 
-    What is learned from them is no longer the return: their discounted sum counts a reward several times, more often
-    the later it comes.
+    This changes the return: a reward counts several times in the discounted sum, more often if it comes later.
     """
     go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
     return _accumulate_(_zero_where_invalid(reward_TN, valid_TN).clone(), go_on_TN, decay)
@@ -61,7 +61,9 @@ def discounted_returns(
     *,
     gamma: float,
 ) -> Tensor:
-    """Sums of discounted rewards to the trace's end, and the value there; (T, N).
+    """Compute discounted returns up to the end of the trace, with bootstrapping; (T, N).
+
+    The returns are::
 
         G_t = r_t + gamma * G_t+1      and      G_t = r_t + gamma * v(s_t+1)  where the trace ends
 
@@ -81,20 +83,22 @@ def n_step_returns(
     gamma: float,
     n: int,
 ) -> Tensor:
-    """Sums of `n` discounted rewards, fewer where the trace ends before, and the value after them; (T, N).
+    """Compute n-step returns, with fewer steps if the trace ends earlier, and bootstrapping; (T, N).
+
+    The returns are::
 
         G_t = r_t + gamma * r_t+1 + ... + gamma^(m-1) * r_t+m-1 + gamma^m * v(s_t+m)      m = n, or up to the end
 
-    One is the target of `td_target`; T or more are `discounted_returns`. Raises ValueError for fewer than one step.
+    n = 1 gives `td_target`; n >= T gives `discounted_returns`. Raises ValueError for n < 1.
 
     Source: Sutton & Barto 2018, 7.1.
     """
     if n < 1:
-        raise ValueError(f"n_step_returns(n={n}): a return takes in at least one reward")
+        raise ValueError(f"n_step_returns(n={n}): n must be at least 1")
     go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
     ahead_TN = _one_step(reward_TN, terminated_TN, next_value_TN, valid_TN, gamma)
     at_end_TN = _one_step(reward_TN, terminated_TN, next_value_TN * (1.0 - go_on_TN), valid_TN, gamma)
-    for _ in range(min(n, len(reward_TN)) - 1):  # each turn lets every return reach one row further
+    for _ in range(min(n, len(reward_TN)) - 1):  # each pass extends every return by one row
         further_TN = at_end_TN.clone()
         further_TN[:-1].addcmul_(go_on_TN[:-1], ahead_TN[1:], value=gamma)
         ahead_TN = further_TN
@@ -112,7 +116,9 @@ def lambda_returns(
     gamma: float,
     lambda_: float,
 ) -> Tensor:
-    """The mean of all n-step returns, those of n steps weighted by (1 - lambda) * lambda^(n-1); (T, N).
+    """Compute lambda-returns: the mean of all n-step returns with weights (1 - lambda) * lambda^(n-1); (T, N).
+
+    The returns are::
 
         G_t = r_t + gamma * ((1 - lambda) * v(s_t+1) + lambda * G_t+1)
         G_t = r_t + gamma * v(s_t+1)                                      where the trace ends
@@ -137,7 +143,9 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> Tensor:
-    """Generalized advantage estimates, (T, N); `advantage_TN + value_TN` is the target of the value.
+    """Compute generalized advantage estimates, (T, N). `advantage_TN + value_TN` is the target of the value.
+
+    The advantages are::
 
         delta_t = r_t + gamma * v(s_t+1) - v(s_t)
         A_t     = delta_t + gamma * lambda * go_on_t * A_t+1
@@ -164,7 +172,9 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> VTrace:
-    """Targets and advantages of the policy pi from the data of another one, mu; `log_ratio_TN` is log pi - log mu.
+    """Compute V-trace targets and advantages of a policy pi from data of a policy mu.
+
+    `log_ratio_TN` is log pi - log mu. The results are::
 
         rho_t   = min(rho_clip, pi / mu)      c_t = lambda * min(c_clip, pi / mu)
         delta_t = rho_t * (r_t + gamma * v(s_t+1) - v(s_t))
@@ -172,8 +182,8 @@ def vtrace(
         target_t    = v(s_t) + D_t
         advantage_t = delta_t + rho_t * gamma * lambda * go_on_t * D_t+1
 
-    With lambda = 1 the advantage is the paper's rho_t * (r_t + gamma * target_t+1 - v(s_t)). On data of pi itself, with
-    clips of 1 or more, it is `gae` for any lambda. `math.inf` leaves a ratio as it is.
+    With lambda = 1 the advantage is the paper's rho_t * (r_t + gamma * target_t+1 - v(s_t)). On data of pi, with clips
+    of 1 or more, it equals `gae` for any lambda. `math.inf` disables a clip.
 
     Source: Espeholt et al. 2018, equation 1 and section 4.2; lambda as in its remark 2.
     """
@@ -190,8 +200,10 @@ def vtrace(
 
 
 def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """1 where the trace goes from a row to the next one, 0 where it ends; (T, N)."""
-    go_on_TN = (~(terminated_TN | truncated_TN)).to(torch.uint8)  # from bool straight to float is six times as slow
+    """Return 1 if the trace continues from a row to the next one, else 0; (T, N)."""
+    go_on_TN = (~(terminated_TN | truncated_TN)).to(
+        torch.uint8
+    )  # converting bool directly to float is six times slower
     if valid_TN is not None:
         go_on_TN &= valid_TN
         go_on_TN[:-1] &= valid_TN[1:]
@@ -202,7 +214,7 @@ def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None,
 def _one_step(
     reward_TN: Tensor, terminated_TN: Tensor, next_value_TN: Tensor, valid_TN: Tensor | None, gamma: float
 ) -> Tensor:
-    """r_t + gamma * v(s_t+1), in memory of its own."""
+    """Return r_t + gamma * v(s_t+1) in new memory."""
     target_TN = torch.where(terminated_TN, 0.0, next_value_TN).mul_(gamma).add_(reward_TN)
     return _zero_where_invalid(target_TN, valid_TN)
 
@@ -215,20 +227,20 @@ def _delta(
     valid_TN: Tensor | None,
     gamma: float,
 ) -> Tensor:
-    """r_t + gamma * v(s_t+1) - v(s_t), in memory of its own."""
+    """Return r_t + gamma * v(s_t+1) - v(s_t) in new memory."""
     delta_TN = _one_step(reward_TN, terminated_TN, next_value_TN, None, gamma).sub_(value_TN)
     return _zero_where_invalid(delta_TN, valid_TN)
 
 
 def _zero_where_invalid(x_TN: Tensor, valid_TN: Tensor | None) -> Tensor:
-    """A product with 0 would keep a NaN."""
+    """Set invalid rows to 0. A product with 0 would keep NaN."""
     return x_TN if valid_TN is None else torch.where(valid_TN, x_TN, 0.0)
 
 
 def _accumulate_(x_TN: Tensor, trace_TN: Tensor, discount: float) -> Tensor:
-    """x_t <- x_t + discount * trace_t * x_t+1, from the last row to the first, in place.
+    """Compute x_t <- x_t + discount * trace_t * x_t+1 in place, from the last row to the first.
 
-    One operation for each row of N, which fits the nearest cache, and nothing else within the loop.
+    The loop has a single operation per row of N elements, which fit into the first-level cache.
     """
     x_N, trace_N = x_TN.unbind(), trace_TN.unbind()
     for t in range(len(x_N) - 2, -1, -1):

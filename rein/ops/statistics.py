@@ -13,27 +13,27 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """Mean and spread of all rows so far; float64, so that a long run loses nothing."""
+    """Mean and squared deviations of all rows so far, in float64 to stay accurate in long runs."""
 
-    rows: Tensor  # () how many
+    rows: Tensor  # () number of rows
     mean: Tensor  # (*O)
     m2: Tensor  # (*O) sum of squared deviations from the mean
 
 
 def masked_mean(x_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
-    """The mean of the valid elements, (); 0 where there are none. Others get no gradient."""
+    """Compute the mean of the valid elements, (); 0 if there are none. Invalid elements get no gradient."""
     if valid_B is None:
         return x_B.mean()
     return torch.where(valid_B, x_B, 0.0).sum() / valid_B.sum().clamp(min=1)
 
 
 def masked_std(x_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
-    """The standard deviation of the valid elements, (); 0 where there are none."""
+    """Compute the standard deviation of the valid elements, (); 0 if there are none."""
     return masked_mean((x_B - masked_mean(x_B, valid_B)).square(), valid_B).sqrt()
 
 
 def standardize(x_B: Tensor, valid_B: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
-    """(x - mean) / (deviation + epsilon) of the valid elements, 0 elsewhere; (B,). What PPO does to advantages."""
+    """Return (x - mean) / (deviation + epsilon) of valid elements, 0 elsewhere; (B,). PPO applies it to advantages."""
     if valid_B is None:
         variance, mean = torch.var_mean(x_B, correction=0)
         return (x_B - mean) / (variance.sqrt() + epsilon)
@@ -42,9 +42,9 @@ def standardize(x_B: Tensor, valid_B: Tensor | None = None, epsilon: float = 1e-
 
 
 def explained_variance(value_B: Tensor, target_B: Tensor, valid_B: Tensor | None = None) -> Tensor:
-    """1 - var(target - value) / var(target) of the valid elements, (): 1 is perfect, 0 no better than a constant.
+    """Compute 1 - var(target - value) / var(target) of the valid elements, (): 1 is perfect, 0 equals a constant.
 
-    NaN where the targets are all the same to rounding, for then it is not defined.
+    NaN if all targets are equal up to rounding, since the ratio is then undefined.
     """
     target_B, error_B = target_B.double(), (target_B - value_B).double()
     deviation = masked_std(target_B, valid_B)
@@ -54,23 +54,25 @@ def explained_variance(value_B: Tensor, target_B: Tensor, valid_B: Tensor | None
 
 
 def empty_moments(shape: Sequence[int] = (), device: torch.device | str = "cpu") -> Moments:
-    """Moments of no rows yet, each of shape O."""
+    """Return moments of zero rows, each of shape O."""
     rows = torch.zeros((), dtype=torch.float64, device=device)
     return Moments(rows, rows.new_zeros(tuple(shape)), rows.new_zeros(tuple(shape)))
 
 
 def update_moments(moments: Moments, x_BO: Tensor, valid_B: Tensor | None = None) -> Moments:
-    """The moments of all rows so far and of these; the order and the sizes of batches matter to rounding only.
+    """Return the moments of all rows so far and of these. Batch order and sizes matter only to rounding.
+
+    The moments of two sets a and b combine as::
 
         d = mean_b - mean_a      mean = mean_a + d * n_b / n      m2 = m2_a + m2_b + d^2 * n_a * n_b / n
 
-    Raises ValueError where the rows are not shaped like those before.
+    Raises ValueError if the rows have another shape than earlier ones.
 
     Source: Chan, Golub & LeVeque 1979, equations 2.1.
     """
     leading = tuple(range(x_BO.ndim - moments.mean.ndim))
     if not leading or x_BO.shape[len(leading) :] != moments.mean.shape:
-        raise ValueError(f"rows of {tuple(moments.mean.shape)} are expected, not data of {tuple(x_BO.shape)}")
+        raise ValueError(f"expected rows of shape {tuple(moments.mean.shape)}, got data of shape {tuple(x_BO.shape)}")
     x_BO = x_BO.detach().double()
     if valid_B is None:
         valid_B = torch.ones(x_BO.shape[: len(leading)], dtype=torch.bool, device=x_BO.device)
@@ -84,13 +86,13 @@ def update_moments(moments: Moments, x_BO: Tensor, valid_B: Tensor | None = None
 
 
 def deviation(moments: Moments, epsilon: float = 1e-8) -> Tensor:
-    """sqrt(variance + epsilon) of all rows so far, (*O) float32; 1 before the first, so that dividing does nothing."""
+    """Compute sqrt(variance + epsilon) of all rows so far, (*O) float32. Before the first row, the variance is 1."""
     variance = torch.where(moments.rows > 0.0, moments.m2 / moments.rows.clamp(min=1.0), 1.0)
     return (variance + epsilon).sqrt().float()
 
 
 def normalize(x_BO: Tensor, moments: Moments, clip: float = 10.0, epsilon: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon), kept within [-clip, clip]; (B, *O) float32."""
+    """Compute (x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip]; (B, *O) float32."""
     return ((x_BO - moments.mean.float()) / deviation(moments, epsilon)).clamp(-clip, clip)
 
 
@@ -110,7 +112,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
-    """Scale all tensors in place, together, so that their global norm is at most `max_norm`; returns it as it was.
+    """Scale all tensors in place by one factor, so that their global norm is at most `max_norm`. Return the old norm.
 
     Source: Pascanu et al. 2013, algorithm 1.
     """
@@ -120,17 +122,17 @@ def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
 
 
 def clip_by_norm_(tensors: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale all tensors in place, together, so that their global norm, given as `norm`, is at most `max_norm`."""
+    """Scale all tensors in place by one factor, so that their global norm, given as `norm`, is at most `max_norm`."""
     if tensors:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(list(tensors), scale)
 
 
 def minibatches(rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """The numbers 0 to rows - 1 in random order, cut into `count` minibatches; (M, rows // M) int64.
+    """Split a random permutation of 0 to rows - 1 into `count` minibatches; (M, rows // M) int64.
 
-    All minibatches have the same size. What is left over, fewer than `count` rows, is left out; which ones is random,
-    so over several calls no row is preferred. Raises ValueError where that would leave a minibatch empty.
+    All minibatches have the same size. The remaining rows, fewer than `count`, are dropped at random, so that over
+    several calls no row is preferred. Raises ValueError if a minibatch would be empty.
     """
     if not 1 <= count <= rows:
         raise ValueError(f"{rows} rows, or sequences, cannot be cut into {count} minibatches: give 1 to {rows}")

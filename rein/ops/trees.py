@@ -1,4 +1,4 @@
-"""Nested structures of tensors: dictionaries, NamedTuples, tuples and lists, with leaves of any kind; and devices."""
+"""Trees of tensors and other leaves (nested mappings, NamedTuples, tuples and lists), and checks of devices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NAMED = "__namedtuple__"  # marks a packed NamedTuple: its value is the type's name
+_NAMED = "__namedtuple__"  # marks a packed NamedTuple; its value is the name of the type
 _FIELDS = "__fields__"
 _TUPLE = "__tuple__"
 
 
 def is_namedtuple(value: object) -> bool:
-    """Whether `value` is an instance of a NamedTuple."""
+    """Return whether `value` is an instance of a NamedTuple."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to every leaf of `tree` (and to the leaves at the same places of `others`), keeping the shape.
+    """Apply `function` to every leaf of `tree`, with the leaves of `others` at the same places, and keep the structure.
 
-    A leaf is anything that is not a mapping, tuple or list. `None` is an empty place, not a leaf: it stays `None`.
+    A leaf is anything that is not a mapping, tuple or list. `None` is an empty place, not a leaf, and stays `None`.
     """
     if tree is None:
         return None
@@ -39,7 +39,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield `(path, leaf)` for every leaf, in a fixed order; a path reads like `transition.observation.camera`."""
+    """Yield `(path, leaf)` for every leaf, in a fixed order. An example of a path: `transition.observation.camera`."""
     if tree is None:
         return
     if isinstance(tree, Mapping):
@@ -56,14 +56,14 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
-    """The same tree with every tensor on `device`; other leaves are passed on as they are."""
+    """Return the tree with every tensor on `device`. Other leaves are unchanged."""
     return map_tree(lambda x: x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x, tree)
 
 
 def pack(tree: Any) -> Any:
-    """Rewrite NamedTuples and tuples as marked dictionaries and lists, so that a file without pickle can hold them.
+    """Rewrite NamedTuples and tuples as marked dictionaries and lists, which files can store without pickle.
 
-    Tensors and other leaves are passed on as they are; `unpack` is the inverse.
+    Tensors and other leaves are unchanged. `unpack` is the inverse.
     """
     if is_namedtuple(tree):
         fields = {name: pack(value) for name, value in zip(tree._fields, tree, strict=True)}
@@ -78,14 +78,14 @@ def pack(tree: Any) -> Any:
 
 
 def is_packed(tree: Any) -> bool:
-    """Return whether a tree is a named tuple that `pack` has rewritten."""
+    """Return whether a tree is a NamedTuple packed by `pack`."""
     return isinstance(tree, Mapping) and _NAMED in tree
 
 
 def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
-    """The inverse of `pack`. A NamedTuple whose name is in `types` gets that type, another a new one of its fields.
+    """Undo `pack`. A NamedTuple whose name is in `types` gets that type; any other gets a new type with its fields.
 
-    No type is ever looked up by what the data says: that would let a file choose what code runs.
+    Types are never imported by name from the data: a file could then choose the code that runs.
     """
     if isinstance(tree, Mapping):
         if _NAMED in tree:
@@ -93,7 +93,8 @@ def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
             known = (types or {}).get(name)
             if known is None or set(getattr(known, "_fields", ())) != set(fields):
                 known = collections.namedtuple(name, list(fields))
-            return known(**{field: unpack(value, types) for field, value in fields.items()})  # a file may sort them
+            # by name, because a file may sort the fields
+            return known(**{field: unpack(value, types) for field, value in fields.items()})
         if _TUPLE in tree:
             return tuple(unpack(value, types) for value in tree[_TUPLE])
         return {key: unpack(value, types) for key, value in tree.items()}
@@ -103,7 +104,7 @@ def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
 
 
 def namedtuples(tree: Any) -> dict[str, type]:
-    """The NamedTuple types in `tree`, by name: what `unpack` needs to rebuild a tree like this one."""
+    """Return the NamedTuple types in `tree` by name, as `unpack` needs them."""
     found: dict[str, type] = {}
     if is_namedtuple(tree):
         found[type(tree).__name__] = type(tree)
@@ -114,7 +115,7 @@ def namedtuples(tree: Any) -> dict[str, type]:
 
 
 def tree_signature(tree: Any) -> dict[str, str]:
-    """What every leaf is, by path: shape, dtype and device of tensors, the type of anything else."""
+    """Return a description of every leaf by path: shape, dtype and device of tensors, the type of other leaves."""
     return {
         path: f"{tuple(leaf.shape)} {leaf.dtype} on {leaf.device}" if isinstance(leaf, Tensor) else type(leaf).__name__
         for path, leaf in leaves(tree)
@@ -122,14 +123,14 @@ def tree_signature(tree: Any) -> dict[str, str]:
 
 
 def signature_drift(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The differences of two signatures, by path, as text."""
+    """Return the differences of two signatures, by path, as text."""
     paths = list(dict.fromkeys((*before, *after)))
     changed = [f"{p or 'it'} was {before.get(p, 'absent')} and is {after.get(p, 'absent')}" for p in paths]
     return "; ".join(text for p, text in zip(paths, changed, strict=True) if before.get(p) != after.get(p))
 
 
 def plain_state(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's state with string keys and lists, so that a checkpoint can hold it without pickle."""
+    """Return the optimizer's state with string keys and lists, which a checkpoint can store without pickle."""
     state = optimizer.state_dict()
     if not isinstance(optimizer, torch.optim.Optimizer):
         return state
@@ -141,16 +142,17 @@ def plain_state(optimizer: Any) -> dict[str, Any]:
 
 
 def load_plain_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """The inverse of `plain_state`."""
+    """Load the result of `plain_state`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer.load_state_dict(state)
         return
-    mine = optimizer.state_dict()["param_groups"]
+    own_groups = optimizer.state_dict()["param_groups"]
     groups = [
         {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
-        for group, own in zip(state["param_groups"], mine, strict=True)
+        for group, own in zip(state["param_groups"], own_groups, strict=True)
     ]
-    kept = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}  # torch keeps some
+    # torch may keep the tensors without a copy
+    kept = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}
     optimizer.load_state_dict({"state": kept, "param_groups": groups})
 
 
@@ -163,10 +165,10 @@ def checked_device(device: Any) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        what = "is no name of a torch device" if isinstance(device, str) else "is no torch device"
+        what = "is not the name of a torch device" if isinstance(device, str) else "is not a torch device"
         raise ValueError(f'device={device!r} {what}; use device="cpu" or device="cuda"') from error
     try:
         torch.empty(0, dtype=torch.float32, device=found)
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ValueError(f'device="{found}": torch finds none here; use device="cpu"') from error
+        raise ValueError(f'device="{found}": torch finds no such device on this machine; use device="cpu"') from error
     return found

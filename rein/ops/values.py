@@ -12,12 +12,14 @@ from torch import Tensor
 
 
 def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamma: float | Tensor) -> Tensor:
-    """One-step target of a value, (N,).
+    """Compute the one-step target of a value, (N,).
 
-        y = r + gamma * v(s')   and   y = r where the task terminated at s'
+    The target is::
 
-    A truncated row bootstraps like any other: the clock ran out, the task did not end. `next_value_N` of a terminated
-    row is never looked at, so it may be anything, even NaN.
+        y = r + gamma * v(s')   and   y = r if the task terminated at s'
+
+    A truncated row bootstraps like any other, because the task did not end. `next_value_N` of a terminated row is
+    ignored and may be NaN.
 
     Source: Sutton & Barto 2018, 6.1.
     """
@@ -28,9 +30,9 @@ def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamm
 
 
 def share_of_duplicates(learning_rate: float, rows: int, device: torch.device | str) -> Tensor:
-    """What each of n duplicates adds to the step of `step_toward_`, for n from 0 to `rows`; (rows + 1,).
+    """Return the weight of each of n duplicates in a step of `step_toward_`, for n from 0 to `rows`; (rows + 1,).
 
-    share(n) = (1 - (1 - learning_rate)^n) / n     and   share(0) = 0
+    The weight is share(n) = (1 - (1 - learning_rate)^n) / n, with share(0) = 0.
     """
     n = torch.arange(rows + 1, dtype=torch.float64, device="cpu")
     share = (1.0 - (1.0 - learning_rate) ** n) / n.clamp(min=1.0)
@@ -40,13 +42,15 @@ def share_of_duplicates(learning_rate: float, rows: int, device: torch.device | 
 def step_toward_(
     value_C: Tensor, index_N: Tensor, target_N: Tensor, valid_N: Tensor, share: Tensor, count_C: Tensor
 ) -> Tensor:
-    """Move cells of a table toward the targets of a batch, in place; returns the errors (N,), 0 where not valid.
+    """Move cells of a table toward the targets of a batch, in place. Returns the errors (N,), 0 in invalid rows.
 
-        v <- v + (1 - (1 - learning_rate)^n) * mean(target - v)      over the n valid rows of one cell
+    For the n valid rows of one cell::
 
-    That is what n steps one after another do where their targets agree, and it never goes beyond the targets where they
-    do not. `share` is `share_of_duplicates(learning_rate, N or more)`. `count_C` (C,) int64 is scratch, zero before and
-    after, so the cost is O(N) for a table of any size.
+        v <- v + (1 - (1 - learning_rate)^n) * mean(target - v)
+
+    This equals n successive steps if the targets agree, and never overshoots the targets otherwise. `share` is
+    `share_of_duplicates(learning_rate, N or more)`. `count_C` (C,) int64 is scratch memory, zero before and after, so
+    that the cost is O(N) for a table of any size.
 
     Source: Sutton & Barto 2018, 2.5 (the weight of n steps of constant size).
     """
@@ -54,7 +58,7 @@ def step_toward_(
     share_N = share.index_select(0, count_C.index_select(0, index_N))
     count_C.index_fill_(0, index_N, 0)
     error_N = (target_N - value_C.index_select(0, index_N)).masked_fill_(~valid_N, 0.0)
-    # The order in a sum decides its last bit; each device has one call that keeps to an order.
+    # The order of a sum decides its last bit; each device has one call with a fixed order.
     if value_C.is_cuda:
         value_C.index_put_((index_N,), share_N * error_N, accumulate=True)
     else:
@@ -63,26 +67,27 @@ def step_toward_(
 
 
 class NStep(NamedTuple):
-    """What `n_step` returns; the target of a value is `return_ + discount * v(s')`, s' after row `last`."""
+    """Result of `n_step`. The target of a value is `return_ + discount * v(s')`, with s' after row `last`."""
 
-    return_: Tensor  # (B,) sum of discounted rewards up to the window's end
-    discount: Tensor  # (B,) gamma ** steps, and 0 where the task terminated: there is nothing to bootstrap from
-    last: Tensor  # (B,) int64, from 0 to n - 1: the row whose next_observation is s'
-    steps: Tensor  # (B,) int64, from 1 to n: rewards in the sum; 0 where not even the first row is valid
-    terminated: Tensor  # (B,) bool: whether the window ends with the task
+    return_: Tensor  # (B,) sum of discounted rewards up to the end of the window
+    discount: Tensor  # (B,) gamma ** steps, or 0 if the task terminated
+    last: Tensor  # (B,) int64 in 0 to n - 1: the row whose next_observation is s'
+    steps: Tensor  # (B,) int64 in 0 to n: number of rewards in the sum; 0 if the first row is invalid
+    terminated: Tensor  # (B,) bool: whether the task terminated in the window
 
 
 @torch.no_grad()
 def n_step(
     reward_nB: Tensor, terminated_nB: Tensor, truncated_nB: Tensor, valid_nB: Tensor | None = None, *, gamma: float
 ) -> NStep:
-    """The discounted rewards of windows of n rows, each up to its first end.
+    """Compute the discounted rewards of windows of n rows, each up to its first end.
 
-        R = r_0 + gamma * r_1 + ... + gamma^(k-1) * r_k-1        k = n, or up to the first end, that row with it
+    The returns are::
 
-    A window ends with a row that is terminated or truncated, before a row that is not `valid_nB`, or after n rows. What
-    stands in rows after the end may be anything, even NaN. A window whose first row is not valid is no data: its return
-    and its discount are 0.
+        R = r_0 + gamma * r_1 + ... + gamma^(k-1) * r_k-1        k = n, or up to and including the first end
+
+    A window ends after a row that is terminated or truncated, before a row that is not `valid_nB`, or after n rows.
+    Rows after the end are ignored and may contain NaN. If the first row is invalid, return and discount are 0.
 
     Source: Sutton & Barto 2018, 7.1.
     """
@@ -91,7 +96,7 @@ def n_step(
     counts_nB[1:] = ~ended_nB[:-1]
     if valid_nB is not None:
         counts_nB &= valid_nB
-    counts_nB = counts_nB.cumprod(0).bool()  # a prefix of each window
+    counts_nB = counts_nB.cumprod(0).bool()  # prefix of each window
     steps_B = counts_nB.sum(0)
     last_B = (steps_B - 1).clamp(min=0)
     power_n1 = gamma ** torch.arange(len(reward_nB), dtype=torch.float64, device=reward_nB.device).unsqueeze(-1)
@@ -103,23 +108,25 @@ def n_step(
 
 @torch.no_grad()
 def polyak_(targets: list[Tensor], sources: list[Tensor], tau: float) -> None:
-    """Move each target a part of the way to its source, in place; all of them in one operation.
+    """Move each target toward its source, in place and in one operation for all.
+
+    The update is::
 
         target <- target + tau * (source - target)
 
-    `tau` = 1 copies to the last bit. Both hold floating-point tensors; copy counters and the like.
+    `tau` = 1 copies exactly. All tensors must be floating-point; copy counters separately.
 
     Source: Polyak & Juditsky 1992 (averaging); Lillicrap et al. 2016, algorithm 1 (targets of a critic).
 
-    Raises ValueError for lists of different lengths, and for a `tau` not in [0, 1].
+    Raises ValueError for lists of different lengths and for a `tau` outside [0, 1].
     """
     if len(targets) != len(sources):
-        raise ValueError(f"polyak_: {len(targets)} targets cannot follow {len(sources)} sources")
+        raise ValueError(f"polyak_: got {len(targets)} targets for {len(sources)} sources")
     if not 0.0 <= tau <= 1.0:
-        raise ValueError(f"polyak_(tau={tau}): give a number from 0 (stay) to 1 (copy)")
+        raise ValueError(f"polyak_(tau={tau}): give a number from 0 (no change) to 1 (copy)")
     if not targets:
         return
-    if tau == 1.0:  # whatever stands in the targets, even NaN
+    if tau == 1.0:  # also replaces NaN in the targets
         torch._foreach_copy_(targets, sources)
     else:
         torch._foreach_lerp_(targets, sources, tau)

@@ -89,7 +89,7 @@ def test_the_state_of_such_a_policy_goes_on_where_it_was(make: Make) -> None:
 def test_the_state_of_a_policy_that_draws_is_not_that_of_one_that_does_not(make: Make) -> None:
     policies = make().policy(), make().policy(epsilon=0.5)
     for policy, other in (policies, policies[::-1]):
-        with pytest.raises(ValueError, match="the generator in the state is that of a deterministic policy"):
+        with pytest.raises(ValueError, match="the generator in the state does not fit"):
             policy.load_state_dict(copy_state(other.state_dict()))
 
 

@@ -51,5 +51,5 @@ def test_a_part_that_is_none_is_refused(tau: float) -> None:
 
 
 def test_lists_that_do_not_match_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 targets cannot follow 2 sources"):
+    with pytest.raises(ValueError, match="got 3 targets for 2 sources"):
         polyak_(parameters(0), parameters(1)[:2], 0.5)

@@ -141,7 +141,7 @@ def test_a_batch_without_valid_rows_changes_nothing() -> None:
 
 @pytest.mark.parametrize("shape", [(FEATURES,), (B, FEATURES + 1), (B,)])
 def test_rows_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"rows of \(4,\) are expected"):
+    with pytest.raises(ValueError, match=r"expected rows of shape \(4,\)"):
         update_moments(empty_moments((FEATURES,)), torch.zeros(shape))
 
 

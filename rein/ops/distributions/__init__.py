@@ -1,19 +1,19 @@
-"""Distributions over actions: parameters in a NamedTuple, so they pass through `torch.compile` and `map_tree`.
+"""Distributions over actions. Parameters are in a NamedTuple, so they pass through `torch.compile` and `map_tree`.
 
-All have one interface, `Distribution`, and an agent is written once for every action space:
+All share the interface `Distribution`, so that agents work with every action space::
 
     distribution = networks.policy(observation)
     sample = distribution.sample(generator)
     environment.apply_action(distribution.to_action(sample))     # the sample, clipped or squashed into its bounds
     ratio_N = (distribution.log_prob(sample) - old_log_prob_N).exp()
 
-What is learned from is the sample, kept with the transition: an action that was clipped or squashed no longer tells its
-probability exactly. `from_action` is for data that holds actions only.
+Agents learn from the sample, which is stored with the transition: a clipped or squashed action does not determine its
+probability exactly. `from_action` is for data that contains only actions.
 
-Gradients reach the parameters through `log_prob`, `entropy` and `kl`, and through the sample itself for the continuous
-ones. Random numbers may come from elsewhere: `sample_from(noise)` is a pure function, for a loss that is compiled.
+Gradients flow to the parameters through `log_prob`, `entropy` and `kl`, and through the sample for continuous
+distributions. `sample_from(noise)` is a pure function of random numbers drawn elsewhere, for compiled losses.
 
-Shapes: N rows (further dimensions may precede), A actions or dimensions of an action, K discrete actions in one.
+Shapes: N rows (further dimensions may precede), A actions or dimensions of an action, K simultaneous discrete actions.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ __all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal
 
 
 class Distribution(Protocol):
-    """A distribution over the actions of N rows."""
+    """Distribution over the actions of N rows."""
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """What `sample_from` makes a sample of."""
+        """Draw the random numbers for `sample_from`."""
         ...
 
     def sample_from(self, noise: Tensor) -> Tensor:
-        """The sample that this noise stands for."""
+        """Return the sample for this noise."""
         ...
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """A sample for each row; (N,) int64, (N, K) int64 or (N, A)."""
+        """Draw a sample for each row; (N,) int64, (N, K) int64 or (N, A)."""
         ...
 
     def mode(self) -> Tensor:
-        """The sample to take where nothing is left to chance."""
+        """Return the deterministic (greedy) sample."""
         ...
 
     def log_prob(self, sample: Tensor) -> Tensor:
-        """Log-probability, or log-density of the action, summed over what one action is made of; (N,)."""
+        """Return the log-probability, or log-density of the action, summed over the components of an action; (N,)."""
         ...
 
     def entropy(self) -> Tensor:
-        """Entropy in nats; (N,)."""
+        """Return the entropy in nats; (N,)."""
         ...
 
     def kl(self, other: Self) -> Tensor:
-        """KL(self || other) in nats; (N,)."""
+        """Return KL(self || other) in nats; (N,)."""
         ...
 
     def to_action(self, sample: Tensor) -> Tensor:
-        """The action that a sample stands for."""
+        """Convert a sample to an action."""
         ...
 
     def from_action(self, action: Tensor) -> Tensor:
-        """The sample that stands for an action."""
+        """Convert an action to a sample."""
         ...
