@@ -1,13 +1,14 @@
-"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import atexit
 import collections
+import html
 import math
 import sys
 import time
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rein.handlers.output import write_line
 from rein.loop import Loop
@@ -28,12 +29,13 @@ def progress(
     total: float | None = None,
     file: TextIO | None = None,
 ) -> None:
-    """Show how far the run is, its rate, the latest `episode_return` and the time left, on `file` (standard output).
+    """Show the progress of the run, its rate, the latest `episode_return` and the time left.
 
-    On a terminal it is a bar, elsewhere a line every few seconds and one at the end. `unit` is the clock that is
-    counted; the share that is done is of `total` on that clock where one is given, else of the run's epochs or the
-    limits of `stop_at`, see `State.remaining`. It only watches: it reads clocks and metrics when it draws and not in
-    between. Raises ValueError for an unknown clock or a total that is not above 0.
+    The output goes to `file`, standard output by default: a bar on a terminal, otherwise a line every few seconds and
+    one at the end. In a notebook, the default is an HTML bar in the cell's output; a saved notebook keeps its last
+    state. `unit` is the clock that is counted. The share that is done refers to `total` on that clock if given,
+    otherwise to the run's epochs or the limits of `stop_at`, see `State.remaining`. Clocks and metrics are read only
+    when progress is drawn. Raises ValueError for an unknown clock or a total that is not above 0.
     """
     if unit not in CLOCKS:
         raise ValueError(f"progress(unit={unit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
@@ -48,7 +50,12 @@ def progress(
 
 def is_interactive() -> bool:
     """Return whether standard output is a terminal or the output of a notebook."""
-    return "ipykernel" in sys.modules or (sys.stdout is not None and sys.stdout.isatty())
+    return _in_notebook() or (sys.stdout is not None and sys.stdout.isatty())
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules and sys.modules["IPython"].get_ipython() is not None
 
 
 class _Sample(NamedTuple):
@@ -64,7 +71,7 @@ class _Display:
 
     def __init__(self, description: str, unit: str, total: float | None, file: TextIO | None) -> None:
         self._description, self._unit, self._total, self._file = description, unit, total, file
-        self._screen: _Bar | _Lines | None = None
+        self._screen: _Bar | _Html | _Lines | None = None
         self._due = math.inf
         self._samples: collections.deque[_Sample] = collections.deque(maxlen=WINDOW)
         self._episode_return = math.nan
@@ -73,7 +80,10 @@ class _Display:
         """A run has started."""
         self._close()
         file = sys.stdout if self._file is None else self._file
-        self._screen = _Bar(file, self._description) if _draws_bars(file) else _Lines(file, self._description)
+        if self._file is None and _in_notebook():
+            self._screen = _Html(self._description)
+        else:
+            self._screen = _Bar(file, self._description) if _draws_bars(file) else _Lines(file, self._description)
         self._samples.clear()
         self._episode_return = math.nan
         first = self._sample(state)
@@ -194,6 +204,40 @@ class _Bar:
         """Leave the bar as it is and give the terminal back; may be called twice."""
         atexit.unregister(self.close)
         self._progress.stop()
+
+
+class _Html:
+    """An HTML bar in the output of a notebook cell, replaced at each drawing. It needs no widgets."""
+
+    every = BAR_SECONDS
+
+    def __init__(self, description: str) -> None:
+        self._label = [description] if description else []
+        self._handle: Any = None
+
+    def begin(self, done: float, text: str) -> None:
+        """Add the bar to the output of the cell."""
+        from IPython.display import display  # pyright: ignore[reportMissingImports]  # only in notebooks
+
+        self._handle = display(self._bundle(done, text), raw=True, display_id=True)
+
+    def draw(self, done: float, text: str) -> None:
+        """Replace the bar."""
+        self._handle.update(self._bundle(done, text), raw=True)
+
+    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
+        """Replace the bar by its last state, which a saved notebook keeps."""
+        self.draw(done, "  ".join([*parts.values(), ending]))
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+
+    def _bundle(self, done: float, text: str) -> dict[str, str]:
+        """Return the bar as HTML, and as text for notebooks that are converted to text."""
+        line = "  ".join([*self._label, text])
+        bar = "" if math.isnan(done) else f'<progress value="{done:.4f}"></progress> '
+        style = "white-space: pre-wrap; font-variant-numeric: tabular-nums"
+        return {"text/plain": line, "text/html": f'{bar}<span style="{style}">{html.escape(line)}</span>'}
 
 
 class _Lines:

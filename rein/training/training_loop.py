@@ -143,8 +143,7 @@ def train(
 ) -> State:
     """Build a `training_loop` and run it, for a number of `epochs` or for `env_steps` more env steps.
 
-    `progress` shows a progress bar on a terminal, and lines in a notebook. Further `options` are those of
-    `training_loop`.
+    `progress` shows a progress bar on a terminal or in a notebook. Further `options` are those of `training_loop`.
 
     Raises ValueError unless exactly one of `epochs` and `env_steps` is given, and TypeError for an unknown option.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import rein
 from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
@@ -378,3 +379,69 @@ def test_an_unknown_clock_and_an_empty_total_are_errors() -> None:
 def test_rich_is_imported_when_a_run_begins_and_not_before() -> None:
     program = "import sys, rein.handlers.progress; sys.exit('rich.progress' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """Stand-in for the kernel of a notebook: the states of each display."""
+    displays: list[list[dict[str, str]]] = []
+
+    class Handle:
+        def __init__(self, states: list[dict[str, str]]) -> None:
+            self.states = states
+
+        def update(self, bundle: dict[str, str], raw: bool) -> None:
+            self.states.append(bundle)
+
+    def display(bundle: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        displays.append([bundle])
+        return Handle(displays[-1])
+
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    return displays
+
+
+def test_notebook_shows_one_html_bar_per_run(
+    notebook: list[list[dict[str, str]]], slow_step: Callable[[State], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(slow_step, iterations=10)
+    loop.metric("episode_return", lambda state: -10.25)
+    progress(loop, description="a < b")
+    loop.run()
+    loop.run(epochs=2)
+    first, _ = notebook
+    line = "a &lt; b   50%  50 env_steps  10/s  return -10.25  0:05 left</span>"
+    assert any(state["text/html"].endswith(line) for state in first)
+    assert first[-1]["text/html"].startswith('<progress value="1.0000"></progress> ')
+    ending = r"a < b  100%  100 env_steps  10/s  return -10.25  completed after \d+:\d\d"
+    assert re.fullmatch(ending, first[-1]["text/plain"])
+    assert capsys.readouterr().out == ""
+
+
+def test_notebook_shows_text_without_a_bar_for_an_endless_run(
+    notebook: list[list[dict[str, str]]], slow_step: Callable[[State], None]
+) -> None:
+    loop = Loop(slow_step, epochs=None, iterations=4)
+    loop.iteration_completed(once=7)(lambda state: state.halt_loop())
+    progress(loop)
+    loop.run()
+    assert notebook[0][-1]["text/html"].startswith("<span")
+
+
+def test_file_receives_lines_in_a_notebook_too(
+    notebook: list[list[dict[str, str]]], slow_step: Callable[[State], None]
+) -> None:
+    file = io.StringIO()
+    loop = Loop(slow_step, iterations=10)
+    progress(loop, file=file)
+    loop.run()
+    assert notebook == []
+    assert "100%" in file.getvalue()
+
+
+def test_train_shows_the_bar_in_a_notebook(notebook: list[list[dict[str, str]]]) -> None:
+    environment = rein.envs.Gridworld(4, seed=0)
+    rein.train(rein.QLearning(environment, seed=0), environment, epochs=1, iterations=10)
+    assert len(notebook) == 1
