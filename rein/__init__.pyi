@@ -30,6 +30,7 @@ from rein.errors import StoreError as StoreError
 from rein.errors import WorkerDied as WorkerDied
 from rein.errors import WorkerTimeout as WorkerTimeout
 from rein.handlers import *
+from rein.integrations.learning_curves import plot as plot
 from rein.loop import Loop as Loop
 from rein.loop.state import State as State
 from rein.schedules import Schedule as Schedule

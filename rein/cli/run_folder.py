@@ -20,7 +20,7 @@ from rein.files import absolute, inside
 from rein.store.compact import compact
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format.sealed import verify
-from rein.store.metrics import EPOCHS, PLOT
+from rein.store.metrics import EPOCHS, PLOT, awaits_epoch, keeps_none
 from rein.store.reader import Run, open_run
 from rein.store.selection import kept_by, parts_of
 from rein.store.verify import verify_run
@@ -66,16 +66,6 @@ def show(path: str | Path) -> None:
         say(part)
         say()
     say(how_to_open(run.files[-1]))
-
-
-def keeps_none(path: Path) -> bool:
-    """Return whether `path` is the folder of a run without trajectories."""
-    return (path / "run.json").is_file() and not list_files(inside(path, TRAJECTORIES))
-
-
-def awaits_epoch(path: Path) -> bool:
-    """Return whether `path` is the folder of a run that stores its epochs, and none has ended yet."""
-    return keeps_none(path) and "metrics_files" in parts_of(path) and not (path / EPOCHS).is_file()
 
 
 def _tree(path: Path) -> Tree:

@@ -23,13 +23,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from rein.errors import StoreError
-from rein.files import TEXT, is_regular, open_file, read_file
+from rein.files import TEXT, inside, is_regular, open_file, read_file
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
-from rein.store.folder import TRAJECTORIES, Cut, first_epoch, missing_epochs, move_aside, spans_of
+from rein.store.folder import TRAJECTORIES, Cut, first_epoch, list_files, missing_epochs, move_aside, spans_of
 from rein.store.format.sealed import compose, write_whole
 from rein.store.format.views import write_learning_curves
+from rein.store.selection import parts_of
 
 _SECONDS = 10.0  # between two writings of metrics.h5
 _SHARE = 0.01  # of a run's time that writing it may take
@@ -228,6 +229,16 @@ class CSVTable:
             for column, cell in itertools.zip_longest(self._columns.values(), cells_of(line)[: len(self._columns)]):
                 column.append(_number(cell) if isinstance(column, array) else sys.intern(cell or ""))
         return {name: _as_numpy(column) for name, column in self._columns.items()}
+
+
+def keeps_none(path: Path) -> bool:
+    """Return whether `path` is the folder of a run without trajectories."""
+    return (path / "run.json").is_file() and not list_files(inside(path, TRAJECTORIES))
+
+
+def awaits_epoch(path: Path) -> bool:
+    """Return whether `path` is the folder of a run that stores its epochs, and none has ended yet."""
+    return keeps_none(path) and "metrics_files" in parts_of(path) and not (path / EPOCHS).is_file()
 
 
 def evaluations_of(memory: Any) -> int:

@@ -22,10 +22,10 @@ import rein
 import rein.agents.ppo
 import rein.agents.q_learning
 from rein.cli import main
-from rein.cli.plot import choose_metric, grouped, read_columns
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
+from rein.integrations.learning_curves import choose_metric, grouped, read_columns
 from rein.integrations.plot import (
     COLOURS,
     Curve,
@@ -442,7 +442,7 @@ class TestCommand:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_run_whose_first_epoch_has_not_ended_is_named_and_left_out(
-        self, runs: dict[str, Path], tmp_path: Path, capsys: Any
+        self, runs: dict[str, Path], tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         environment = Gridworld(4, seed=0)
         agent = rein.agents.q_learning.QLearning(environment.single_observation_space, environment.single_action_space)
@@ -459,8 +459,9 @@ class TestCommand:
 
         loop.run()
         store.close()
-        told = f"rein: {store.path}: no epoch has ended yet, so there is nothing to draw"
-        assert capsys.readouterr().err.splitlines() == [told] * 3
+        message = f"{store.path}: no epoch has ended yet, so there is nothing to plot"
+        assert caplog.messages == [message] * 2
+        assert capsys.readouterr().err.splitlines() == [f"rein: {message}"]
         assert ended == [1]
         assert (tmp_path / "curves.png").exists() and not (tmp_path / "none.png").exists()
 
@@ -499,6 +500,53 @@ class TestCommand:
             (path / "run.json").write_text(json.dumps({"parts": parts}))
             plot(path, "--output", tmp_path / "curves.png")
         assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+class TestPlotFunction:
+    @pytest.fixture(autouse=True)
+    def _close_figures(self) -> Any:
+        yield
+        from matplotlib import pyplot
+
+        pyplot.close("all")
+
+    def test_path_and_opened_run_give_the_same_curve(self, runs: dict[str, Path]) -> None:
+        by_path, opened = rein.plot(runs["a"]), rein.plot(rein.open_run(runs["a"]), "episode_return")
+        assert np.array_equal(by_path.lines[0].get_xydata(), opened.lines[0].get_xydata())
+        assert by_path.lines[0].get_ydata() == pytest.approx(read_columns(runs["a"]).metrics["episode_return"])
+        assert by_path.get_ylabel() == "episode return (sum of rewards)"
+
+    def test_new_figure_is_shown_by_pyplot(self, runs: dict[str, Path]) -> None:
+        from matplotlib import pyplot
+
+        assert rein.plot(runs["a"]).figure is pyplot.gcf()
+
+    def test_seeds_form_one_curve_with_a_band(self, runs: dict[str, Path]) -> None:
+        drawn = rein.plot([runs["a"], runs["b"]], "evaluation_return", clock="updates")
+        assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["gridworld (2 seeds)"]
+        assert len(drawn.collections) == 1
+        assert drawn.get_xlabel() == "updates (optimizer steps)"
+
+    def test_mapping_names_the_curves(self, runs: dict[str, Path]) -> None:
+        given = axes()
+        assert rein.plot({"table": [runs["a"], runs["b"]], "network": runs["dqn"]}, axes=given) is given
+        assert [text.get_text() for text in given.get_legend().get_texts()] == ["table (2 seeds)", "network"]
+
+    def test_label_of_a_run_without_settings_is_its_relative_path(
+        self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        shutil.copytree(runs["a"], tmp_path / "copy")
+        (tmp_path / "copy" / "run.json").write_text("{}")
+        monkeypatch.chdir(tmp_path)
+        assert [text.get_text() for text in rein.plot("copy").get_legend().get_texts()] == ["copy"]
+
+    def test_no_run_and_unknown_metrics_and_clocks_are_errors(self, runs: dict[str, Path]) -> None:
+        with pytest.raises(ValueError, match="at least one run"):
+            rein.plot([])
+        with pytest.raises(ValueError, match="has no metric 'loss'; there are episode_return"):
+            rein.plot(runs["a"], "loss")
+        with pytest.raises(ValueError, match="has no clock 'steps'; there are env_steps"):
+            rein.plot(runs["a"], clock="steps")  # type: ignore[arg-type]
 
 
 def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
