@@ -1,4 +1,4 @@
-"""Handlers, each a function of a loop. docs/reference/handlers.md shows each in use."""
+"""Handlers: functions that attach to a loop. docs/reference/handlers.md has an example of each."""
 
 from rein.lazy import export
 

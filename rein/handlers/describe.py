@@ -1,4 +1,4 @@
-"""What a run was: versions, seeds, command line, configuration and the state of the code, for its `run.json`."""
+"""Record what a run consists of in its `run.json`: versions, seeds, command line, configuration and code revision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rein.loop.state import State
 
 
 def describe(loop: Loop, store: Any) -> None:
-    """Have `store.write_run(info)` called when the loop starts, with all that is known of the run then."""
+    """Call `store.write_run(info)` when the loop starts. `info` describes the run, see `run_info`."""
 
     @loop.started.wire
     def write_run(state: State) -> None:

@@ -1,4 +1,4 @@
-"""End a run whose metric no longer improves."""
+"""End a run when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -22,18 +22,30 @@ def early_stop(
     name: str | None = None,
     **filters: Any,
 ) -> None:
-    """Halt the loop at the (`patience` + 1)-th firing in a row at which `metric` has not improved.
+    """Halt the loop when `metric` has not improved at `patience` + 1 consecutive firings of `event`.
+
+    Example::
 
         early_stop(loop, "evaluation_return", mode="max", patience=4, every=5)
 
-    A value improves the metric if it is lower (`mode="min"`) or higher ("max") than the best so far by more than
-    `min_delta`. NaN never does. NaN before the first number does not count, and a warning is logged after `patience` of
-    them. Attach `early_stop` after the handler that sets the metric, with the same filters. The best value and the
-    count belong to the part `name` (`early_stop/<metric>` by default), so a resumed run continues to count. A run that
-    was stopped stays stopped: to train on, give more patience, or set `loop.parts[name].since = 0`.
+    Attach it after the handler that sets the metric, with the same filters. The best value and the count are saved as
+    the part `name`, so a resumed run continues to count. A resumed run that was stopped halts again: to continue it,
+    increase `patience` or set `loop.parts[name].since = 0`.
 
-    Raises ValueError for numbers out of range, and if the loop owns a part of that name. Raises KeyError at a firing if
-    the metric does not exist; the message lists the metrics.
+    Args:
+        loop: Loop to halt.
+        metric: Name of the metric.
+        mode: "min" if lower values are better, "max" if higher values are better.
+        patience: Number of consecutive firings without improvement that are allowed.
+        min_delta: A value improves the metric if it is better than the best value by more than this. NaN never improves
+            it. NaN before the first number is not counted; a warning is logged after `patience` of them.
+        event: Name of the event.
+        name: Name of the part. Default: `early_stop/<metric>`.
+        **filters: Filters of the event, such as `every=10`.
+
+    Raises:
+        ValueError: If a number is out of range, or if the loop already owns a part `name`.
+        KeyError: At a firing, if the metric does not exist. The message lists the metrics.
     """
     attach = loop.event(event)(**filters)
     part = loop.own(name or f"early_stop/{metric}", EarlyStop(metric, patience, mode, min_delta))
@@ -43,16 +55,18 @@ def early_stop(
 
 @attrs.define(eq=False)
 class EarlyStop(Improvement):
-    """What `early_stop` remembers."""
+    """State of `early_stop`."""
 
     asked_by = "early_stop"
 
     def check(self, state: State) -> None:
-        """Look at this firing's value, and halt where patience has run out; a handler."""
+        """Compare the current value with the best one, and halt if patience is exhausted. Handler of the event."""
         self.look(state)
         self.halt_if_exhausted(state)
 
     def halt_if_exhausted(self, state: State) -> None:
-        """Halt where patience has run out, in this run or in the one that it resumes; a handler."""
+        """Halt if patience is exhausted, in this run or in the run that it resumes. Handler of `started`."""
         if self.exhausted:
-            state.halt_loop(f"{self.metric} has not improved {self.since} times in a row; its best is {self.best:.5g}")
+            state.halt_loop(
+                f"{self.metric} has not improved {self.since} times in a row; its best value is {self.best:.5g}"
+            )

@@ -1,4 +1,4 @@
-"""Evaluate a policy while it is being trained."""
+"""Evaluate a policy during training."""
 
 from __future__ import annotations
 
@@ -49,49 +49,60 @@ def evaluate_every(
     store: Store | None = None,
     **filters: Any,
 ) -> None:
-    """Evaluate a policy, or the greedy policy of an agent, when `event` fires, and add metrics that begin with `name`.
+    """Evaluate a policy when `event` fires, and record metrics whose names begin with `name`.
+
+    Example::
 
         rein.evaluate_every(loop, agent, rein.envs.Gridworld(num_envs=16, seed=1), episodes=100, every=10)
 
-    The metrics are the means `<name>_return` and `<name>_length`, and of the returns the spread: `<name>_return_std`,
-    `<name>_return_min`, `<name>_return_max`. Each evaluation plays new episodes, or with `same_episodes` those of the
-    first one. With `at_end` a run that ends, in any way but by an error or an interrupt, is evaluated where it stands,
-    in `completed` or `halted`, unless it just was.
+    The metrics are `<name>_return` and `<name>_length`, both means over the episodes, and `<name>_return_std`,
+    `<name>_return_min` and `<name>_return_max`. Then the event `evaluated` fires, and `state.memory["evaluations"]`
+    describes the latest evaluation: `number` (counted over the whole run and all evaluations), `name`, `return`,
+    `length`, `episodes`, `return_std`, `return_min`, `return_max`.
 
-    Training goes on as if nothing had been evaluated: the policy has its own generator, and `environment` must be one
-    that is used for nothing else. The loop owns it as `<name>_environment`, and a policy that has a state as
-    `<name>_policy`, so a resumed run evaluates as the run without a break. What the policy or the environment
-    raises ends the run; with `on_failure="drop"` it is logged, that evaluation has no metrics, and training goes on.
-    See `rein.episodes.evaluation`.
+    Evaluation does not affect training: the policy uses a separate generator, and `environment` must not be used
+    elsewhere. The loop owns the environment as `<name>_environment` and a policy with state as `<name>_policy`, so a
+    resumed run evaluates like an uninterrupted one.
 
-    `loop.stop` during an evaluation ends it at its next step. Its metrics are NaN, and no other evaluation begins in
-    that run. `loop.interrupt` ends it as well: environment and policy go back to the beginning of the round, and the
-    next run first finishes the evaluation and the handlers after it, so a resumed run equals one without a break. An
-    event that fires within a step or before it has to finish then: there the evaluation is played to its end.
+    `loop.stop` during an evaluation ends it at its next step. Its metrics are NaN, and the run starts no other
+    evaluation. `loop.interrupt` also ends it: environment and policy return to the beginning of the round. The next run
+    first finishes the evaluation and the handlers after it, so a resumed run equals an uninterrupted one. An event that
+    fires before or within a step has to finish first, so such an evaluation is played to the end.
 
-    A `store`, which is used for nothing else, takes the episodes down: an epoch for each round in which every
-    environment plays one. To keep only these, build the training's store with `every=0`.
+    Args:
+        loop: Loop to attach to.
+        policy: Policy, or agent whose greedy policy is evaluated.
+        environment: Environment to evaluate in, not the one of the loop.
+        episodes: Number of episodes per evaluation.
+        max_episode_steps: Truncate episodes after this number of steps.
+        name: Prefix of the metrics and of the parts.
+        event: Name of the event.
+        at_end: Also evaluate in `completed` or `halted`, unless the current state was just evaluated. A run that fails
+            or is interrupted is not evaluated.
+        same_episodes: Play the episodes of the first evaluation each time instead of new ones.
+        on_failure: "raise" ends the run if the policy or the environment raises. "drop" logs the error and continues
+            training; that evaluation has no metrics.
+        store: Store that records the episodes, used only for this. Each round, in which every environment plays one
+            episode, is an epoch. To record nothing else, create the training store with `every=0`.
+        **filters: Filters of the event, such as `every=10`.
 
-    Then the event `evaluated` fires, and `state.memory["evaluations"]` says what the latest one found: its `number`,
-    counted over the whole run and all evaluations, `name`, mean `return` and `length`, `episodes`, and `return_std`,
-    `return_min` and `return_max`.
-
-    Raises ValueError where the environment is part of the loop already, for a name that is taken, for fewer than
-    one episode, for `same_episodes` in environments that cannot begin an episode again, and for a store that cannot
-    hold their spaces.
+    Raises:
+        ValueError: If the environment is already a part of the loop, if a name is taken, if `episodes` is below 1, if
+            `same_episodes` is set and the environment is not replayable, or if the store cannot hold the spaces of the
+            environment.
     """
     acting: Policy = greedy_policy(policy)
     check_parts(acting, environment)
     if on_failure not in ("raise", "drop"):
-        raise ValueError(f'evaluate_every(on_failure={on_failure!r}): give "raise" or "drop"')
+        raise ValueError(f'evaluate_every(on_failure={on_failure!r}): expected "raise" or "drop"')
     if episodes < 1:
-        raise ValueError(f"evaluate_every(episodes={episodes}): give 1 or more")
+        raise ValueError(f"evaluate_every(episodes={episodes}): expected at least 1")
     _check_free(loop, environment, store)
     check_held(environment, store)
     if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
         kind = type(environment).__name__
         raise ValueError(
-            f"evaluate_every(same_episodes=True): {kind} cannot begin an episode again: it is not replayable"
+            f"evaluate_every(same_episodes=True): {kind} cannot repeat an episode, because it is not replayable"
         )
     loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
     loop.own(f"{name}_environment", environment)
@@ -111,7 +122,7 @@ def evaluate_every(
 
 
 class _Evaluator:
-    """Plays the episodes, and reports the result."""
+    """Plays the episodes and reports the result."""
 
     def __init__(
         self,
@@ -125,12 +136,12 @@ class _Evaluator:
     ) -> None:
         self._policy, self._environment, self._options, self._name = policy, environment, options, name
         self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
-        # in state.memory: where the latest one took place, its episodes, and the rounds of one that was interrupted
+        # keys of state.memory: iteration and seeds of the latest evaluation, rounds of an interrupted one
         self._at, self._seeds, self._rounds = (f"{name}/{what}" for what in ("iterations", "seeds", "rounds"))
         self.work = Interruptible()
 
     def evaluate(self, state: State) -> None:
-        """Play, set the metrics and fire `evaluated`."""
+        """Play the episodes, set the metrics and fire `evaluated`."""
         if state._left:
             self._report(state, dict.fromkeys(_FOUND, math.nan))
             return
@@ -141,11 +152,13 @@ class _Evaluator:
             self.work.leave(state)
             self._report(state, dict.fromkeys(_FOUND, math.nan))
             return
-        except Exception as error:  # raised or logged, as the user chose
+        except Exception as error:  # raised or logged, depending on on_failure
             recorder = self._options["recorder"]
             if not self._drops or (recorder is not None and recorder.failure is error):
                 raise
-            logger.exception("%s failed in epoch %d and is dropped", self._name, state.epoch)
+            logger.exception(
+                "%s failed in epoch %d; its metrics are dropped and training continues", self._name, state.epoch
+            )
             return
         found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
         self._report(state, found)
@@ -160,13 +173,13 @@ class _Evaluator:
             state.metrics[f"{self._name}_{key}"] = value
 
     def evaluate_end(self, state: State) -> None:
-        """Evaluate a run that is over, unless that was done where it stands; a handler of its final events."""
+        """Evaluate at the end of a run, unless the current state was just evaluated. Handler of the final events."""
         goes_on = state.epoch_open or state._left or INTERRUPT in state.halts
         if not goes_on and state.memory.get(self._at) != state.total_iterations:
             self.evaluate(state)
 
     def _play(self, state: State) -> Evaluation:
-        """Play the rounds that are left, one episode of every environment each. Raises `Unfinished`."""
+        """Play the remaining rounds, each one episode per environment. Raises `Unfinished` if interrupted."""
         episodes, seed_E = self._options["episodes"], self._chosen_seeds(state)
         columns = state.memory.pop(self._rounds, None)
         rounds = [] if columns is None else [to_device(Evaluation(**columns), self._environment.device)]
@@ -194,25 +207,25 @@ class _Evaluator:
         return result
 
     def _chosen_seeds(self, state: State) -> Tensor | None:
-        """The seeds (E,) of the episodes to play, if they are those of the first evaluation."""
+        """Return the seeds (E,) of the first evaluation if its episodes are to be repeated, otherwise None."""
         seeds, episodes = state.memory.get(self._seeds, ()) if self._same_episodes else (), self._options["episodes"]
         if len(seeds) == episodes:
             return torch.tensor(seeds, dtype=torch.int64, device=self._environment.device)
         if seeds:
-            there = len(seeds)
-            logger.warning("%s had %d episodes and has %d: it begins new ones", self._name, there, episodes)
+            message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
+            logger.warning(message, self._name, len(seeds), episodes)
         return None
 
 
 class _Leaving:
-    """A policy that first calls `check` whenever it selects an action."""
+    """Policy that calls `check` before it selects an action."""
 
     def __init__(self, policy: Policy, environment: Environment, check: Callable[[], None]) -> None:
         self.device = getattr(policy, "device", environment.device)
         self.reset, self._select, self._check = policy.reset, policy.select_action, check
 
     def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
-        """Select an action, unless `check` raises."""
+        """Select an action unless `check` raises."""
         self._check()
         return self._select(observation)
 
@@ -230,15 +243,15 @@ def _copied(tree: Any) -> Any:
 
 
 def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:
-    """Refuse what the loop uses already."""
+    """Raise ValueError if the loop already uses the environment or the store."""
     for taken, part in loop.parts.items():
         if part is environment:
             raise ValueError(
-                f"evaluate_every(environment=...): this is the loop's own {taken!r}; build another to evaluate in"
+                f"evaluate_every(environment=...): the loop already uses it as {taken!r}; create another environment"
             )
         if store is not None and _writes_to(part, store):
             raise ValueError(
-                f"evaluate_every(store=...): the loop's own {taken!r} writes there; give one of another folder"
+                f"evaluate_every(store=...): {taken!r} of the loop already writes to this folder; use another one"
             )
 
 
@@ -248,10 +261,10 @@ def _writes_to(part: Any, store: Any) -> bool:
 
 
 def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Recorder:
-    """What takes the episodes down in `store`, which the loop owns from now on."""
+    """Return a recorder that writes the episodes to `store`. The loop owns both."""
     loop.own(f"{name}_store", store)
     recorder = loop.own(f"{name}_recorder", Recorder(store, environment.num_envs))
-    if hasattr(store, "write_run"):  # it has the folder of a run, of these environments
+    if hasattr(store, "write_run"):  # a run folder, described with these environments
 
         @loop.started.wire
         def write_run(state: State) -> None:

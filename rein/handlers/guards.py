@@ -23,30 +23,35 @@ _KINDS = ("stop", "skip", "return")
 
 
 class UpdateGuard:
-    """Checks losses and gradients before each step of an agent's optimizer, in place of the default check.
+    """Check losses and gradients before each step of an agent's optimizer, in place of the default check.
+
+    Example::
 
         guard = UpdateGuard("skip")
         agent = PPO(..., guard=guard)
         guard_updates(loop, guard)
 
-    If one of them is NaN or infinite, the update is not applied. `on_failure`: "stop" raises NonFiniteError; "skip"
-    continues without the update; "return" also has the agent return to its last good checkpoint. After `limit`
-    failures in a row the last two raise as well. `failures` counts the updates that were not applied. The guard waits
-    for the device at each update.
+    An update with NaN or infinity is not applied; `failures` counts these. The guard waits for the device at each
+    update.
+
+    Args:
+        on_failure: "stop" raises NonFiniteError. "skip" continues without the update. "return" also restores the agent
+            from its last good checkpoint, see `guard_updates`.
+        limit: With "skip" and "return", raise NonFiniteError after this number of consecutive failures.
     """
 
     def __init__(self, on_failure: Literal["stop", "skip", "return"] = "stop", *, limit: int = 1000) -> None:
         if on_failure not in _KINDS:
-            raise ValueError(f"UpdateGuard({on_failure!r}): give one of {', '.join(_KINDS)}")
+            raise ValueError(f"UpdateGuard({on_failure!r}): expected one of {', '.join(_KINDS)}")
         if limit < 1:
-            raise ValueError(f"UpdateGuard(limit={limit}): give 1 or more")
+            raise ValueError(f"UpdateGuard(limit={limit}): expected at least 1")
         self.on_failure, self.limit = on_failure, limit
         self.failures = 0
         self.in_a_row = 0
-        self.wanted = False  # to return to the last good checkpoint
+        self.wanted = False  # whether to restore the last good checkpoint
 
     def __call__(self, metrics: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> bool:
-        """Whether to take the step; one fused reduction and one look at its result where all is well."""
+        """Return whether to apply the update. If all values are finite, this is one reduction and one transfer."""
         numbers = [value for name, value in metrics.items() if name == "grad_norm" or "loss" in name]
         if "grad_norm" not in metrics:
             numbers.append(global_norm(list(gradients)))
@@ -55,35 +60,40 @@ class UpdateGuard:
             return True
         bad = [name for name, value in metrics.items() if not bool(torch.isfinite(value).all())]
         bad += [f"gradient {n}" for n, g in enumerate(gradients) if not bool(torch.isfinite(g).all())]
-        if not bad:  # finite numbers whose sum is not
+        if not bad:  # the sum of finite numbers overflowed
             return True
         self.failures, self.in_a_row = self.failures + 1, self.in_a_row + 1
         if self.on_failure == "stop" or self.in_a_row > self.limit:
             times = "" if self.in_a_row == 1 else f", {self.in_a_row} times in a row"
-            raise NonFiniteError(f"NaN or infinity in {', '.join(bad)}{times}; the update was not taken")
+            raise NonFiniteError(f"NaN or infinity in {', '.join(bad)}{times}; the update was not applied")
         self.wanted = self.on_failure == "return"
         return False
 
 
 def _total(numbers: Sequence[Tensor]) -> float:
-    """Their sum, which is not finite where one of them is not; where they lie on a device, by one look at it."""
+    """Return the sum, which is not finite if any number is not. Numbers on a device need one transfer."""
     if all(number.is_cpu for number in numbers):
         return sum(map(float, numbers))
     return float(torch.stack([number.detach().reshape(()) for number in numbers]).sum())
 
 
 def guard_updates(loop: Loop, guard: UpdateGuard, saver: Any = None, *, agent: str = "agent") -> None:
-    """Report an `UpdateGuard`'s failures as the metric `skipped_updates`, and return to good checkpoints if it says so.
+    """Record an `UpdateGuard`'s failures as the metric `skipped_updates`, and restore good checkpoints for "return".
 
-    For "return" give the saver that `checkpoint` returned, attached before. Then the part `agent` of the loop becomes,
-    at the iteration's edge, what it was in the newest checkpoint without NaN; its counts, the environments and the
-    loop go on, so what it meets next is something else. Raises ValueError at once where "return" has no saver, and
-    NonFiniteError at the failure where no checkpoint is without NaN.
+    For "return", pass the `saver` that `checkpoint` returned. After a failure, the part `agent` of the loop is restored
+    at the next edge from the newest checkpoint without NaN. Its counters, the environments and the loop continue, so it
+    learns from different data.
+
+    Raises:
+        ValueError: If "return" has no saver, or if the loop has no part `agent`.
+        NonFiniteError: At a failure, if every checkpoint contains NaN or infinity.
     """
     if guard.on_failure == "return" and saver is None:
-        raise ValueError('guard_updates(...): "return" needs the saver that checkpoint(loop, store) returned')
+        raise ValueError('guard_updates(...): on_failure="return" needs the saver returned by checkpoint(loop, store)')
     if agent not in loop.parts:
-        raise ValueError(f"guard_updates(agent={agent!r}): the loop owns {', '.join(loop.parts) or 'nothing'}")
+        raise ValueError(
+            f"guard_updates(agent={agent!r}): no such part; the loop owns {', '.join(loop.parts) or 'nothing'}"
+        )
     loop.metric("skipped_updates", _increase(guard), reduce="sum")
 
     def return_to_good(state: State) -> None:
@@ -91,14 +101,18 @@ def guard_updates(loop: Loop, guard: UpdateGuard, saver: Any = None, *, agent: s
         part, step_state = loop.parts[agent], state.step_state
         found = next((c for c in saver.checkpoints.good() if c.about.get("finite")), None)
         if found is None:
-            raise NonFiniteError(f"NaN or infinity, and no checkpoint without in {saver.checkpoints.folder}")
+            raise NonFiniteError(
+                f"NaN or infinity in an update, and no checkpoint without them in {saver.checkpoints.folder}"
+            )
         counts = part.env_steps, part.updates
         part.load_state_dict(found.state["parts"][agent])
-        part.env_steps, part.updates = counts  # clocks never go back
-        if isinstance(step_state, StepState):  # nothing reaches from what it had seen then to what it sees now
+        part.env_steps, part.updates = counts  # clocks never decrease
+        if isinstance(
+            step_state, StepState
+        ):  # memory of the restored agent does not continue into the current episodes
             everywhere = torch.ones(loop.parts["environment"].num_envs, dtype=torch.bool, device=part.device)
             part.observe_reset(step_state.observation, everywhere)
-        logger.warning("NaN or infinity in an update: the %s has returned to %s", agent, found.path)
+        logger.warning("NaN or infinity in an update: the %s was restored from %s", agent, found.path)
 
     @loop.iteration_completed
     def return_if_wanted(state: State) -> None:
@@ -118,11 +132,11 @@ def _increase(guard: UpdateGuard) -> Any:
 
 
 def guard_data(loop: Loop) -> None:
-    """Raise NonFiniteError if an action, observation or reward is NaN or infinite, in the step in which it occurs.
+    """Raise NonFiniteError in the step in which an action, observation or reward is NaN or infinite.
 
-    Use it to find the cause of an error of the default checks. It checks more than they do: actions, before the
-    environment receives them; rows that are not valid; and every step at once on a GPU, which waits for the device.
-    Raises AttributeError for a loop without the events of a training loop.
+    Use it to find the cause of an error of the default checks. Unlike these, it checks actions before the environment
+    receives them, invalid rows, and every step immediately on a GPU, which waits for the device. Raises AttributeError
+    if the loop lacks the events of a training loop.
     """
 
     @loop.action_selected

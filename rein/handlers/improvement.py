@@ -1,4 +1,4 @@
-"""Whether a metric still improves: its best value so far, and how long that is ago."""
+"""Track the best value of a metric and the time since the last improvement."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ logger = logging.getLogger("rein")
 
 @attrs.define(eq=False)
 class Improvement:
-    """The best value of a metric, None before the first number, and the number of looks `since` it was found.
+    """Best value of a metric, None before the first number, and the number of firings `since` then.
 
-    A value is better if it is lower (`mode="min"`) or higher ("max") than the best by more than `min_delta`. The first
-    number is always better. NaN is never better; NaN before the first number is not counted, and a warning is logged
-    after `patience` of them. Part of a loop: a subclass is the handler that looks.
+    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`. The
+    first number is always better. NaN is never better. NaN before the first number is not counted; a warning is logged
+    after `patience` of them. Subclasses are parts of a loop.
 
-    Raises ValueError for numbers out of range.
+    Raises ValueError if a number is out of range.
     """
 
-    asked_by: ClassVar[str] = "Improvement"  # whose options a message names
+    asked_by: ClassVar[str] = "Improvement"  # name of the function in messages
 
     metric: str
-    patience: int  # looks without an improvement that are borne
+    patience: int  # firings without improvement that are allowed
     mode: Mode
     min_delta: float
     best: float | None = attrs.field(default=None, init=False)
@@ -39,16 +39,20 @@ class Improvement:
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            raise ValueError(f'{self.asked_by}(mode={self.mode!r}): give "min" or "max", the direction that is better')
+            raise ValueError(
+                f'{self.asked_by}(mode={self.mode!r}): expected "min" (lower is better) or "max" (higher is better)'
+            )
         if not isinstance(self.patience, int) or self.patience < 0:
-            raise ValueError(f"{self.asked_by}(patience={self.patience}): give a whole number, 0 or more")
+            raise ValueError(f"{self.asked_by}(patience={self.patience}): expected an integer of at least 0")
         if not self.min_delta >= 0:
-            raise ValueError(f"{self.asked_by}(min_delta={self.min_delta}): give 0 or more; mode= says the direction")
+            raise ValueError(
+                f"{self.asked_by}(min_delta={self.min_delta}): expected at least 0; mode= gives the direction"
+            )
 
     def look(self, state: State) -> None:
         """Compare the current value of the metric with the best one. Raises KeyError if the metric does not exist."""
         value = state.metrics[self.metric]
-        if math.isnan(value) and state._left:  # `stop` has ended the evaluation that would have set it
+        if math.isnan(value) and state._left:  # `stop` ended the evaluation that sets it
             return
         if math.isnan(value) and self.best is None:
             self.missing += 1
@@ -64,18 +68,18 @@ class Improvement:
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience has run out."""
+        """Whether the number of firings without improvement exceeds `patience`."""
         return self.best is not None and self.since > self.patience
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Options as JSON."""
         return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and the looks since then."""
+        """Return the best value and the count."""
         return {"best": self.best, "since": self.since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self.best, self.since = state["best"], state["since"]

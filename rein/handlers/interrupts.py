@@ -1,4 +1,4 @@
-"""What signals do to a run: end it where it can go on, or save it and go on."""
+"""End or save a run on operating system signals."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from rein.loop.state import State
 
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU")
 _SAVING = ("SIGUSR1", "SIGUSR2")
-_FORCING = (signal.SIGINT, signal.SIGTERM)  # the system may send the others several times
+_FORCING = (signal.SIGINT, signal.SIGTERM)  # the system may send the other signals repeatedly
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Asked(Protocol):
-    """Whatever takes a checkpoint at the next edge when it is asked to, as `checkpoint` returns it."""
+    """Object whose `ask()` takes a checkpoint at the next edge, such as the saver that `checkpoint` returns."""
 
     def ask(self) -> None:
-        """Take one at the next edge."""
+        """Take a checkpoint at the next edge."""
         ...
 
 
 def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | None = None) -> Interrupts:
-    """Have signals end a run at the iteration's edge, or save it.
+    """End a run at the next edge, or save it, when the process receives a signal.
+
+    Example::
 
         interrupts(loop, checkpoint(loop, store, every=10))
 
-    SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless it is ignored, as under `nohup`) and SIGXCPU end the run. The epoch stays
-    open, so a saved run resumes exactly in its middle. An evaluation ends at its next step, and the resumed run
-    finishes it. SIGUSR1 and SIGUSR2 have `saver` save the run, which goes on. Attach `interrupts` after `checkpoint`,
-    which saves at the end of every run.
+    SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless ignored, as under `nohup`) and SIGXCPU end the run. The epoch stays open,
+    so a saved run resumes exactly in the middle of it. An evaluation ends at its next step, and the resumed run
+    finishes it. On SIGUSR1 and SIGUSR2, `saver` saves the run, and the run continues. Attach `interrupts` after
+    `checkpoint`, which saves at the end of every run.
 
-    A second SIGINT raises KeyboardInterrupt and a second SIGTERM SystemExit(143), wherever the run is. With
-    `force_after`, the process is ended after that many seconds if it still runs. No file is damaged by it.
+    A second SIGINT raises KeyboardInterrupt immediately, and a second SIGTERM raises SystemExit(143). If the process
+    still runs `force_after` seconds after that, it is ended. No file is damaged.
 
-    Signal handlers are installed while the loop runs on the main thread; the previous ones are restored afterwards. The
+    Signal handlers are installed while the loop runs on the main thread. The previous ones are restored afterwards. The
     attribute `signal` of the returned object is the signal that ended the last run, or None.
     """
     caught = Interrupts(loop, saver, force_after)
@@ -47,16 +49,16 @@ def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | N
 
 
 class Interrupts:
-    """Receives the signals of one loop."""
+    """Signal handlers of one loop."""
 
     def __init__(self, loop: Loop, saver: Asked | None, force_after: float | None) -> None:
         self.signal: int | None = None
         self._loop, self._saver, self._force_after = loop, saver, force_after
         self._previous: dict[int, Any] = {}
-        self._closing = False  # whether a signal came when the run had ended, and is not to be waited for any more
+        self._closing = False  # whether a signal arrived after the end of the run
 
     def install(self, state: State) -> None:
-        """Take over the signals, on the main thread; a handler."""
+        """Install the signal handlers if this is the main thread. Handler of `started`."""
         self.signal, self._closing = None, False
         if threading.current_thread() is not threading.main_thread():
             return
@@ -64,16 +66,16 @@ class Interrupts:
             if number not in _FORCING and signal.getsignal(number) == signal.SIG_IGN:  # as under nohup
                 continue
             self._previous[number] = signal.signal(number, self._receive)
-        self._loop.cleanups.insert(0, self.restore)  # the last of all: what is being closed then is closed whole
+        self._loop.cleanups.insert(0, self.restore)  # runs last, so that signals do not interrupt other cleanups
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: Any) -> None:
-        """Only ask here: a signal comes in the middle of anything."""
+        """Only record the request: a signal can arrive in the middle of any operation."""
         if number in _numbers(_SAVING):
             assert self._saver is not None
             self._saver.ask()
@@ -86,8 +88,8 @@ class Interrupts:
             self.signal = number
             name = signal.Signals(number).name
             self._loop.interrupt(f"interrupted by {name}")
-            again = "; a second one ends it at once" if number in _FORCING else ""
-            _say(f"\nrein: {name}: the run ends after this iteration and is saved{again}\n".encode())
+            again = "; a second one ends it immediately" if number in _FORCING else ""
+            _write_stderr(f"\nrein: {name}: the run ends after this iteration and is saved{again}\n".encode())
 
     def _end(self, number: int) -> None:
         self.signal = number
@@ -105,12 +107,12 @@ def _numbers(names: tuple[str, ...]) -> list[int]:
 
 def _exit(status: int) -> None:
     if sys.stdout.isatty():
-        _say(_SHOW_CURSOR)  # a bar may have hidden it
+        _write_stderr(_SHOW_CURSOR)  # a progress bar may have hidden it
     os._exit(status)
 
 
-def _say(text: bytes) -> None:
-    """Past Python's buffers, which may be in use where the signal came; a closed stderr is no reason to fail."""
+def _write_stderr(text: bytes) -> None:
+    """Write to stderr without Python's buffers, which may be in use during a signal. Ignores a closed stderr."""
     try:
         os.write(2, text)
     except OSError:

@@ -1,4 +1,4 @@
-"""A readable line whenever an event fires."""
+"""Write a line when an event fires."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ def log(
     file: TextIO | None = None,
     **filters: Any,
 ) -> None:
-    """Write `message(state)` as a line to `file` (standard output by default) when `event` fires.
+    """Write `message(state)` as a line to `file` when `event` fires.
 
-    The default message is `default_message`. A line that cannot be written does not end the run: the first error is
-    logged. Characters that the encoding of the file does not have are written as escapes. An error in `message` ends
-    the run, as in any handler. Raises TypeError if `message` is not a function, and at the firing if it returns no
-    string.
+    A line that cannot be written does not end the run: the first such error is logged. Characters that the encoding of
+    the file lacks are escaped. An error in `message` ends the run, as in any handler.
+
+    Args:
+        loop: Loop to attach to.
+        message: Function of the state that returns the line. Default: `default_message`.
+        event: Name of the event.
+        file: Open text file. Default: standard output.
+        **filters: Filters of the event, such as `every=10`.
+
+    Raises:
+        TypeError: If `message` is not a function, or at a firing if it does not return a string.
     """
     text_of = default_message if message is None else message
     if not callable(text_of):
-        raise TypeError(f"log(message=...): a function of the state that returns a line, not {message!r}")
+        raise TypeError(f"log(message=...): expected a function of the state that returns a line, got {message!r}")
 
     failed = False
 
@@ -39,15 +47,15 @@ def log(
         nonlocal failed
         text = text_of(state)
         if not isinstance(text, str):
-            raise TypeError(f"log: message(state) returned {text!r}; return the line to write, as a string")
+            raise TypeError(f"log: message(state) returned {text!r}; it must return a string")
         error = write_line(text, file)
         if error is not None and not failed:
             failed = True
-            logger.warning("log: a line could not be written (%r); the run goes on", error)
+            logger.warning("log: a line could not be written (%r); the run continues", error)
 
 
 def default_message(state: State) -> str:
-    """`epoch 3  iteration 200  env_steps 12,800  episode_return -10.25`: counters, then every metric of the epoch."""
+    """Return counters and metrics: `epoch 3  iteration 200  env_steps 12,800  episode_return -10.25`."""
     values: dict[str, float] = {"epoch": state.epoch, "iteration": state.iteration}
     if state.clocks.env_steps:
         values["env_steps"] = state.clocks.env_steps
@@ -56,7 +64,7 @@ def default_message(state: State) -> str:
 
 
 def _short(value: float) -> str:
-    """Whole numbers in full, others to five digits; nan and inf as these words."""
+    """Format whole numbers in full and others with five digits."""
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.5g}"

@@ -1,4 +1,4 @@
-"""Do something about a metric that no longer improves; by itself, lower the learning rate."""
+"""React to a metric that stops improving, for example by reducing the learning rate."""
 
 from __future__ import annotations
 
@@ -30,17 +30,29 @@ def monitor(
     name: str | None = None,
     **filters: Any,
 ) -> None:
-    """Call `action(state)` at the (`patience` + 1)-th firing in a row at which `metric` has not improved.
+    """Call `action(state)` when `metric` has not improved at `patience` + 1 consecutive firings of `event`.
 
-    A value improves the metric if it is lower (`mode="min"`) or higher ("max") than the best so far by more than
-    `min_delta`. The first number always does, and NaN never does. NaN before the first number does not count, and a
-    warning is logged after `patience` of them. After the action the count begins anew, and the best value stays: while
-    nothing improves, `action` is called at every (`patience` + 1)-th firing. Attach `monitor` after the handler that
-    sets the metric, with the same filters. The best value and the count belong to the part `name` (`monitor/<metric>`
-    by default), so a resumed run continues to count.
+    After the action the count restarts and the best value is kept: while nothing improves, `action` is called at every
+    (`patience` + 1)-th firing. Attach `monitor` after the handler that sets the metric, with the same filters. The best
+    value and the count are saved as the part `name`, so a resumed run continues to count.
 
-    Raises ValueError for numbers out of range, and if the loop owns a part of that name. Raises TypeError if `action`
-    is not a function. Raises KeyError at a firing if the metric does not exist; the message lists the metrics.
+    Args:
+        loop: Loop to attach to.
+        metric: Name of the metric.
+        action: Function of the state.
+        mode: "min" if lower values are better, "max" if higher values are better.
+        patience: Number of consecutive firings without improvement that are allowed.
+        min_delta: A value improves the metric if it is better than the best value by more than this. The first number
+            always improves it, NaN never. NaN before the first number is not counted; a warning is logged after
+            `patience` of them.
+        event: Name of the event.
+        name: Name of the part. Default: `monitor/<metric>`.
+        **filters: Filters of the event, such as `every=10`.
+
+    Raises:
+        ValueError: If a number is out of range, or if the loop already owns a part `name`.
+        TypeError: If `action` is not a function.
+        KeyError: At a firing, if the metric does not exist. The message lists the metrics.
     """
     check_function("monitor(...)", "callback", action)
     attach = loop.event(event)(**filters)
@@ -61,18 +73,21 @@ def reduce_learning_rate(
     name: str | None = None,
     **filters: Any,
 ) -> None:
-    """Multiply the learning rates of an agent or an optimizer by `factor` when `metric` has not improved.
+    """Multiply the learning rates of an agent or an optimizer by `factor` when `metric` stops improving.
+
+    Example::
 
         reduce_learning_rate(loop, agent, "evaluation_return", mode="max", factor=0.5, minimum=1e-5, every=5)
 
-    All rates are lowered: `learning_rate`, `actor_learning_rate` and `temperature_learning_rate` of an agent, and the
+    All rates are reduced: `learning_rate`, `actor_learning_rate` and `temperature_learning_rate` of an agent, and the
     rate of each parameter group of an optimizer. A rate never falls below `minimum`. The other options are those of
-    `monitor`. The loop owns the reduced rates as the part `<name>/rate`, next to the monitor `name`
-    (`reduce_learning_rate/<metric>` by default). A resumed run uses the reduced rates and ignores the rates that the
-    agent or the optimizer was built with.
+    `monitor`. The loop owns the reduced rates as the part `<name>/rate` and the monitor as `name` (default:
+    `reduce_learning_rate/<metric>`). A resumed run uses the reduced rates and ignores the rates that the agent or the
+    optimizer was created with.
 
-    Raises TypeError if `of` has no learning rate or if a rate follows a schedule, ValueError for numbers out of range,
-    and the errors of `monitor`.
+    Raises:
+        TypeError: If `of` has no learning rate, or if a rate follows a schedule.
+        ValueError: If a number is out of range.
     """
     rate = LearningRate(of, factor, minimum)
     name = name or f"reduce_learning_rate/{metric}"
@@ -84,14 +99,14 @@ def reduce_learning_rate(
 
 @attrs.define(eq=False)
 class Monitor(Improvement):
-    """What `monitor` remembers: `since` counts from the last action too."""
+    """State of `monitor`. `since` also counts from the last action."""
 
     asked_by = "monitor"
 
     action: Callable[[State], None]
 
     def check(self, state: State) -> None:
-        """Look at this firing's value, and act where patience has run out; a handler."""
+        """Compare the current value with the best one, and act if patience is exhausted. Handler of the event."""
         self.look(state)
         if self.exhausted:
             self.since = 0
@@ -100,23 +115,23 @@ class Monitor(Improvement):
 
 @attrs.define(eq=False)
 class LearningRate:
-    """All learning rates of an agent (`learning_rate`, `actor_learning_rate`, ...) or of an optimizer's groups.
+    """Learning rates of an agent (`learning_rate`, `actor_learning_rate`, ...) or of an optimizer's parameter groups.
 
-    Rates that were assigned to an agent are not part of its state. After the first reduction, a checkpoint keeps the
+    Learning rates assigned to an agent are not part of its state. After the first reduction, a checkpoint stores the
     current rates here.
     """
 
     of: Any
     factor: float
     minimum: float
-    reduced: int = 0  # times
-    loaded: list[float] | None = None  # until the run begins
+    reduced: int = 0  # number of reductions
+    loaded: list[float] | None = None  # assigned when the run starts
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.factor < 1:
-            raise ValueError(f"reduce_learning_rate(factor={self.factor}): give a number between 0 and 1")
+            raise ValueError(f"reduce_learning_rate(factor={self.factor}): expected a number between 0 and 1")
         if not 0 <= self.minimum < math.inf:
-            raise ValueError(f"reduce_learning_rate(minimum={self.minimum}): give 0 or more")
+            raise ValueError(f"reduce_learning_rate(minimum={self.minimum}): expected a finite number of at least 0")
         self.read()
 
     def read(self) -> list[float]:
@@ -125,11 +140,11 @@ class LearningRate:
             return [float(group["lr"]) for group in self.of.param_groups]
         names, kind = self._names(), type(self.of).__name__
         if not names:
-            raise TypeError(f"reduce_learning_rate(loop, {kind}): give an agent with a learning_rate, or an optimizer")
+            raise TypeError(f"reduce_learning_rate(loop, {kind}): pass an agent with a learning_rate, or an optimizer")
         return [_number(f"{kind}.{name}", getattr(self.of, name)) for name in names]
 
     def _names(self) -> list[str]:
-        """Return the attributes of an agent that are learning rates; a rate of None follows `learning_rate`."""
+        """Return the attributes of an agent that are learning rates. A rate of None follows `learning_rate`."""
         names = [name for name in dir(self.of) if name.endswith("learning_rate") and not name.startswith("_")]
         return [name for name in names if getattr(self.of, name) is not None]
 
@@ -143,7 +158,7 @@ class LearningRate:
                 setattr(self.of, name, rate)
 
     def reduce(self, state: State) -> None:
-        """Multiply by the factor what is above the minimum."""
+        """Multiply the rates above the minimum by the factor."""
         before = self.read()
         after = [min(rate, max(rate * self.factor, self.minimum)) for rate in before]
         if after != before:
@@ -152,29 +167,29 @@ class LearningRate:
             logger.info("learning rate %s in epoch %d", ", ".join(f"{rate:.3g}" for rate in after), state.epoch)
 
     def restore(self, state: State) -> None:
-        """Assign what was loaded; a handler of `started`, when everything else has been loaded and set up."""
+        """Assign the loaded rates. Handler of `started`, after all parts are loaded and set up."""
         if self.loaded is not None:
             self.write(self.loaded)
             self.loaded = None
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Options as JSON."""
         return {"factor": self.factor, "minimum": self.minimum}
 
     def state_dict(self) -> dict[str, Any]:
-        """How often it was reduced, and to what; None where it never was."""
+        """Return the number of reductions and the current rates, None if they were never reduced."""
         rates = self.read() if self.loaded is None else self.loaded
         return {"reduced": self.reduced, "rates": rates if self.reduced else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; it is assigned when the run begins."""
+        """Restore the result of `state_dict`. The rates are assigned when the run starts."""
         self.reduced, self.loaded = state["reduced"], state["rates"]
         if self.loaded is not None and len(self.loaded) != len(self.read()):
             raise ValueError(
                 f"reduce_learning_rate: the checkpoint has {len(self.loaded)} learning rates and "
-                f"{type(self.of).__name__} has {len(self.read())}: build it with the options of the saved run, or the "
-                "checkpoint is of an earlier version, which kept one rate"
+                f"{type(self.of).__name__} has {len(self.read())}; create it with the options of the saved run. "
+                "Checkpoints of earlier versions have one rate"
             )
 
 
@@ -182,7 +197,7 @@ def _number(name: str, rate: Any) -> float:
     if isinstance(rate, Schedule):
         if rate.clock is not None:
             raise TypeError(
-                f"reduce_learning_rate: {name} follows a schedule over {rate.clock} already; give it a number"
+                f"reduce_learning_rate: {name} already follows a schedule over {rate.clock}; set it to a number"
             )
         rate = rate()
     return float(rate)

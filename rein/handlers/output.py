@@ -1,4 +1,4 @@
-"""Lines of text for a terminal, a file or a pipe that may not take them."""
+"""Write lines of text to a terminal, a file or a pipe that may be closed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TextIO
 
 
 def write_line(text: str, file: TextIO | None = None) -> Exception | None:
-    """Write a line to `file`, standard output by default, and return the error if it cannot be written.
+    """Write a line to `file` (default: standard output). Return the error if it cannot be written, otherwise None.
 
-    Characters that the encoding of the file does not have are written as escapes.
+    Characters that the encoding of the file lacks are escaped.
     """
     file = sys.stdout if file is None else file
     try:

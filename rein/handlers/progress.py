@@ -17,8 +17,8 @@ from rein.loop.state import State
 
 BAR_SECONDS = 0.2  # between two drawings of the bar
 LINE_SECONDS = 5.0  # between two plain lines
-WINDOW = 100  # drawings over which the rate is taken
-GOES_FIRST = ("rate", "share", "return", "count")  # where the end of a run does not fit into the terminal's width
+WINDOW = 100  # number of drawings over which the rate is computed
+GOES_FIRST = ("rate", "share", "return", "count")  # parts dropped first in a narrow terminal
 
 
 def progress(
@@ -29,18 +29,29 @@ def progress(
     total: float | None = None,
     file: TextIO | None = None,
 ) -> None:
-    """Show the progress of the run, its rate, the latest `episode_return` and the time left.
+    """Show the progress of a run on `file`, with its rate, the latest `episode_return` and the time left.
 
-    The output goes to `file`, standard output by default: a bar on a terminal, otherwise a line every few seconds and
-    one at the end. In a notebook, the default is an HTML bar in the cell's output; a saved notebook keeps its last
-    state. `unit` is the clock that is counted. The share that is done refers to `total` on that clock if given,
-    otherwise to the run's epochs or the limits of `stop_at`, see `State.remaining`. Clocks and metrics are read only
-    when progress is drawn. Raises ValueError for an unknown clock or a total that is not above 0.
+    A terminal shows a bar. Other files receive a line every few seconds and one at the end. In a notebook, the default
+    is an HTML bar in the cell's output; a saved notebook keeps its last state. Clocks and metrics are read only when
+    drawing.
+
+    Args:
+        loop: Loop to observe.
+        description: Label in front.
+        unit: Clock to count.
+        total: Value of the clock at the end. Default: the epochs of the run or the limits of `stop_at`, see
+            `State.remaining`.
+        file: Open text file. Default: standard output.
+
+    Raises:
+        ValueError: If the clock is unknown, or if `total` is not above 0.
     """
     if unit not in CLOCKS:
         raise ValueError(f"progress(unit={unit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
     if total is not None and not total > 0:
-        raise ValueError(f"progress(total={total!r}): give a number of {unit} above 0, or None for the run's epochs")
+        raise ValueError(
+            f"progress(total={total!r}): expected a number of {unit} above 0, or None for the epochs of the run"
+        )
     display = _Display(description, unit, total, file)
     loop.started.observe(display.begin)
     loop.iteration_completed.observe(display.tick)
@@ -59,15 +70,15 @@ def _in_notebook() -> bool:
 
 
 class _Sample(NamedTuple):
-    """What one drawing has read."""
+    """Values read for one drawing."""
 
     seconds: float
-    counted: float  # of the unit
-    done: float  # the share of the run, 0 to 1; NaN where it has no end
+    counted: float  # value of the clock `unit`
+    done: float  # fraction of the run, 0 to 1; NaN if the run has no end
 
 
 class _Display:
-    """Decides when to draw, reads what is drawn, and hands it to a bar or to lines."""
+    """Decides when to draw, reads the values, and passes them to a bar or to lines."""
 
     def __init__(self, description: str, unit: str, total: float | None, file: TextIO | None) -> None:
         self._description, self._unit, self._total, self._file = description, unit, total, file
@@ -77,7 +88,7 @@ class _Display:
         self._episode_return = math.nan
 
     def begin(self, loop: Loop, state: State) -> None:
-        """A run has started."""
+        """Start the display. Observer of `started`."""
         self._close()
         file = sys.stdout if self._file is None else self._file
         if self._file is None and _in_notebook():
@@ -90,14 +101,14 @@ class _Display:
         self._screen.begin(first.done, self._text(first))
 
     def tick(self, loop: Loop, state: State) -> None:
-        """An iteration is done: draw if it is time to. This stands on the hot path."""
+        """Draw if enough time has passed. Called in every iteration, so it must be fast."""
         if time.perf_counter() >= self._due and self._screen is not None:
             sample = self._sample(state)
             self._read_return(state)
             self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample)}")
 
     def end(self, loop: Loop, state: State) -> None:
-        """The run has ended, one way or another: draw once more and give the terminal back."""
+        """Draw a last time and release the terminal. Observer of the final events."""
         if self._screen is None:  # a handler of `started` failed
             return
         try:
@@ -123,13 +134,13 @@ class _Display:
         return self._samples[-1]
 
     def _read_return(self, state: State) -> None:
-        """The latest there is: early in an epoch no episode has ended yet."""
+        """Update the latest return. Early in an epoch it is NaN, because no episode has ended yet."""
         if "episode_return" in state.metrics:
             value = state.metrics["episode_return"]
             self._episode_return = self._episode_return if math.isnan(value) else value
 
     def _text(self, sample: _Sample) -> str:
-        """` 42%  12,800 env_steps  51,200/s  return -10.25`, as far as it is known."""
+        """Return ` 42%  12,800 env_steps  51,200/s  return -10.25`, without unknown parts."""
         return "  ".join(self._parts(sample).values())
 
     def _parts(self, sample: _Sample) -> dict[str, str]:
@@ -151,7 +162,7 @@ class _Display:
 
 
 class _Bar:
-    """A bar that is drawn over itself; whatever else is printed meanwhile scrolls by above it."""
+    """Bar that is drawn over itself. Other output is printed above it."""
 
     every = BAR_SECONDS
 
@@ -167,41 +178,41 @@ class _Bar:
         label = [text("{task.description}")] if description else []
         self._progress = Progress(
             *label,
-            BarColumn(20),  # this is what shrinks first where the terminal is narrow
+            BarColumn(20),  # shrinks first in a narrow terminal
             text("{task.fields[text]}"),
             console=Console(file=file, force_terminal=True),
-            auto_refresh=False,  # no thread: it is drawn by the loop
-            redirect_stdout=sys.stdout.isatty(),  # and not where it is written to a file
+            auto_refresh=False,  # the loop draws, not a thread
+            redirect_stdout=sys.stdout.isatty(),  # a redirected stdout is left alone
             redirect_stderr=sys.stderr.isatty(),
         )
         self._task = self._progress.add_task(description, total=None, text="")
         self._length = cell_len
-        self._taken = cell_len(description) + 1 if description else 0  # with a space behind it
+        self._taken = cell_len(description) + 1 if description else 0  # including a space
 
     def begin(self, done: float, text: str) -> None:
-        """Take the terminal."""
+        """Take over the terminal."""
         self._progress.start()
-        atexit.register(self.close)  # a terminal without its cursor is no way to leave, whatever happens
+        atexit.register(self.close)  # restores the cursor on any exit
         self.draw(done, text)
 
     def draw(self, done: float, text: str) -> None:
-        """Show this now."""
+        """Draw the bar."""
         if not math.isnan(done):
             self._progress.update(self._task, total=1.0, completed=done)
         self._progress.update(self._task, text=text, refresh=True)
 
     def end(self, done: float, parts: dict[str, str], ending: str) -> None:
-        """Show this at last: how the run ended, and beside it as much as there is room for."""
-        room = self._progress.console.width - self._taken - 2  # the bar is one wide at least, and has a space behind it
-        told = {**parts, "ending": ending}
+        """Draw the bar with the ending of the run, and as many other parts as fit."""
+        room = self._progress.console.width - self._taken - 2  # at least one column of bar, and a space
+        shown = {**parts, "ending": ending}
         for name in GOES_FIRST:
-            if self._length("  ".join(told.values())) <= room:
+            if self._length("  ".join(shown.values())) <= room:
                 break
-            told.pop(name, None)
-        self.draw(done, "  ".join(told.values()))
+            shown.pop(name, None)
+        self.draw(done, "  ".join(shown.values()))
 
     def close(self) -> None:
-        """Leave the bar as it is and give the terminal back; may be called twice."""
+        """Release the terminal and leave the bar visible. May be called twice."""
         atexit.unregister(self.close)
         self._progress.stop()
 
@@ -241,7 +252,7 @@ class _Html:
 
 
 class _Lines:
-    """A line for each drawing."""
+    """Writes a line for each drawing."""
 
     every = LINE_SECONDS
 
@@ -249,20 +260,20 @@ class _Lines:
         self._file, self._label = file, [description] if description else []
 
     def begin(self, done: float, text: str) -> None:
-        """Nothing has happened yet that would be worth a line."""
+        """Write nothing, because nothing has happened yet."""
 
     def draw(self, done: float, text: str) -> None:
-        """Write this now."""
+        """Write a line."""
         error = write_line("  ".join([*self._label, text]), self._file)
-        if error is not None and not isinstance(error, BrokenPipeError):  # as `head` causes it
+        if error is not None and not isinstance(error, BrokenPipeError):  # for example when piped to `head`
             raise error
 
     def end(self, done: float, parts: dict[str, str], ending: str) -> None:
-        """Write all of it."""
+        """Write all parts and the ending of the run."""
         self.draw(done, "  ".join([*parts.values(), ending]))
 
     def close(self) -> None:
-        """The last line is written already."""
+        """Do nothing: the last line is already written."""
 
 
 def _draws_bars(file: TextIO) -> bool:
@@ -272,7 +283,7 @@ def _draws_bars(file: TextIO) -> bool:
 
 
 def _duration(seconds: float) -> str:
-    """`0:18`, `2:05:00`, `7 d 00:00:00`."""
+    """Format seconds as `0:18`, `2:05:00` or `7 d 00:00:00`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 24:

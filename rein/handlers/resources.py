@@ -25,13 +25,13 @@ def guard_resources(
     event: str = "epoch_ended",
     **filters: Any,
 ) -> None:
-    """Interrupt the run when the disk under `path` has less than `disk` bytes left, or it uses more than `memory`.
+    """Interrupt the run if the disk of `path` has less than `disk` bytes left, or the process uses more than `memory`.
 
-    It ends at the edge with the reason, is saved there by `checkpoint`, and can be resumed when there is room. Memory
-    is what the process has resident; None is no limit. Raises ValueError for numbers that are not above 0.
+    The run ends at the next edge, is saved there by `checkpoint`, and can be resumed. `memory` limits the resident
+    memory in bytes; None sets no limit. Raises ValueError if a limit is not above 0.
     """
     if not disk > 0 or (memory is not None and not memory > 0):
-        raise ValueError(f"guard_resources({disk=}, {memory=}): give numbers of bytes above 0")
+        raise ValueError(f"guard_resources({disk=}, {memory=}): expected numbers of bytes above 0")
     folder = absolute(path)
 
     @loop.event(event)(**filters)
@@ -42,17 +42,17 @@ def guard_resources(
 
 
 def _shortages(path: Path, disk: float, memory: float | None) -> Iterator[str]:
-    while not path.exists():  # a run's folder that is not made yet
+    while not path.exists():  # the run folder may not exist yet
         path = path.parent
     free = shutil.disk_usage(path).free
     if free < disk:
-        yield f"{path}: {free / 1e9:.2f} GB are free, and {disk / 1e9:.2f} GB shall be"
+        yield f"{path}: {free / 1e9:.2f} GB are free, less than the limit of {disk / 1e9:.2f} GB"
     if memory is not None and (used := resident_bytes()) > memory:
-        yield f"the process uses {used / 1e9:.2f} GB of memory, and {memory / 1e9:.2f} GB are its limit"
+        yield f"the process uses {used / 1e9:.2f} GB of memory, more than the limit of {memory / 1e9:.2f} GB"
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is resident; where the system does not say, the most that it ever was."""
+    """Return the resident memory of this process, or its peak on systems that report only that."""
     try:
         fields = Path("/proc/self/statm").read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether the task is solved, by the metric and the value that say so."""
+"""Record when a metric first reaches the value that counts as solving the task."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from typing import Any
 from rein.loop import Loop
 from rein.loop.state import State
 
-UNSOLVED = "unsolved/"  # begins the keys of `state.memory` for rules that are not met
+UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for rules not yet met
 
 
 def solved(
     loop: Loop, metric: str, at_least: float, *, stop: bool = True, event: str = "epoch_ended", **filters: Any
 ) -> None:
-    """Take down in `state.memory["solved"]` when `metric` first reached `at_least`, and halt the loop there if `stop`.
+    """Record in `state.memory["solved"]` when `metric` first reaches `at_least`, and halt the loop if `stop`.
+
+    Example::
 
         solved(loop, "evaluation_return", at_least=7.0)
 
-    Attach it after what provides the metric; an epoch without it says nothing. What is solved stays solved: such a run,
-    resumed with `stop`, halts in `started`. Of several rules, milestones on the way say, the first that is met is taken
-    down as "solved", and each later one as "solved/<metric> <at_least>". A rule that is not met yet is in
+    Attach it after the handler that sets the metric. Firings without the metric are ignored. If a solved run is resumed
+    with `stop`, it halts in `started`. With several rules, such as milestones, the first one met is recorded as
+    "solved" and each later one as "solved/<metric> <at_least>". A rule not yet met is recorded as
     `state.memory["unsolved/<metric> <at_least>"]` with the last value of the metric.
     """
     unsolved = f"{UNSOLVED}{metric} {at_least}"
-    rule, own_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
+    rule, rule_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
 
     def is_met(state: State) -> bool:
-        records = (state.memory.get(key) for key in ("solved", own_key))
-        return any(record is not None and rule.items() <= record.items() for record in records)
+        records = (state.memory.get(key) for key in ("solved", rule_key))
+        return any(found is not None and rule.items() <= found.items() for found in records)
 
     @loop.event(event)(**filters)
-    def take_down(state: State) -> None:
+    def record(state: State) -> None:
         if is_met(state):
             return
         value = state.metrics.get(metric)
@@ -40,7 +42,7 @@ def solved(
             return
         state.memory.pop(unsolved, None)
         clocks = {name: getattr(state.clocks, name) for name in ("env_steps", "episodes", "seconds")}
-        key = own_key if "solved" in state.memory else "solved"
+        key = rule_key if "solved" in state.memory else "solved"
         state.memory[key] = {**rule, "value": value, **clocks}
         if stop:
             state.halt_loop("solved")

@@ -22,6 +22,8 @@ def stop_at(
 ) -> None:
     """Halt the loop when a clock or a metric reaches a value. With several rules, the first one reached ends the run.
 
+    Example::
+
         stop_at(loop, env_steps=1_000_000)
         stop_at(loop, "episode_return_100", at_least=475)
 
@@ -32,18 +34,22 @@ def stop_at(
     read when `event` fires; NaN reaches no bound. A resumed run that has reached a value halts in `started`. The limits
     of clocks are in `state.limits`, which `state.remaining` and `progress` use.
 
-    Raises TypeError if the metric is not given with exactly one bound, ValueError for an unknown clock or a limit that
-    is not above 0, and KeyError when `event` fires and the metric does not exist.
+    Raises:
+        TypeError: If the metric is not given with exactly one bound.
+        ValueError: If a clock is unknown or a limit is not above 0.
+        KeyError: When `event` fires, if the metric does not exist.
     """
     if metric is None and not clocks:
-        raise TypeError("stop_at(loop, ...): give a clock, env_steps=1_000_000, or a metric with at_least= or at_most=")
+        raise TypeError(
+            "stop_at(loop, ...): pass a clock such as env_steps=1_000_000, or a metric with at_least= or at_most="
+        )
     if (at_least is not None) + (at_most is not None) != (metric is not None):
-        raise TypeError("stop_at(loop, metric, ...): a metric and one of at_least= and at_most= go together")
+        raise TypeError("stop_at(loop, metric, ...): pass a metric together with exactly one of at_least= and at_most=")
     for clock, limit in clocks.items():
         if clock not in CLOCKS:
             raise ValueError(f"stop_at({clock}={limit!r}): unknown clock{suggestion(clock, list(CLOCKS))}")
         if not limit > 0:
-            raise ValueError(f"stop_at({clock}={limit!r}): give a limit above 0")
+            raise ValueError(f"stop_at({clock}={limit!r}): expected a limit above 0")
     if metric is not None and at_least is not None:
         _stop_at_metric(loop, metric, f">= {at_least}", lambda value: value >= at_least, event)
     if metric is not None and at_most is not None:
@@ -58,7 +64,7 @@ def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
         if loop.epochs_by_default:
             loop.epochs = None
 
-    # `epochs` advances in an epoch's end events, and a part may advance its clock there
+    # `epochs` advances in the end events of an epoch, and a part may advance its clock there
     @loop.on("started", "iteration_completed", "epoch_ended")
     def stop_at_clock(state: State) -> None:
         if getattr(state.clocks, clock) >= limit:
@@ -66,7 +72,7 @@ def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
 
 
 def _stop_at_metric(loop: Loop, metric: str, bound: str, reached: Callable[[float], bool], event: str) -> None:
-    rule = f"stop_at/{metric} {bound}"  # in state.memory: why it stopped the run
+    rule = f"stop_at/{metric} {bound}"  # key of state.memory: reason of the halt
 
     @loop.event(event)
     def stop_at_metric(state: State) -> None:

@@ -1,4 +1,4 @@
-"""Keep torch's global generators, and those of the data, with the run, for steps and data that draw from them."""
+"""Save torch's global generators and those of the data with the run."""
 
 from __future__ import annotations
 
@@ -16,57 +16,62 @@ from rein.ops.trees import checked_device
 def torch_generators(
     loop: Loop, device: torch.device | str | None = None, *, generators: Sequence[torch.Generator] = ()
 ) -> None:
-    """Own torch's global generators, of the host and of `device` where that is a GPU: for dropout, and DataLoaders.
+    """Own torch's global generators, of the CPU and of `device` if that is a GPU, so that resumed runs reproduce.
 
-    A resumed run draws what an uninterrupted one does. Parts of rein have generators of their own and do not need it.
-    `generators` are kept in the same way, from which data alone is to draw: those of `DataLoader(..., generator=)`,
-    which is resumed otherwise with another order, and silently. In mid-epoch the data is iterated anew past what the
-    epoch has had, with all of them as they were when the epoch began, so that a DataLoader shuffles as it did then.
-    Out of its reach are a dataset that itself draws in the main process, in between the steps, which draws otherwise in
-    the rest of such an epoch, and the workers of `DataLoader(..., persistent_workers=True)`, which begin anew in a
-    resumed run what they draw.
+    Use it for dropout and DataLoaders, which draw from global generators. Parts of rein have separate generators and do
+    not need it.
 
-    Raises TypeError for generators that are none, ValueError where the loop owns a part `torch_generators` already;
-    ValueError when a saved state is loaded that is of more or fewer `generators`.
+    `generators` are saved in the same way. Pass those of `DataLoader(..., generator=)`, and draw from them only in the
+    data; otherwise a resumed run silently uses another order. A run resumed within an epoch iterates the data again
+    from the beginning of the epoch, with the generators as they were then, and skips the batches already used. A
+    DataLoader therefore shuffles as before.
+
+    Two cases are not reproduced: a dataset that draws in the main process between the steps, for the rest of that
+    epoch, and the workers of `DataLoader(..., persistent_workers=True)`, which restart their generators.
+
+    Raises:
+        TypeError: If an element of `generators` is not a torch.Generator.
+        ValueError: If the loop already owns a part `torch_generators`, or if a loaded state has another number of
+            `generators`.
     """
     generators = list(generators)
     if wrong := [type(one).__name__ for one in generators if not isinstance(one, torch.Generator)]:
-        raise TypeError(f"torch_generators(generators=[...]): give torch.Generators, not {', '.join(wrong)}")
+        raise TypeError(f"torch_generators(generators=[...]): expected torch.Generator objects, got {', '.join(wrong)}")
     part = TorchGenerators(None if device is None else checked_device(device), generators)
     loop.own("torch_generators", part)
 
     def begin(state: State) -> None:
         part.begin(state, loop.iterates_anew)
-        for inner in _within(loop):  # begins later, when others have drawn from torch's own
+        for inner in _within(loop):  # starts later, when other code has used torch's global generators
             inner.leave_global()
 
     loop.started.wire(begin)
     for event in (loop.iteration_started, loop.epoch_completed, loop.epoch_halted, loop.epoch_ended):
-        event.wire(part.settle)  # the open epoch goes on, or ends
-    loop.epoch_started.wire(part.remember, last=True)  # when all handlers have drawn
+        event.wire(part.settle)  # the open epoch continues or ends
+    loop.epoch_started.wire(part.remember, last=True)  # after all handlers have drawn
 
 
 def _within(loop: Loop) -> Iterator[TorchGenerators]:
-    """Those of the loops that this one owns, and of theirs."""
+    """Return the `TorchGenerators` of all loops inside this one."""
     for part in loop.parts.values():
         if isinstance(part, Loop):
-            yield from (own for own in part.parts.values() if isinstance(own, TorchGenerators))
+            yield from (inner for inner in part.parts.values() if isinstance(inner, TorchGenerators))
             yield from _within(part)
 
 
 class TorchGenerators:
-    """What `torch_generators` remembers: how they stood when the epoch began, and how they are to stand after it."""
+    """State of `torch_generators`: at the start of the epoch, and to be restored after the data is iterated again."""
 
     def __init__(self, device: torch.device | None, given: Sequence[torch.Generator] = ()) -> None:
         self._cuda = device if device is not None and device.type == "cuda" else None
         self._given = {f"given_{place}": generator for place, generator in enumerate(given)}
         self._epoch_began: dict[str, Tensor] | None = None
-        self._waiting: dict[str, Tensor] | None = None  # what they are to be once the data stands where it stood
+        self._waiting: dict[str, Tensor] | None = None  # states to restore when the data has reached its position
 
     def begin(self, state: State, anew: bool) -> None:
-        """Go back to the open epoch's beginning, if there is one whose data is iterated `anew`."""
+        """Return to the start of the open epoch, if its data is iterated again."""
         if anew and state.epoch_open and self._epoch_began is not None:
-            # of an epoch that has had nothing yet, whose data may have drawn its order all the same, nothing waits
+            # before the first batch, the epoch starts again and nothing has to be restored later
             self._waiting = {**self._read(), **(self._waiting or {})} if state.iteration else None
             self._write(self._epoch_began)
         elif self._waiting is not None:
@@ -74,10 +79,10 @@ class TorchGenerators:
             self._waiting = None
 
     def settle(self, state: State) -> None:
-        """Be what they were when the run was left; a handler.
+        """Restore the generators as they were when the run was left. Handler of the first event after `begin`.
 
-        But one that the data has drawn from since `begin` stands right: a sampler draws once more as it finds its end,
-        which may be with the element that was taken just now.
+        A generator that the data has used since `begin` is already right: a sampler draws once more at its end, which
+        may be with the batch just fetched.
         """
         if self._waiting is not None and self._epoch_began is not None:
             for name, generator in self._given.items():
@@ -87,19 +92,19 @@ class TorchGenerators:
             self._waiting = None
 
     def remember(self, state: State) -> None:
-        """Keep the generators' states as the data of an epoch begins; a handler."""
+        """Store the generators' states at the start of an epoch. Handler of `epoch_started`."""
         self._epoch_began = self._read()
 
     def leave_global(self) -> None:
-        """Torch's own stand where they stood already: what was loaded of them is to be written no more."""
+        """Do not restore torch's global generators, which an outer loop has already restored."""
         if self._waiting is not None:
             self._waiting = {name: state for name, state in self._waiting.items() if name in self._given}
 
     def _read(self) -> dict[str, Tensor]:
-        stand = {"host": torch.get_rng_state()}
+        states = {"host": torch.get_rng_state()}
         if self._cuda is not None:
-            stand["cuda"] = torch.cuda.get_rng_state(self._cuda)
-        return {**stand, **{name: generator.get_state() for name, generator in self._given.items()}}
+            states["cuda"] = torch.cuda.get_rng_state(self._cuda)
+        return {**states, **{name: generator.get_state() for name, generator in self._given.items()}}
 
     def _write(self, generators: Mapping[str, Tensor]) -> None:
         if "host" in generators:
@@ -110,16 +115,20 @@ class TorchGenerators:
             generator.set_state(generators[name].cpu())
 
     def state_dict(self) -> dict[str, Any]:
-        """As they are now, and as they were when the epoch began."""
+        """Return the current states and those at the start of the epoch."""
         return {"now": {**self._read(), **(self._waiting or {})}, "epoch_began": self._epoch_began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave, when the run begins. Raises ValueError for other `generators`."""
+        """Restore the result of `state_dict` when the run starts.
+
+        Raises ValueError if the number of `generators` differs.
+        """
         saved = sum(name.startswith("given_") for name in state["now"])
         if saved != len(self._given):
             raise ValueError(
-                f"the saved state has {saved} generators besides torch's own, and the loop {len(self._given)}: "
-                "give torch_generators or trainer the same generators=[...], those of the DataLoaders"
+                f"the saved state has {saved} generators besides torch's global ones, "
+                f"and the loop has {len(self._given)}; "
+                "pass the same generators=[...] of the DataLoaders to torch_generators or trainer"
             )
         self._waiting, began = dict(state["now"]), state["epoch_began"]
         self._epoch_began = None if began is None else dict(began)

@@ -1,4 +1,4 @@
-"""End a run in which nothing happens any more, and say what every thread was doing."""
+"""Interrupt a run that hangs, and write the stack of every thread."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ from rein.handlers.output import write_line
 from rein.loop import Loop
 from rein.loop.state import State
 
-HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
+HUNG_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h
 
 
 def watchdog(
     loop: Loop, *, seconds: float = 600.0, kill_after: float | None = None, file: TextIO | None = None
 ) -> None:
-    """When no iteration ends for so long, write what every thread does to `file` (stderr) and interrupt the run.
+    """Interrupt the run if no iteration ends within `seconds`, and write the stacks of all threads to `file`.
 
-    A run that comes back ends at the iteration's edge, is saved there by `checkpoint`, and can be resumed. One that
-    does not is for whoever reads the stacks, or, with `kill_after`, is ended: where no iteration has ended so many
-    seconds later either, the process kills its children (those of `multiprocessing`), flushes what was logged and exits
-    at once with `HUNG_EXIT_CODE`, 75, for a scheduler to start it again. An evaluation is part of no iteration: give
-    more seconds than the longest takes. Raises ValueError for no time at all, and for an infinite one.
+    A run that recovers ends at the next edge, is saved there by `checkpoint`, and can be resumed. Set `seconds` above
+    the duration of the longest evaluation, because an evaluation is not part of an iteration.
+
+    Args:
+        loop: Loop to watch.
+        seconds: Time without the end of an iteration.
+        kill_after: If no iteration has ended this many seconds later either, kill the process's `multiprocessing`
+            children, flush the logs and exit with `HUNG_EXIT_CODE` (75), so that a scheduler can restart it. None never
+            exits.
+        file: Open text file. Default: standard error.
+
+    Raises:
+        ValueError: If a time is not above 0 or not finite.
     """
     limits = (seconds,) if kill_after is None else (seconds, kill_after)
     if not all(0 < limit <= threading.TIMEOUT_MAX for limit in limits):
-        raise ValueError(f"watchdog({seconds=}, {kill_after=}): give finite numbers above 0")
+        raise ValueError(f"watchdog({seconds=}, {kill_after=}): expected finite numbers above 0")
     ended = threading.Event()
 
     def watch() -> None:
@@ -39,12 +47,12 @@ def watchdog(
         while not ended.wait(seconds):
             if state.total_iterations == seen:
                 stream = sys.stderr if file is None else file
-                write_line(f"rein: no iteration has ended for {seconds:g} s; what the threads do:", stream)
-                with contextlib.suppress(Exception):  # a stream that cannot be written is no reason not to interrupt
+                write_line(f"rein: no iteration has ended for {seconds:g} s; stacks of all threads:", stream)
+                with contextlib.suppress(Exception):  # interrupt even if the stream cannot be written
                     faulthandler.dump_traceback(stream)
                 loop.interrupt(f"watchdog: no iteration ended for {seconds:g} s")
                 if kill_after is not None and not ended.wait(kill_after) and state.total_iterations == seen:
-                    _end_process(stream, f"rein: none for {kill_after:g} s more; the process ends with exit code")
+                    _end_process(stream, f"rein: no iteration has ended for {kill_after:g} s more; exiting with code")
                 return
             seen = state.total_iterations
 
@@ -62,7 +70,7 @@ def watchdog(
 
 
 def _end_process(stream: TextIO, text: str) -> None:
-    """Whatever hangs may hold locks of what is flushed here, so that gets a moment and no more."""
+    """Kill the children and exit. Flushing has a time limit, because the hanging thread may hold locks."""
 
     def flush() -> None:
         write_line(f"{text} {HUNG_EXIT_CODE}", stream)

@@ -1,4 +1,4 @@
-"""Checkpoints on any event, kept by rules, and nothing forgotten."""
+"""Checkpoints: events, filters, rules for files to keep, and objects without an owner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rein.testing.stateful import copy_state, first_difference
 
 
 class Counter:
-    """A part with a state."""
+    """Part with state."""
 
     def __init__(self) -> None:
         self.value_S = torch.zeros(3)
@@ -42,7 +42,7 @@ class Counter:
 
 
 def make(scores: Mapping[int, float] | None = None) -> tuple[rein.Loop, Counter]:
-    """Five iterations an epoch; the metric `score` is as given by epoch."""
+    """Return a loop with five iterations per epoch; `scores` maps epochs to the metric `score`."""
     counter = Counter()
 
     def step(state: rein.State) -> None:
@@ -64,16 +64,15 @@ def stems(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.h5"))
 
 
-def test_a_metric_for_the_best_that_no_epoch_has_is_told_at_the_end(tmp_path, caplog):
+def test_unknown_keep_best_metric_warns_at_the_end(tmp_path, caplog):
     for metric in ("score", "scroe"):
         loop = rein.Loop(lambda state: None, epochs=2, iterations=1)
         loop.metric("score", lambda state: 1.0)
         checkpoint(loop, rein.Checkpoints(tmp_path / metric), keep_best=(metric, "max"))
         assert "no epoch had" not in caplog.text
         loop.run()
-    assert (
-        "keep_best=('scroe', 'max')): no epoch had that metric, and none was kept; there are ['score']" in caplog.text
-    )
+    assert "keep_best=('scroe', 'max')): no epoch had this metric" in caplog.text
+    assert "the metrics are ['score']" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_metric_for_the_best_that_no_epoch_has_is_told_at_the_end(tmp_path, ca
         ("epoch_ended", {"every": 0}, ["epoch-000008"]),
     ],
 )
-def test_it_is_taken_on_any_event_by_any_filter_and_at_the_end(tmp_path, event, filters, expected):
+def test_event_and_filters_determine_checkpoints(tmp_path, event, filters, expected):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path / "checkpoints"), event=event, keep_last=None, **filters)
     loop.run()
@@ -96,7 +95,7 @@ def test_it_is_taken_on_any_event_by_any_filter_and_at_the_end(tmp_path, event, 
     assert (tmp_path / "checkpoints" / "latest").read_text() == f"{expected[-1]}.h5\n"
 
 
-def test_what_is_saved_is_the_state_at_the_edge_and_not_what_training_did_meanwhile(tmp_path):
+def test_checkpoint_contains_the_state_at_the_edge(tmp_path):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path), event="iteration_completed", keep_last=None)
     seen = {}
@@ -114,8 +113,8 @@ def test_what_is_saved_is_the_state_at_the_edge_and_not_what_training_did_meanwh
     assert len(seen) == 10
 
 
-def test_a_checkpoint_at_an_epochs_end_comes_after_its_trajectory(tmp_path):
-    """Also where it is asked for before: what it stands on is on the disk first."""
+def test_trajectory_is_written_before_the_checkpoint_of_its_epoch(tmp_path):
+    """A checkpoint requested before the trajectory is written still comes after it."""
     environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / "run"), epochs=3, iterations=5)
@@ -136,7 +135,7 @@ def test_a_checkpoint_at_an_epochs_end_comes_after_its_trajectory(tmp_path):
         ({"keep_last": None, "keep_every": 3}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_a_file_goes_when_no_rule_keeps_it(tmp_path, rules, expected):
+def test_files_that_no_rule_keeps_are_deleted(tmp_path, rules, expected):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path), **rules)
     loop.run()
@@ -144,7 +143,7 @@ def test_a_file_goes_when_no_rule_keeps_it(tmp_path, rules, expected):
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 5), ("min", 2)])
-def test_the_best_is_kept_apart_and_neither_nan_nor_nothing_is_ever_best(tmp_path, mode, best):
+def test_keep_best_ignores_nan_and_missing_values(tmp_path, mode, best):
     scores = {1: float("nan"), 2: 1.0, 4: 3.0, 5: 9.0, 6: 9.0, 7: float("nan")}
     loop, _ = make(scores)
     checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1, keep_best=("score", mode))
@@ -154,10 +153,10 @@ def test_the_best_is_kept_apart_and_neither_nan_nor_nothing_is_ever_best(tmp_pat
     assert read_checkpoint(tmp_path / f"best/epoch-{best:06d}.h5").about["metrics"]["score"] == scores[best]
 
 
-def test_half_an_epoch_and_an_agent_with_nan_are_never_best(tmp_path):
+def test_keep_best_ignores_open_epochs_and_agents_with_nan(tmp_path):
     loop, counter = make()
     loop.parts["agent"] = loop.parts.pop("counter")
-    loop.metric("score", lambda state: float(state.total_iterations))  # the later, the better
+    loop.metric("score", lambda state: float(state.total_iterations))  # increases over time
 
     @loop.epoch_started(once=4)
     def spoil(state: rein.State) -> None:
@@ -174,7 +173,7 @@ def test_half_an_epoch_and_an_agent_with_nan_are_never_best(tmp_path):
 
 
 class Lengths:
-    """A policy whose nth evaluation is of one episode of `lengths[n]` steps, which is worth 1 + 2 + ... of them."""
+    """Policy whose nth evaluation is one episode of `lengths[n]` steps with return 1 + 2 + ... + `lengths[n]`."""
 
     def __init__(self, environment: Any, lengths: list[int]) -> None:
         self._environment, self._lengths = environment, lengths
@@ -184,12 +183,14 @@ class Lengths:
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         if mask is None:
-            number = int(self._environment.episode_seeds[0]) // 2  # one ends the round, and one is left open
+            number = (
+                int(self._environment.episode_seeds[0]) // 2
+            )  # two episodes begin per round: one is played, one stays open
             self._environment._length_N = torch.tensor([self._lengths[number]])
 
 
 def make_evaluated(scripted: Any, lengths: list[int], **options: Any) -> tuple[rein.Loop, Counter]:
-    """Two epochs of twelve iterations, evaluated after every second one."""
+    """Return a loop with two epochs of twelve iterations, evaluated every second iteration."""
     loop, counter = make()
     loop.epochs, loop.iterations = 2, 12
     environment = scripted([1])
@@ -198,15 +199,13 @@ def make_evaluated(scripted: Any, lengths: list[int], **options: Any) -> tuple[r
     return loop, counter
 
 
-LENGTHS = [3, 5, 9, 4, 2, 8, 6, 9, 1, 7, 3, 4]  # the best is the third, the worst the ninth
+LENGTHS = [3, 5, 9, 4, 2, 8, 6, 9, 1, 7, 3, 4]  # the third is the longest, the ninth the shortest
 
 
 @pytest.mark.parametrize(
     ("mode", "stem", "iterations"), [("max", "01-iteration-000006", 6), ("min", "02-iteration-000006", 18)]
 )
-def test_of_evaluations_within_an_epoch_the_best_is_kept_with_the_weights_of_then(
-    tmp_path, scripted, mode, stem, iterations
-):
+def test_keep_best_compares_evaluations_within_an_epoch(tmp_path, scripted, mode, stem, iterations):
     loop, _ = make_evaluated(scripted, LENGTHS)
     checkpoint(loop, rein.Checkpoints(tmp_path), event="evaluated", keep_last=1, keep_best=("evaluation_return", mode))
     loop.run()
@@ -217,7 +216,7 @@ def test_of_evaluations_within_an_epoch_the_best_is_kept_with_the_weights_of_the
     assert best.state["parts"]["counter"]["value"].tolist() == [iterations] * 3
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_keeps_the_best_that_one_without_a_break_keeps(tmp_path, scripted):
+def test_keep_best_is_the_same_after_resuming_within_an_epoch(tmp_path, scripted):
     for stops_at in (None, 10, None):
         folder = tmp_path / ("broken" if (tmp_path / "whole").exists() else "whole")
         loop, _ = make_evaluated(scripted, LENGTHS)
@@ -231,8 +230,8 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_keeps_the_best_that_one_without
     assert stems(tmp_path / "whole/best") == stems(tmp_path / "broken/best") == ["epoch-000001-iteration-000006"]
 
 
-def test_what_another_evaluation_reported_or_was_reported_before_is_not_judged(tmp_path, scripted):
-    """At iteration 8 the metric is the highest, and that of iteration 6, whose weights are no longer there."""
+def test_keep_best_ignores_other_and_earlier_evaluations(tmp_path, scripted):
+    """At iteration 8 the metric has its highest value, but that belongs to iteration 6, whose weights are gone."""
     loop, _ = make_evaluated(scripted, LENGTHS, every=4, name="score")
     environment = scripted([1])
     hard = {"event": "iteration_completed", "every": 3, "name": "score_hard"}
@@ -243,7 +242,7 @@ def test_what_another_evaluation_reported_or_was_reported_before_is_not_judged(t
     assert stems(tmp_path / "best") == ["epoch-000002-iteration-000012"]
 
 
-def test_the_best_is_the_best_under_a_name_that_never_changes(tmp_path):
+def test_keep_best_with_a_constant_file_name(tmp_path):
     loop, _ = make({1: 1.0, 2: 9.0, 3: 5.0, 4: 2.0})
     checkpoint(loop, rein.Checkpoints(tmp_path), keep_best=("score", "max"), name=lambda state: "model")
     loop.run(epochs=4)
@@ -251,16 +250,16 @@ def test_the_best_is_the_best_under_a_name_that_never_changes(tmp_path):
     assert read_checkpoint(tmp_path / "model.h5").about["epoch"] == 4
 
 
-def test_it_is_told_where_only_the_runs_end_could_be_the_best(tmp_path, caplog):
-    for event, told in (("epoch_ended", False), ("iteration_completed", True)):
+def test_keep_best_warns_if_only_the_last_checkpoint_was_compared(tmp_path, caplog):
+    for event, warns in (("epoch_ended", False), ("iteration_completed", True)):
         loop, _ = make()
         loop.metric("score", lambda state: float(state.total_iterations))
         checkpoint(loop, rein.Checkpoints(tmp_path / event), event=event, every=3, keep_best=("score", "max"))
         loop.run()
-        assert ("only the checkpoint of the run's end was judged" in caplog.text) is told
+        assert ("only the checkpoint at the end of the run was compared" in caplog.text) is warns
 
 
-def test_a_resumed_run_knows_the_best_of_before(tmp_path):
+def test_resumed_run_remembers_the_best_checkpoint(tmp_path):
     for epochs, score in ((3, 5.0), (6, 1.0)):
         loop, _ = make(dict.fromkeys(range(1, 9), score))
         checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1, keep_best=("score", "max"))
@@ -270,17 +269,17 @@ def test_a_resumed_run_knows_the_best_of_before(tmp_path):
     assert stems(tmp_path / "best") == ["epoch-000001"]
 
 
-def test_the_best_is_moved_aside_beside_the_one_of_the_same_name(tmp_path):
+def test_new_run_moves_old_checkpoints_aside(tmp_path):
     folder = tmp_path / "checkpoints"
     for epochs in (2, 1):
         loop, _ = make(dict.fromkeys(range(1, 9), 1.0) | {2: 5.0})
         checkpoint(loop, rein.Checkpoints(folder), keep_best=("score", "max"))
-        loop.run(epochs=epochs)  # the second time from the beginning
+        loop.run(epochs=epochs)  # the second run starts from the beginning
     assert stems(tmp_path / "aside/epoch-000000") == ["best-epoch-000002", "epoch-000001", "epoch-000002"]
     assert stems(folder) == stems(folder / "best") == ["epoch-000001"]
 
 
-def test_the_newest_without_nan_stays_whatever_the_rules_say(tmp_path):
+def test_newest_checkpoint_without_nan_is_always_kept(tmp_path):
     loop, counter = make()
     loop.parts["agent"] = loop.parts.pop("counter")
 
@@ -293,7 +292,7 @@ def test_the_newest_without_nan_stays_whatever_the_rules_say(tmp_path):
     assert stems(tmp_path) == ["epoch-000003", "epoch-000008"]
 
 
-def test_names_may_be_the_users(tmp_path):
+def test_custom_file_names(tmp_path):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path), every=4, keep_last=None, name=lambda state: f"after-{state.epoch}")
     loop.run()
@@ -306,7 +305,7 @@ def test_names_may_be_the_users(tmp_path):
         bad.run()
 
 
-def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path):
+def test_unowned_state_is_an_error_at_the_first_checkpoint(tmp_path):
     def held_in_closure(loop: rein.Loop, forgotten: Counter) -> None:
         loop.iteration_completed(lambda state: forgotten.state_dict() and None)
 
@@ -327,17 +326,17 @@ def test_what_the_loop_does_not_own_is_an_error_at_the_first_checkpoint(tmp_path
         loop, _ = make()
         attach(loop, Counter())
         checkpoint(loop, rein.Checkpoints(tmp_path / attach.__name__), every=2)
-        with pytest.raises(CheckpointError, match=r"would forget .* have the loop own each"):
+        with pytest.raises(CheckpointError, match=r"would not contain .* add each to the loop"):
             loop.run()
         assert loop.state.epoch == 2
 
 
-def test_a_generator_that_is_seeded_anew_or_is_torchs_own_has_nothing_to_be_forgotten(tmp_path: Path) -> None:
-    order, own = torch.Generator(), torch.default_generator
+def test_reseeded_and_global_generators_need_no_owner(tmp_path: Path) -> None:
+    order, default = torch.Generator(), torch.default_generator
 
     def step(state: rein.State) -> None:
         torch.rand((), generator=order)
-        torch.rand((), generator=own)
+        torch.rand((), generator=default)
 
     loop = rein.Loop(step, epochs=2, iterations=2)
     loop.on("started", "epoch_started")(lambda state: order.manual_seed(state.epoch) and None)
@@ -346,7 +345,7 @@ def test_a_generator_that_is_seeded_anew_or_is_torchs_own_has_nothing_to_be_forg
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path, strict: bool) -> None:
+def test_generator_used_by_the_step_must_be_owned(tmp_path: Path, strict: bool) -> None:
     drawing = torch.Generator().manual_seed(0)
 
     def step(state: rein.State) -> None:
@@ -354,16 +353,18 @@ def test_a_generator_that_the_step_draws_from_is_not_forgotten(tmp_path: Path, s
 
     loop = rein.Loop(step, epochs=2, iterations=2, strict=strict)
     checkpoint(loop, rein.Checkpoints(tmp_path))
-    with pytest.raises(CheckpointError, match="would forget Generator 'drawing' in the step: have the loop own each"):
+    with pytest.raises(
+        CheckpointError, match="would not contain Generator 'drawing' in the step: add each to the loop"
+    ):
         loop.run()
     loop.own("drawing", drawing)
     assert loop.run(epochs=3).status == "completed"
 
 
-actor = torch.nn.Linear(1, 1)  # a global of the name of an attribute, which nothing uses
+actor = torch.nn.Linear(1, 1)  # unused global with the name of an attribute
 
 
-def test_a_global_of_the_name_of_an_attribute_is_not_used(tmp_path: Path) -> None:
+def test_attribute_name_is_not_confused_with_a_global(tmp_path: Path) -> None:
     loop, _ = make()
     holder = SimpleNamespace(actor="an attribute")
 
@@ -375,7 +376,7 @@ def test_a_global_of_the_name_of_an_attribute_is_not_used(tmp_path: Path) -> Non
     assert loop.run().status == "completed"
 
 
-def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):
+def test_objects_within_parts_and_without_state_need_no_owner(tmp_path):
     environment = Gridworld(num_envs=4, possible_targets=[(2, 4)], seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, epochs=2, iterations=5)
@@ -391,7 +392,7 @@ def test_what_is_inside_a_part_or_has_nothing_to_save_needs_no_owner(tmp_path):
 
 
 class FullDisk:
-    """The module `os`, with a disk that is full."""
+    """The module `os` with a full disk."""
 
     def __getattr__(self, name):
         return getattr(os, name)
@@ -400,7 +401,7 @@ class FullDisk:
         raise OSError(28, os.strerror(28))
 
 
-def test_a_failed_write_ends_the_run_with_the_reason(tmp_path, monkeypatch):
+def test_failed_write_ends_the_run(tmp_path, monkeypatch):
     loop, _ = make()
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1)
 
@@ -411,14 +412,14 @@ def test_a_failed_write_ends_the_run_with_the_reason(tmp_path, monkeypatch):
 
     with pytest.raises(CheckpointError, match=r"epoch-00000\d\.h5: .*No space left on device"):
         loop.run()
-    assert loop.state.status in ("failed", "completed")  # the write of the last one may be the first to be waited for
+    assert loop.state.status in ("failed", "completed")  # the error may surface only when the last write is waited for
     monkeypatch.undo()
     again, _ = make()
     assert rein.resume(again, tmp_path).path.stem == "epoch-000002"
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_failed_write_may_be_a_warning(tmp_path, monkeypatch, caplog):
+def test_failed_write_is_logged_with_on_failure_warn(tmp_path, monkeypatch, caplog):
     loop, _ = make()
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1, on_failure="warn")
     loop.epoch_ended(once=2)(lambda state: monkeypatch.setattr(sealed, "os", FullDisk()))
@@ -434,7 +435,7 @@ def test_a_failed_write_may_be_a_warning(tmp_path, monkeypatch, caplog):
     assert stems(tmp_path)[-1] == "epoch-000008"
 
 
-def test_one_place_is_saved_once(tmp_path, monkeypatch):
+def test_position_is_saved_once(tmp_path, monkeypatch):
     loop, _ = make()
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1)
     loop.epoch_ended(lambda state: saver.ask())
@@ -445,16 +446,16 @@ def test_one_place_is_saved_once(tmp_path, monkeypatch):
     assert taken == list(range(1, 9))
 
 
-def test_a_checkpoint_may_be_asked_for_from_anywhere(tmp_path):
+def test_ask_takes_a_checkpoint_at_the_next_edge(tmp_path):
     loop, _ = make()
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=0, keep_last=None)
-    saver.ask()  # nothing runs yet
+    saver.ask()  # no run has started yet
     loop.iteration_started(once=8)(lambda state: saver.ask())
     loop.run()
     assert stems(tmp_path) == ["epoch-000002-iteration-000003", "epoch-000008"]
 
 
-def test_a_failed_run_leaves_its_last_checkpoint_and_takes_none(tmp_path):
+def test_failed_run_takes_no_final_checkpoint(tmp_path):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path), every=2)
 
@@ -478,16 +479,16 @@ def test_a_failed_run_leaves_its_last_checkpoint_and_takes_none(tmp_path):
         ({"evry": 3}, TypeError, "evry"),
     ],
 )
-def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(tmp_path, options, error, words):
+def test_invalid_options_raise_and_attach_nothing(tmp_path, options, error, words):
     loop, _ = make()
     with pytest.raises(error, match=words):
         checkpoint(loop, rein.Checkpoints(tmp_path), **options)
-    with pytest.raises(TypeError, match=r"give an HDF5Store or a rein\.Checkpoints"):
+    with pytest.raises(TypeError, match=r"pass an HDF5Store or rein\.Checkpoints"):
         checkpoint(loop, rein.MemoryStore())
     assert not any(event.handlers for event in loop.events.values())
 
 
-def test_many_loops_leave_no_thread_behind(tmp_path):
+def test_finished_loops_leave_no_threads(tmp_path):
     before = set(threading.enumerate())
     for number in range(20):
         loop, _ = make()
@@ -496,14 +497,14 @@ def test_many_loops_leave_no_thread_behind(tmp_path):
     assert set(threading.enumerate()) <= before
 
 
-def test_a_name_that_is_no_text_is_an_error_at_the_first_checkpoint(tmp_path: Path) -> None:
+def test_name_must_return_a_string(tmp_path: Path) -> None:
     loop = rein.Loop(lambda state: None, epochs=3, iterations=1)
     checkpoint(loop, rein.Checkpoints(tmp_path), name=lambda state: state.epoch)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match=r"name=\.\.\.\): the function returned 1"):
         loop.run()
 
 
-def test_handlers_on_one_store_keep_a_file_that_any_of_them_keeps(tmp_path):
+def test_file_is_kept_if_any_handler_keeps_it(tmp_path):
     for name, rules in (("all", [{"keep_last": None}, {"keep_last": 1}]), ("two", [{}, {"keep_last": 1}])):
         loop, _ = make()
         store = rein.Checkpoints(tmp_path / name)
@@ -514,8 +515,8 @@ def test_handlers_on_one_store_keep_a_file_that_any_of_them_keeps(tmp_path):
     assert stems(tmp_path / "two") == [f"epoch-{n:06d}" for n in (6, 7, 8)]
 
 
-def test_the_best_is_kept_for_each_metric(tmp_path):
-    """Both by one file while that is best by both, then each by its own; a resumed run goes on with both."""
+def test_keep_best_of_two_metrics(tmp_path):
+    """One file is kept while it is best by both metrics, then one file for each. Resumed runs keep both."""
     values = {"a": [1.0, 5.0, 2.0, 3.0, 0.0, 6.0], "b": [7.0, 4.0, 9.0, 2.0, 3.0, 8.0]}
     best = {1: {"a": 1, "b": 1}, 2: {"a": 2, "b": 2}, 3: {"a": 2, "b": 2}, 4: {"a": 2, "b": 4}, 6: {"a": 6, "b": 4}}
     for epochs, expected in best.items():
@@ -544,7 +545,7 @@ def test_the_best_is_kept_for_each_metric(tmp_path):
         best_file(folder, "c")
 
 
-def test_the_best_by_two_metrics_under_a_name_that_never_changes(tmp_path):
+def test_keep_best_of_two_metrics_with_a_constant_file_name(tmp_path):
     loop, _ = make()
     store = rein.Checkpoints(tmp_path)
     for metric in ("a", "b"):
@@ -559,8 +560,8 @@ def test_the_best_by_two_metrics_under_a_name_that_never_changes(tmp_path):
     assert found == {1, 8} and len(stems(tmp_path / "best")) == 2
 
 
-def test_within_an_epoch_the_best_is_kept_by_any_metric_that_was_assigned_in_the_iteration(tmp_path):
-    """A value that was assigned in an earlier iteration says nothing of the weights of now."""
+def test_keep_best_within_an_epoch_needs_a_metric_of_the_iteration(tmp_path):
+    """A value assigned in an earlier iteration does not describe the current weights."""
     loop, _ = make()
 
     @loop.iteration_completed(every=2)
@@ -576,7 +577,7 @@ def test_within_an_epoch_the_best_is_kept_by_any_metric_that_was_assigned_in_the
     assert stems(tmp_path / "each/best") == ["epoch-000001-iteration-000012"]
 
 
-def test_two_handlers_of_one_event_write_one_file_once(tmp_path, monkeypatch):
+def test_two_handlers_of_one_event_share_a_checkpoint(tmp_path, monkeypatch):
     loop, _ = make()
     store = rein.Checkpoints(tmp_path)
     saver = checkpoint(loop, store, keep_last=2)
@@ -587,8 +588,8 @@ def test_two_handlers_of_one_event_write_one_file_once(tmp_path, monkeypatch):
     assert taken == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_only_files_that_rein_wrote_are_removed(tmp_path):
-    """In the folder of the best ones and in that of all; a copy under another name is the user's."""
+def test_only_files_written_by_rein_are_removed(tmp_path):
+    """Checks the folder of best checkpoints and the folder of all. A copy under another name belongs to the user."""
     folder = tmp_path / "checkpoints"
     loop, counter = make(dict.fromkeys(range(1, 9), 1.0) | {2: 2.0, 6: 3.0})
     checkpoint(loop, rein.Checkpoints(folder), keep_last=1, keep_best=("score", "max"))
@@ -602,7 +603,7 @@ def test_only_files_that_rein_wrote_are_removed(tmp_path):
     assert stems(folder) == ["copy", "counter", "epoch-000008"]
     assert stems(folder / "best") == ["copy", "counter", "epoch-000006"]
     assert all((place / "notes.txt").exists() for place in (folder, folder / "best"))
-    assert len([*tmp_path.glob("aside/*/*data.h5")]) == 2  # moved like a damaged checkpoint, and not deleted
+    assert len([*tmp_path.glob("aside/*/*data.h5")]) == 2  # moved like a damaged checkpoint, not deleted
     again, _ = make()
     checkpoint(again, rein.Checkpoints(folder), keep_last=1, keep_best=("score", "max"))
     assert rein.resume(again, folder).path.stem == "epoch-000008"

@@ -1,4 +1,4 @@
-"""The program that `docs/reference/handlers.md` is made of runs, and every plug-in has its place there."""
+"""The examples in `docs/reference/handlers.md` run, and the page has a section for every handler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/handlers.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_are_one_program_that_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
     exec(compile(program, "docs/reference/handlers.md", "exec"), names)
-    final = names["loop"].run()  # type: ignore[attr-defined]  # the page's loop
+    final = names["loop"].run()  # type: ignore[attr-defined]  # the loop of the page
     assert isinstance(final, State)
     assert final.status in ("completed", "halted")
     assert (tmp_path / "runs/described/run.json").is_file()

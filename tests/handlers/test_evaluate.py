@@ -1,4 +1,7 @@
-"""Shapes: N environments, E episodes."""
+"""Evaluation during training.
+
+Shapes: N environments, E episodes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from rein.types import TimeStep
 
 
 class Countdown:
-    """Episodes of 1 to 9 steps, as their seed says; each step is worth the action."""
+    """Environment with episodes of 1 to 9 steps, depending on the seed. The reward is the action."""
 
     single_observation_space = spaces.Discrete(10)
     single_action_space = spaces.Discrete(3)
@@ -79,7 +82,7 @@ class Countdown:
 
 
 class Always:
-    """A policy that knows one action."""
+    """Policy with a constant action."""
 
     def __init__(self, action: int) -> None:
         self.action = action
@@ -101,28 +104,28 @@ def metrics_of(name: str) -> set[str]:
 
 
 def found(loop: Loop) -> list[dict[str, float]]:
-    """The metrics of each epoch."""
+    """Return the metrics of each epoch."""
     return [dict(record.metrics) for record in loop.state.history]
 
 
-def test_means_over_whole_episodes_are_metrics_of_the_epoch() -> None:
+def test_metrics_are_means_over_whole_episodes() -> None:
     loop = make()
     loop.run()
     for metrics in found(loop):
         assert metrics["evaluation_return"] == 2 * metrics["evaluation_length"]  # each step is worth the action
         assert 1 <= metrics["evaluation_length"] <= 9
-        assert (5 * metrics["evaluation_length"]) % 1 == pytest.approx(0)  # of five episodes
+        assert (5 * metrics["evaluation_length"]) % 1 == pytest.approx(0)  # a mean over five episodes
     assert len({metrics["evaluation_length"] for metrics in found(loop)}) > 1  # new episodes each time
 
 
-def test_handlers_attached_after_it_see_the_metrics() -> None:
+def test_later_handlers_see_the_metrics() -> None:
     loop, seen = make(epochs=1), []
     loop.epoch_ended(lambda state: seen.append(set(state.metrics)))
     loop.run()
     assert seen == [metrics_of("evaluation")]
 
 
-def test_name_event_filters_and_step_limit_are_the_users() -> None:
+def test_name_event_filters_and_step_limit() -> None:
     loop = make(name="short", every=2, max_episode_steps=1)
     evaluate_every(loop, Always(1), Countdown(), episodes=2, name="middle", event="iteration_completed", once=4)
     loop.run()
@@ -134,7 +137,7 @@ def test_name_event_filters_and_step_limit_are_the_users() -> None:
     assert [metrics["short_length"] for metrics in found(loop)[1::2]] == [1.0] * 3
 
 
-def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
+def test_evaluation_does_not_affect_training() -> None:
     def trained(evaluated: bool) -> tuple[Any, ...]:
         torch.manual_seed(0)
         training = Countdown(num_envs=4, seed=3)
@@ -157,7 +160,7 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
 
 
 @pytest.mark.parametrize("saved_at", [1, 3, 5])
-def test_a_resumed_run_evaluates_on_the_same_episodes(saved_at: int) -> None:
+def test_resumed_run_evaluates_the_same_episodes(saved_at: int) -> None:
     whole, first, second = make(), make(), make()
     whole.run()
     first.run(epochs=saved_at)
@@ -166,7 +169,7 @@ def test_a_resumed_run_evaluates_on_the_same_episodes(saved_at: int) -> None:
     assert found(second) == found(whole)
 
 
-def test_what_the_environment_raises_ends_the_run_and_says_where() -> None:
+def test_environment_error_ends_the_run_and_names_the_handler() -> None:
     class Broken(Countdown):
         def apply_action(self, action: Tensor) -> TimeStep:
             raise RuntimeError("out of order")
@@ -179,7 +182,7 @@ def test_what_the_environment_raises_ends_the_run_and_says_where() -> None:
     assert loop.state.status == "failed"
 
 
-def test_what_it_raises_may_be_dropped_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_failure_drop_logs_the_error_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Countdown):
         def apply_action(self, action: Tensor) -> TimeStep:
             if int(self._episode_N.max()) == 2:
@@ -195,7 +198,7 @@ def test_what_it_raises_may_be_dropped_and_training_goes_on(caplog: pytest.LogCa
     assert "out of order" in caplog.text
 
 
-def test_the_spread_of_the_returns_is_reported_with_their_mean() -> None:
+def test_standard_deviation_and_extremes_of_returns_are_reported() -> None:
     loop = make(epochs=1, episodes=7)
     state = loop.run()
     latest = state.memory["evaluations"]
@@ -210,26 +213,26 @@ def test_the_spread_of_the_returns_is_reported_with_their_mean() -> None:
 
 
 def evaluated_at(loop: Loop) -> list[int]:
-    """The iterations after which the loop is evaluated, from now on."""
+    """Return a list that collects the iterations at which the loop is evaluated."""
     seen: list[int] = []
     loop.evaluated(lambda state: seen.append(state.total_iterations))
     return seen
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(5, [15]), (7, [15, 21])])
-def test_a_run_is_evaluated_where_it_ends_unless_it_just_was(epochs: int, expected: list[int]) -> None:
+def test_at_end_evaluates_unless_just_evaluated(epochs: int, expected: list[int]) -> None:
     loop = make(epochs=epochs, every=5, at_end=True)
     seen = evaluated_at(loop)
     state = loop.run()
     assert seen == expected
     assert set(state.metrics) == metrics_of("evaluation")
-    loop.run()  # nothing is left to run
+    loop.run()  # no epochs are left
     assert seen == expected
 
 
 @pytest.mark.parametrize(("ask", "expected"), [(Loop.stop, 1), (Loop.interrupt, 0)])
 @pytest.mark.parametrize(("event", "once", "iterations"), [("iteration_completed", 8, 8), ("epoch_ended", 2, 6)])
-def test_a_run_that_is_halted_is_evaluated_where_it_ends_and_one_that_is_interrupted_is_not(
+def test_at_end_evaluates_halted_but_not_interrupted_runs(
     event: str, once: int, iterations: int, ask: Any, expected: int
 ) -> None:
     loop = make(every=5, at_end=True)
@@ -239,7 +242,7 @@ def test_a_run_that_is_halted_is_evaluated_where_it_ends_and_one_that_is_interru
     assert seen == [iterations] * expected
 
 
-def test_a_checkpoint_of_the_end_knows_what_the_evaluation_there_found(tmp_path: Path) -> None:
+def test_final_checkpoint_contains_the_final_evaluation(tmp_path: Path) -> None:
     loop = make(epochs=3, every=0, at_end=True)
     checkpoint(loop, Checkpoints(tmp_path), keep_best=("evaluation_return", "max"))
     state = loop.run()
@@ -247,7 +250,7 @@ def test_a_checkpoint_of_the_end_knows_what_the_evaluation_there_found(tmp_path:
     assert read_checkpoint(best).about["metrics"]["evaluation_return"] == state.metrics["evaluation_return"]
 
 
-def test_the_episodes_may_be_the_same_each_time_and_are_in_a_resumed_run() -> None:
+def test_same_episodes_repeats_episodes_after_resuming_too() -> None:
     def make_same() -> Loop:
         loop = Loop(lambda state: None, epochs=4, iterations=3)
         policy = Always(1)
@@ -263,13 +266,13 @@ def test_the_episodes_may_be_the_same_each_time_and_are_in_a_resumed_run() -> No
     assert found(whole) == found(second) == [found(whole)[0]] * 4
 
 
-def test_episodes_that_cannot_be_begun_again_cannot_be_the_same() -> None:
-    with pytest.raises(ValueError, match=r"same_episodes=True\): Countdown cannot begin an episode again"):
+def test_same_episodes_needs_a_replayable_environment() -> None:
+    with pytest.raises(ValueError, match=r"same_episodes=True\): Countdown cannot repeat an episode"):
         make(same_episodes=True)
 
 
 class Asking(Countdown):
-    """Asks in the step of one's choice, as a signal or another thread may at any time."""
+    """Environment that calls `ask` in a chosen step, as a signal or another thread could."""
 
     left, ask = 0, staticmethod(lambda: None)
 
@@ -281,7 +284,7 @@ class Asking(Countdown):
 
 
 def before(loop: Loop, event: str) -> None:
-    """Attach a handler whose calls are counted: a firing that was postponed does not call it again."""
+    """Attach a handler that counts its calls. A postponed firing must not call it again."""
 
     @loop.event(event)(every=1)
     def count(state: State) -> None:
@@ -292,9 +295,7 @@ def before(loop: Loop, event: str) -> None:
 @pytest.mark.parametrize(
     "event", ["epoch_started", "iteration_completed", "epoch_completed", "epoch_ended", "epoch_halted"]
 )
-def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_that_goes_on(
-    event: str, step: int
-) -> None:
+def test_interrupted_evaluation_is_finished_by_the_resumed_run(event: str, step: int) -> None:
     def make_asking() -> tuple[Loop, Asking, list[Any]]:
         loop, environment, seen = Loop(lambda state: None, epochs=12, iterations=3), Asking(), []
         if event == "epoch_halted":
@@ -308,7 +309,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_th
 
     whole, _, expected = make_asking()
     whole.run()
-    assert whole.state.reason is not None and "solved" in whole.state.memory, "or there is nothing to be seen"
+    assert whole.state.reason is not None and "solved" in whole.state.memory, "both rules must take effect"
     loop, environment, seen = make_asking()
     environment.left, environment.ask = step, lambda: loop.interrupt("enough")
     state = loop.run()
@@ -321,14 +322,14 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_changes_nothing_of_a_run_th
     assert seen + rest == expected
     assert (other.state.epoch, other.state.reason) == (whole.state.epoch, whole.state.reason)
     memory, expected_memory = dict(other.state.memory), dict(whole.state.memory)
-    for said in (memory, expected_memory):
-        said["solved"] = {**said["solved"], "seconds": 0.0}
+    for values in (memory, expected_memory):
+        values["solved"] = {**values["solved"], "seconds": 0.0}
     assert memory == expected_memory
     assert found(other) == found(whole)
 
 
 @pytest.mark.parametrize("event", ["epoch_ended", "iteration_completed", "sampled"])
-def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) -> None:
+def test_stop_discards_the_current_evaluation(event: str) -> None:
     loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
     loop.define("sampled")
     environment, other = Asking(), Asking()
@@ -339,14 +340,14 @@ def test_stop_ends_an_evaluation_at_its_next_step_and_discards_it(event: str) ->
     environment.left, environment.ask = 3, lambda: loop.stop("enough")
     state = loop.run()
     assert (state.status, state.reason) == ("halted", "enough")
-    assert (environment.left, other.left) == (0, 0), "no step is played after the stop, here or in another evaluation"
+    assert (environment.left, other.left) == (0, 0), "no step is played after the stop, in either evaluation"
     assert math.isnan(state.metrics["evaluation_return"]) and math.isnan(state.metrics["other_return"])
     assert environment.state_dict() == before
     assert "evaluations" not in state.memory
-    assert loop.run().reason != "enough", "and the next run goes on: patience has not run out"
+    assert loop.run().reason != "enough", "the next run continues, because patience is not exhausted"
 
 
-def test_stop_ends_an_evaluation_that_follows_an_earlier_halt() -> None:
+def test_stop_ends_an_evaluation_after_an_earlier_halt() -> None:
     loop, environment = Loop(lambda state: None, epochs=4, iterations=3), Asking()
     evaluate_every(loop, Always(2), environment, episodes=5)
     loop.iteration_completed(once=3)(lambda state: loop.stop("first"))
@@ -356,7 +357,7 @@ def test_stop_ends_an_evaluation_that_follows_an_earlier_halt() -> None:
     assert math.isnan(state.metrics["evaluation_return"])
 
 
-def test_a_halt_by_a_handler_in_the_final_event_keeps_later_evaluations() -> None:
+def test_halt_in_the_final_event_keeps_later_evaluations() -> None:
     loop = Loop(lambda state: None, epochs=2, iterations=3)
     for name in ("evaluation", "hard"):
         evaluate_every(loop, Always(2), Countdown(), episodes=5, every=0, at_end=True, name=name)
@@ -366,7 +367,7 @@ def test_a_halt_by_a_handler_in_the_final_event_keeps_later_evaluations() -> Non
     assert not math.isnan(state.metrics["hard_return"])
 
 
-def test_observers_are_told_once_of_an_epoch_end_that_an_interrupt_postponed() -> None:
+def test_observers_see_a_postponed_epoch_end_once() -> None:
     loop, environment, seen = Loop(lambda state: None, epochs=2, iterations=3), Asking(), []
     evaluate_every(loop, Always(2), environment, episodes=5)
     loop.epoch_ended.observe(lambda loop, state: seen.append(state.epoch))
@@ -378,7 +379,7 @@ def test_observers_are_told_once_of_an_epoch_end_that_an_interrupt_postponed() -
 
 
 @pytest.mark.parametrize("ask", [Loop.stop, Loop.interrupt])
-def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_run(ask: Any) -> None:
+def test_next_run_finishes_an_evaluation_at_the_end(ask: Any) -> None:
     def make_at_end() -> tuple[Loop, Asking]:
         loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
         evaluate_every(loop, Always(2), environment, episodes=5, every=0, at_end=True)
@@ -397,7 +398,7 @@ def test_an_evaluation_at_the_end_of_a_run_ends_early_and_is_done_by_the_next_ru
 
 
 @pytest.mark.parametrize("event", ["iteration_started", "sampled"])
-def test_an_interrupt_waits_for_an_evaluation_in_the_middle_of_an_iteration(event: str) -> None:
+def test_interrupt_waits_for_an_evaluation_within_an_iteration(event: str) -> None:
     loop = Loop(lambda state: loop.emit("sampled"), epochs=4, iterations=3)
     loop.define("sampled")
     environment = Asking()
@@ -407,7 +408,7 @@ def test_an_interrupt_waits_for_an_evaluation_in_the_middle_of_an_iteration(even
     assert (state.reason, state.total_iterations, state.memory["evaluations"]["number"]) == ("enough", 1, 1)
 
 
-def test_an_interrupted_evaluation_goes_on_in_the_next_run_of_the_same_loop() -> None:
+def test_next_run_of_the_loop_finishes_an_interrupted_evaluation() -> None:
     whole, loop, environment = make(), Loop(lambda state: None, epochs=6, iterations=3), Asking()
     whole.run()
     evaluate_every(loop, Always(2), environment, episodes=5)
@@ -418,7 +419,7 @@ def test_an_interrupted_evaluation_goes_on_in_the_next_run_of_the_same_loop() ->
     assert found(loop) == found(whole)
 
 
-def test_an_interrupted_evaluation_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_interrupted_evaluation_without_its_handler_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     loop, environment = Loop(lambda state: None, epochs=2, iterations=3), Asking()
     evaluate_every(loop, Always(2), environment, episodes=5)
     environment.left, environment.ask = 3, lambda: loop.interrupt("enough")
@@ -430,7 +431,7 @@ def test_an_interrupted_evaluation_that_is_gone_is_left_out(caplog: pytest.LogCa
     assert "is no longer attached" in caplog.text
 
 
-def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_same_episodes_changes_with_the_number_of_episodes(caplog: pytest.LogCaptureFixture) -> None:
     def make_same(episodes: int) -> Loop:
         loop = Loop(lambda state: None, epochs=2, iterations=3)
         policy = Always(1)
@@ -442,11 +443,11 @@ def test_the_same_episodes_are_others_when_there_are_to_be_more(caplog: pytest.L
     loop.run(epochs=1)
     other.load_state_dict(loop.state_dict())
     other.run()
-    assert "evaluation had 3 episodes and has 5: it begins new ones" in caplog.text
+    assert "evaluation: the number of episodes changed from 3 to 5" in caplog.text
     assert len(other.state.memory["evaluation/seeds"]) == 5
 
 
-def test_an_epoch_that_a_handler_ends_the_run_with_is_evaluated() -> None:
+def test_epoch_in_which_a_handler_halts_is_evaluated() -> None:
     loop, environment = Loop(lambda state: None, epochs=3, iterations=3), Countdown()
     loop.epoch_ended(lambda state: state.halt_loop("enough"))
     evaluate_every(loop, Always(2), environment, episodes=5)
@@ -454,10 +455,10 @@ def test_an_epoch_that_a_handler_ends_the_run_with_is_evaluated() -> None:
     assert found(loop)[0]["evaluation_return"] > 0.0
 
 
-def test_the_environment_of_the_training_is_refused() -> None:
+def test_training_environment_is_rejected() -> None:
     loop = Loop(lambda state: None)
     training = loop.own("environment", Countdown())
-    with pytest.raises(ValueError, match="this is the loop's own 'environment'; build another"):
+    with pytest.raises(ValueError, match="the loop already uses it as 'environment'; create another"):
         evaluate_every(loop, Always(0), training, episodes=1)
 
 
@@ -470,9 +471,9 @@ def test_two_evaluations_need_two_names() -> None:
 
 
 @pytest.mark.parametrize("options", [{"episodes": 0}, {"on_failure": "ignore"}, {"event": "epoch_end"}, {"every": -1}])
-def test_nonsense_fails_where_it_is_written_and_leaves_nothing_behind(options: dict[str, Any]) -> None:
+def test_invalid_options_raise_and_attach_nothing(options: dict[str, Any]) -> None:
     loop = Loop(lambda state: None)
-    with pytest.raises(ValueError, match=r"give 1 or more|give \"raise\"|no event|must be 1 or more"):
+    with pytest.raises(ValueError, match=r"expected at least 1|expected \"raise\"|no event|must be 1 or more"):
         evaluate_every(loop, Always(0), Countdown(), **{"episodes": 5, **options})
     assert not loop.parts
     assert not any(event.handlers for event in loop.events.values())

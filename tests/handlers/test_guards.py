@@ -1,4 +1,4 @@
-"""NaN and infinity are caught before they are learned; dead loops, full disks and full memory end a run in time."""
+"""Guards against NaN and infinity, hung loops, full disks and full memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BAD = [float("nan"), float("inf"), -float("inf")]
 
 
 def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan")) -> tuple[rein.Loop, PPO]:
-    """PPO whose rewards are `bad` in these vector steps, 8 a rollout."""
+    """Return a loop with PPO whose rewards are `bad` in these vector steps; a rollout has 8."""
     environment = CartPole(num_envs=4, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, rollout_steps=8, update_epochs=2, minibatches=2, seed=0, guard=guard)
@@ -51,26 +51,26 @@ def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan"))
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_without_a_guard_one_bad_reward_spoils_the_agent(bad):
-    """What the tests below rest on."""
+def test_bad_reward_without_a_guard_damages_the_agent(bad):
+    """Premise of the tests below."""
     loop, agent = poisoned(None, {11}, bad)
-    with contextlib.suppress(ValueError, RuntimeError):  # a spoiled agent may fail at its next action
+    with contextlib.suppress(ValueError, RuntimeError):  # a damaged agent may fail at its next action
         loop.run()
     assert not is_finite({"networks": dict(agent.networks.state_dict())})
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("at", [0, 11, 23, 40])
-def test_stop_raises_before_the_optimizer_steps(bad, at):
+def test_stop_raises_before_the_optimizer_step(bad, at):
     loop, agent = poisoned(UpdateGuard("stop"), {at}, bad)
-    with pytest.raises(NonFiniteError, match=r"NaN or infinity in .*grad_norm.*the update was not taken"):
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in .*grad_norm.*the update was not applied"):
         loop.run()
     assert loop.state.total_iterations < at + 8
     assert all(bool(torch.isfinite(p).all()) for p in agent.networks.parameters())
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_skip_leaves_the_updates_out_and_goes_on(bad):
+def test_skip_omits_bad_updates_and_continues(bad):
     guard = UpdateGuard("skip")
     loop, agent = poisoned(guard, {11, 30}, bad)
     guard_updates(loop, guard)
@@ -82,7 +82,7 @@ def test_skip_leaves_the_updates_out_and_goes_on(bad):
     assert is_finite({"networks": dict(agent.networks.state_dict())})
 
 
-def test_too_many_skips_in_a_row_are_an_error():
+def test_too_many_consecutive_skips_raise():
     guard = UpdateGuard("skip", limit=5)
     loop, _ = poisoned(guard, set(range(8, 48)))
     guard_updates(loop, guard)
@@ -90,7 +90,7 @@ def test_too_many_skips_in_a_row_are_an_error():
         loop.run()
 
 
-def test_a_good_update_ends_the_row():
+def test_good_update_resets_the_count_of_failures():
     guard, good, bad = UpdateGuard("skip", limit=1), torch.tensor(1.0), torch.tensor(float("nan"))
     assert [guard({"loss": loss}, []) for loss in (bad, good, bad, good, bad)] == [False, True, False, True, False]
     assert guard.failures == 3
@@ -98,7 +98,7 @@ def test_a_good_update_ends_the_row():
         guard({"loss": bad}, [])
 
 
-def test_return_goes_back_to_the_last_good_checkpoint_and_training_goes_on(tmp_path, caplog):
+def test_return_restores_the_last_good_checkpoint_and_continues(tmp_path, caplog):
     guard = UpdateGuard("return")
     loop, agent = poisoned(guard, {19})  # in epoch 3
     saver = checkpoint(loop, rein.Checkpoints(tmp_path), every=1, keep_last=None)
@@ -111,9 +111,9 @@ def test_return_goes_back_to_the_last_good_checkpoint_and_training_goes_on(tmp_p
 
     with caplog.at_level(logging.WARNING):
         final = loop.run()
-    assert "has returned to" in caplog.text and "epoch-000002.h5" in caplog.text
+    assert "was restored from" in caplog.text and "epoch-000002.h5" in caplog.text
     assert final.status == "completed" and final.clocks.env_steps == 6 * 8 * 4
-    assert not torch.equal(parameters[-1], parameters[2])  # it went on learning
+    assert not torch.equal(parameters[-1], parameters[2])  # training continued
     assert all(bool(torch.isfinite(p).all()) for p in parameters)
 
 
@@ -127,7 +127,7 @@ def test_return_needs_a_saver_and_a_checkpoint(tmp_path):
         loop.run()
 
 
-def test_finite_numbers_are_no_failure_however_large():
+def test_large_finite_numbers_are_not_failures():
     guard = UpdateGuard("stop")
     large = torch.tensor(3e38)
     assert guard({"policy_loss": large, "value_loss": large}, [torch.ones(2)])
@@ -136,7 +136,7 @@ def test_finite_numbers_are_no_failure_however_large():
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_gradient_alone_is_enough(bad):
+def test_bad_gradient_is_a_failure(bad):
     guard = UpdateGuard("stop")
     with pytest.raises(NonFiniteError, match="gradient 1"):
         guard({"loss": torch.tensor(1.0)}, [torch.ones(2), torch.tensor([1.0, bad])])
@@ -146,7 +146,7 @@ def test_a_gradient_alone_is_enough(bad):
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("field", ["observation", "reward", "final_observation"])
-def test_data_of_the_environment_is_looked_at_before_the_agent_sees_it(scripted, listening, field, bad):
+def test_environment_data_is_checked_before_the_agent_receives_it(scripted, listening, field, bad):
     class Broken(scripted):
         def apply_action(self, action: torch.Tensor) -> Any:
             step = super().apply_action(action)
@@ -165,7 +165,7 @@ def test_data_of_the_environment_is_looked_at_before_the_agent_sees_it(scripted,
     assert len(agent.transitions) == 2
 
 
-def test_actions_are_looked_at_before_the_environment_gets_them(scripted, listening):
+def test_actions_are_checked_before_the_environment_receives_them(scripted, listening):
     environment = scripted([9, 9])
     agent = listening(environment)
     agent.select_action = lambda observation: (torch.tensor([0.0, float("nan")]), {})
@@ -177,7 +177,7 @@ def test_actions_are_looked_at_before_the_environment_gets_them(scripted, listen
 
 
 class Ticks:
-    """Stands in for the `threading.Event` that a watchdog waits for: time passes when a test calls `tick`."""
+    """Replacement for the `threading.Event` of a watchdog: time passes when a test calls `tick`."""
 
     def __init__(self) -> None:
         self._waiting, self._ticks, self._set = threading.Semaphore(0), threading.Semaphore(0), False
@@ -188,7 +188,7 @@ class Ticks:
         return self._set
 
     def tick(self) -> None:
-        """Let the time of one `wait` be over; returns when the watchdog is awake."""
+        """End one `wait`. Returns when the watchdog has woken up."""
         self._waiting.acquire()
         self._ticks.release()
 
@@ -206,18 +206,18 @@ class Ticks:
 
 
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticks:
-    """Give the watchdog a clock of the test's."""
+    """Give the watchdog a clock that the test controls."""
     ticks = Ticks()
     names = {"Event": lambda: ticks, "Thread": threading.Thread, "TIMEOUT_MAX": threading.TIMEOUT_MAX}
     monkeypatch.setattr(sys.modules["rein.handlers.watchdog"], "threading", SimpleNamespace(**names))
     return ticks
 
 
-def test_a_dead_loop_is_interrupted_with_what_its_threads_did(tmp_path):
+def test_hung_loop_is_interrupted_and_stacks_are_written(tmp_path):
     before = set(threading.enumerate())
 
     def step(state: State) -> None:
-        if state.total_iterations == 3:  # until the watchdog has interrupted the run
+        if state.total_iterations == 3:  # wait until the watchdog has interrupted the run
             for thread in set(threading.enumerate()) - before:
                 thread.join()
 
@@ -233,7 +233,7 @@ def test_a_dead_loop_is_interrupted_with_what_its_threads_did(tmp_path):
     assert set(threading.enumerate()) <= before
 
 
-def test_a_living_loop_is_left_alone(monkeypatch):
+def test_running_loop_is_not_interrupted(monkeypatch):
     before, ticks = set(threading.enumerate()), ticking(monkeypatch)
     loop = rein.Loop(lambda state: ticks.tick(), iterations=20)
     watchdog(loop, seconds=1.0)
@@ -242,7 +242,7 @@ def test_a_living_loop_is_left_alone(monkeypatch):
 
 
 def hang(folder: Path) -> None:
-    """In a process of its own: a run whose fourth iteration does not end, and which has a worker and a log."""
+    """Run in a separate process: the fourth iteration hangs, and the run has a worker and a log."""
     target = logging.FileHandler(folder / "log")
     logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(1e6,)).start()
@@ -253,7 +253,7 @@ def hang(folder: Path) -> None:
         if state.total_iterations == 3:
             logging.getLogger().warning("the last words")
             store.flush()
-            for _ in range(3):  # it is seen to stand, interrupted, and ended
+            for _ in range(3):  # detected, interrupted, ended
                 ticks.tick()
             threading.Event().wait()
 
@@ -265,22 +265,22 @@ def hang(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_process_that_stays_hung_ends_itself_with_its_workers_and_its_log_written(tmp_path):
-    alive, held = os.pipe()  # that process and its worker hold it open
+def test_hung_process_kills_workers_flushes_logs_and_exits(tmp_path):
+    alive, held = os.pipe()  # held open by the process and its worker
     process = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path,))
     process.start()
     os.close(held)
     process.join()
     assert process.exitcode == HUNG_EXIT_CODE == 75
-    assert os.read(alive, 1) == b"", "a worker is left"
+    assert os.read(alive, 1) == b"", "a worker is still running"
     os.close(alive)
-    assert "none for 0.2 s more; the process ends with exit code 75" in (tmp_path / "stacks").read_text()
+    assert "no iteration has ended for 0.2 s more; exiting with code 75" in (tmp_path / "stacks").read_text()
     assert (tmp_path / "log").read_text() == "the last words\n"
     newest = rein.Checkpoints(tmp_path / "checkpoints").newest()
     assert newest is not None and newest.path.stem == "epoch-000001-iteration-000003"
 
 
-def test_a_loop_that_comes_back_in_time_is_not_killed(tmp_path, monkeypatch):
+def test_recovered_loop_is_not_killed(tmp_path, monkeypatch):
     ticks = ticking(monkeypatch)
 
     def step(state: State) -> None:
@@ -296,7 +296,7 @@ def test_a_loop_that_comes_back_in_time_is_not_killed(tmp_path, monkeypatch):
     assert (final.status, final.total_iterations) == ("halted", 4)
 
 
-def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
+def test_full_disk_or_memory_interrupts_the_run(tmp_path, caplog):
     for options, reason in (({"disk": 1e18}, "GB are free"), ({"disk": 1.0, "memory": 1e6}, "GB of memory")):
         loop = rein.Loop(lambda state: None, epochs=9, iterations=2)
         guard_resources(loop, tmp_path / "not" / "there", **options, every=2)
@@ -323,14 +323,14 @@ def test_little_space_or_much_memory_interrupts_the_run(tmp_path, caplog):
         lambda loop: guard_resources(loop, disk=0),
     ],
 )
-def test_nonsense_fails_where_it_is_written(make):
-    with pytest.raises(ValueError, match=r"give|owns nothing"):
+def test_invalid_options_raise(make):
+    with pytest.raises(ValueError, match=r"expected|owns nothing"):
         make(rein.Loop(lambda state: None))
 
 
 @pytest.mark.parametrize("on_failure", ["stop", "skip"])
-def test_an_agent_with_errors_for_each_row_is_guarded_too(on_failure) -> None:
-    """SAC says what the error of each row was, besides its losses."""
+def test_agent_with_td_errors_per_row_is_guarded(on_failure) -> None:
+    """SAC reports the TD error of each row in addition to its losses."""
     guard = UpdateGuard(on_failure)
     environment = Pendulum(num_envs=2, seed=0)
     small = {"hidden": (8,), "batch_size": 8, "learning_starts": 4, "capacity": 100}

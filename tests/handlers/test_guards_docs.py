@@ -1,4 +1,4 @@
-"""The Slurm script of `docs/project/reliability.md`, run with stand-ins for Slurm and rein."""
+"""The Slurm script in `docs/project/reliability.md` works with replacements of Slurm and rein."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ case $ENDS in "") while :; do sleep 0.05; done ;; *) exit "$ENDS" ;; esac
 
 
 def submit(folder: Path, ends: str = "") -> subprocess.Popen[bytes]:
-    """The job in `folder`, where `rein` ends with the exit code `ends`, or runs until SIGTERM."""
+    """Start the job in `folder`. `rein` exits with the code `ends`, or runs until SIGTERM if it is empty."""
     (folder / "rein").write_text(REIN)
     (folder / "scontrol").write_text('#!/bin/bash\necho "scontrol $@" >> log\n')
     for program in ("rein", "scontrol"):
@@ -30,7 +30,7 @@ def submit(folder: Path, ends: str = "") -> subprocess.Popen[bytes]:
     return subprocess.Popen(["bash", "-c", found], cwd=folder, env=environment)
 
 
-def test_a_signal_before_the_end_has_the_run_saved_and_the_job_queued_again(tmp_path: Path) -> None:
+def test_signal_saves_the_run_and_requeues_the_job(tmp_path: Path) -> None:
     job = submit(tmp_path)
     log = tmp_path / "log"
     while not (log.exists() and log.read_text()):
@@ -45,8 +45,6 @@ def test_a_signal_before_the_end_has_the_run_saved_and_the_job_queued_again(tmp_
 
 
 @pytest.mark.parametrize(("ends", "queued"), [("75", True), ("0", False), ("1", False)])
-def test_a_hung_run_is_queued_again_and_one_that_ended_or_failed_is_not(
-    tmp_path: Path, ends: str, queued: bool
-) -> None:
+def test_only_hung_runs_are_requeued(tmp_path: Path, ends: str, queued: bool) -> None:
     assert submit(tmp_path, ends).wait() == int(ends)
     assert ("scontrol requeue 7" in (tmp_path / "log").read_text()) == queued

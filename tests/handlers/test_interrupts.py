@@ -1,4 +1,4 @@
-"""Signals end a run where it can go on, or save it; handlers of signals are there while it runs and only then."""
+"""Signals end or save a run. Signal handlers are installed only while it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def handlers() -> list[Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
 @pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed", "epoch_ended"])
-def test_a_signal_ends_the_run_at_the_edge_saved_and_exactly_resumable(tmp_path, capfd, number, event):
+def test_signal_ends_the_run_at_the_edge_and_saves_it(tmp_path, capfd, number, event):
     before = handlers()
     loop, caught = make(tmp_path)
     getattr(loop, event)(once=3)(lambda state: send(number))
@@ -53,7 +53,7 @@ def test_a_signal_ends_the_run_at_the_edge_saved_and_exactly_resumable(tmp_path,
     assert (resumed.run().step_state, caught.signal) == (60, None)
 
 
-def test_an_interrupted_epoch_stays_open(tmp_path):
+def test_interrupted_epoch_stays_open(tmp_path):
     loop, _ = make(tmp_path)
     ends = []
     loop.epoch_ended(lambda state: ends.append(state.epoch))
@@ -64,7 +64,7 @@ def test_an_interrupted_epoch_stays_open(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_second_signal_ends_the_run_at_once(tmp_path, number, raised):
+def test_second_signal_ends_the_run_immediately(tmp_path, number, raised):
     before = handlers()
     loop, _ = make(tmp_path)
 
@@ -82,7 +82,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, number, raised):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_run_that_has_ended_is_being_closed_changes_nothing(tmp_path, number):
+def test_signal_during_cleanup_is_ignored(tmp_path, number):
     before, closed = handlers(), []
     loop, caught = make(tmp_path)
 
@@ -95,7 +95,7 @@ def test_a_signal_while_a_run_that_has_ended_is_being_closed_changes_nothing(tmp
     assert (closed, caught.signal, handlers() == before) == ([True], None, True)
 
 
-def test_a_second_signal_ends_the_closing_too(tmp_path):
+def test_second_signal_ends_the_cleanup(tmp_path):
     before = handlers()
     loop, _ = make(tmp_path)
 
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_the_closing_too(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
-def test_a_signal_that_the_system_repeats_does_not_force_the_end(tmp_path, number):
+def test_repeated_system_signal_does_not_force_the_end(tmp_path, number):
     loop, caught = make(tmp_path)
 
     @loop.iteration_started(once=13)
@@ -122,7 +122,7 @@ def test_a_signal_that_the_system_repeats_does_not_force_the_end(tmp_path, numbe
     assert [path.stem for path in tmp_path.glob("*.h5")] == ["epoch-000002-iteration-000003"]
 
 
-def test_an_ignored_sighup_stays_ignored(tmp_path):
+def test_ignored_sighup_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         loop, caught = make(tmp_path)
@@ -134,7 +134,7 @@ def test_an_ignored_sighup_stays_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_an_evaluation_which_the_resumed_run_finishes(tmp_path, number):
+def test_resumed_run_finishes_an_interrupted_evaluation(tmp_path, number):
     class Asking(CartPole):
         left = 0
 
@@ -165,7 +165,7 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_finishes(tmp_path, nu
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_sigusr_saves_and_goes_on(tmp_path, number):
+def test_sigusr_saves_and_continues(tmp_path, number):
     loop, caught = make(tmp_path)
     loop.iteration_started(once=13)(lambda state: send(number))
     final = loop.run()
@@ -173,7 +173,7 @@ def test_sigusr_saves_and_goes_on(tmp_path, number):
     assert sorted(path.stem for path in tmp_path.glob("*.h5")) == ["epoch-000002-iteration-000003", "epoch-000006"]
 
 
-def test_signals_are_given_back_however_a_run_ends(tmp_path):
+def test_signal_handlers_are_restored_after_errors(tmp_path):
     before = handlers()
 
     def broken(state: rein.State) -> None:
@@ -190,7 +190,7 @@ def test_signals_are_given_back_however_a_run_ends(tmp_path):
         assert handlers() == before
 
 
-def test_without_a_saver_sigusr1_is_left_alone():
+def test_sigusr1_without_a_saver_is_not_handled():
     before = signal.getsignal(signal.SIGUSR1)
     loop, _ = make()
     seen = []
@@ -199,7 +199,7 @@ def test_without_a_saver_sigusr1_is_left_alone():
     assert seen == [before]
 
 
-def test_another_thread_runs_without_touching_signals(tmp_path):
+def test_other_threads_do_not_install_handlers(tmp_path):
     before, seen = handlers(), []
     loop, _ = make(tmp_path)
     loop.epoch_started(lambda state: seen.append(handlers()))
@@ -210,7 +210,7 @@ def test_another_thread_runs_without_touching_signals(tmp_path):
     assert loop.state.status == "completed"
 
 
-def test_importing_changes_no_handler():
+def test_importing_rein_changes_no_signal_handler():
     code = """
 import signal, sys
 numbers = [n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)]
@@ -221,8 +221,8 @@ sys.exit([signal.getsignal(n) for n in numbers] != before)
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_process_that_cannot_be_reached_is_ended(tmp_path):
-    """Python sees no signal's exception while a C function runs: the timer ends the process."""
+def test_force_after_ends_an_unresponsive_process(tmp_path):
+    """Python raises no exception while a C function runs, so a timer ends the process."""
     code = """
 import os, signal, threading, time, rein
 from rein.handlers.interrupts import interrupts

@@ -13,14 +13,14 @@ from rein.loop.state import State
 
 
 def lines(loop: Loop, epochs: int = 1, iterations: int = 1, **options: object) -> list[str]:
-    """What `log(loop, **options)` writes in a run."""
+    """Return the lines that `log(loop, **options)` writes during a run."""
     file = io.StringIO()
     log(loop, file=file, **options)  # type: ignore[arg-type]  # each test's own options
     loop.run(epochs=epochs, iterations=iterations)
     return file.getvalue().splitlines()
 
 
-def test_the_default_line_has_counters_and_every_metric() -> None:
+def test_default_line_has_counters_and_all_metrics() -> None:
     def step(state: State) -> None:
         state.clocks.advance(env_steps=64)
         state.metrics["episode_return"] = -10.25
@@ -51,11 +51,11 @@ def test_numbers_are_short_and_readable(value: float, text: str) -> None:
     assert lines(loop) == [f"epoch 1  iteration 1  value {text}"]
 
 
-def test_a_loop_without_environments_has_no_env_steps_in_its_line() -> None:
+def test_loop_without_environments_omits_env_steps() -> None:
     assert lines(Loop(lambda state: None), iterations=7) == ["epoch 1  iteration 7"]
 
 
-def test_the_message_event_and_filters_are_the_users() -> None:
+def test_custom_message_event_and_filters() -> None:
     loop = Loop(lambda state: None)
     written = lines(
         loop, iterations=9, message=lambda state: f"at {state.iteration}", event="iteration_completed", every=4
@@ -63,14 +63,14 @@ def test_the_message_event_and_filters_are_the_users() -> None:
     assert written == ["at 4", "at 8"]
 
 
-def test_standard_output_is_looked_up_when_the_line_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_is_resolved_when_writing(capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(lambda state: None)
     log(loop)
     loop.run(iterations=1)
     assert capsys.readouterr().out == "epoch 1  iteration 1\n"
 
 
-def test_a_line_is_out_when_it_is_written_so_that_a_killed_run_has_shown_it() -> None:
+def test_each_line_is_flushed() -> None:
     class Pipe(io.StringIO):
         flushed = ""
 
@@ -84,7 +84,7 @@ def test_a_line_is_out_when_it_is_written_so_that_a_killed_run_has_shown_it() ->
     assert pipe.flushed == "epoch 1  iteration 1\n"
 
 
-def test_what_the_message_raises_ends_the_run_and_says_where() -> None:
+def test_error_in_message_ends_the_run() -> None:
     loop, ends = Loop(lambda state: None), []
     log(loop, lambda state: str(state.metrics["los"]))
     loop.metric("loss", lambda state: 0.0)
@@ -95,10 +95,10 @@ def test_what_the_message_raises_ends_the_run_and_says_where() -> None:
     assert any("on epoch_ended, epoch 1" in note for note in error.value.__notes__)
 
 
-def test_a_message_that_returns_no_line_is_an_error() -> None:
+def test_message_must_return_a_string() -> None:
     loop = Loop(lambda state: None)
     log(loop, lambda state: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
-    with pytest.raises(TypeError, match="returned None; return the line to write"):
+    with pytest.raises(TypeError, match="returned None; it must return a string"):
         loop.run(iterations=1)
 
 
@@ -112,14 +112,14 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left"), ValueError("closed"), KeyError()])
-def test_a_line_that_cannot_be_written_does_not_end_the_run(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+def test_write_error_does_not_end_the_run(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
     loop = Loop(lambda state: None)
     log(loop, file=Broken(error))
     assert loop.run(epochs=3, iterations=1).status == "completed"
     assert caplog.text.count("could not be written") == 1
 
 
-def test_a_pipe_whose_reader_has_gone_does_not_end_the_run() -> None:
+def test_closed_pipe_does_not_end_the_run() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     loop = Loop(lambda state: None)
@@ -128,7 +128,7 @@ def test_a_pipe_whose_reader_has_gone_does_not_end_the_run() -> None:
         assert loop.run(epochs=3, iterations=1).status == "completed"
 
 
-def test_characters_that_the_terminal_does_not_have_are_escaped() -> None:
+def test_characters_outside_the_encoding_are_escaped() -> None:
     data = io.BytesIO()
     loop = Loop(lambda state: None)
     loop.metric("\N{GREEK SMALL LETTER LAMDA}", lambda state: 1.0)
@@ -137,9 +137,9 @@ def test_characters_that_the_terminal_does_not_have_are_escaped() -> None:
     assert data.getvalue() == b"epoch 1  iteration 1  \\u03bb 1\n"
 
 
-def test_nonsense_fails_where_it_is_written() -> None:
+def test_invalid_options_raise() -> None:
     loop = Loop(lambda state: None)
-    with pytest.raises(TypeError, match="a function of the state that returns a line, not 'epoch'"):
+    with pytest.raises(TypeError, match="expected a function of the state that returns a line, got 'epoch'"):
         log(loop, "epoch")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="no event 'epoch_end'; did you mean"):
         log(loop, event="epoch_end")

@@ -26,14 +26,14 @@ NAN = math.nan
 
 
 def make(values: Sequence[float]) -> Loop:
-    """A loop of one iteration an epoch, whose metric `loss` is the epoch's value."""
+    """Return a loop with one iteration per epoch, whose metric `loss` takes these values."""
     loop = Loop(lambda state: None, epochs=len(values), iterations=1)
     loop.metric("loss", lambda state: values[state.epoch - 1], reduce="last")
     return loop
 
 
 def monitored(values: Sequence[float], **options: Any) -> tuple[Loop, list[int]]:
-    """The loop, and the epochs in which the action was called."""
+    """Return the loop and a list that collects the epochs in which the action is called."""
     loop, called = make(values), []
     monitor(loop, "loss", lambda state: called.append(state.epoch), **{"mode": "min", **options})
     return loop, called
@@ -51,31 +51,29 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
 @pytest.mark.parametrize("patience", [0, 1, 2, 5])
-def test_a_metric_that_only_worsens_is_acted_on_after_patience_and_one_more_again_and_again(
-    mode: str, sign: int, patience: int
-) -> None:
+def test_action_repeats_after_patience_plus_one_while_worsening(mode: str, sign: int, patience: int) -> None:
     again = patience + 1
     assert called_in([sign * n for n in range(20)], patience=patience, mode=mode) == [*range(1 + again, 21, again)]
 
 
-def test_after_the_action_the_best_stays_the_best() -> None:
+def test_best_value_is_kept_after_the_action() -> None:
     assert called_in([1.0, 9.0, 8.0, 7.0, 6.0, 0.5, 9.0, 9.0], patience=1) == [3, 5, 8]
 
 
-def test_an_improvement_gives_full_patience_again() -> None:
+def test_improvement_resets_the_count() -> None:
     assert called_in([5.0, 6.0, 6.0, 4.0, 9.0, 9.0, 9.0], patience=2) == [7]
 
 
-def test_less_than_min_delta_is_no_improvement() -> None:
+def test_changes_below_min_delta_are_ignored() -> None:
     assert called_in([3.0, 2.5, 2.0, 1.5], patience=0, min_delta=0.6) == [2, 4]
 
 
-def test_nan_is_no_improvement_and_the_first_number_is_one() -> None:
+def test_first_number_improves_and_nan_does_not() -> None:
     assert called_in([NAN, NAN, NAN, 7.0, NAN, 6.0], patience=1) == []
     assert called_in([NAN, NAN, NAN, 7.0, NAN, NAN, 6.0], patience=1) == [6]
 
 
-def test_filters_say_which_epochs_count() -> None:
+def test_filters_select_the_epochs_that_count() -> None:
     assert called_in([0.0] * 40, patience=1, every=10) == [30]
 
 
@@ -83,7 +81,7 @@ VALUES = [5.0, 6.0, 4.0, NAN, 4.5, 4.5, 4.5, 1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("saved_at", range(1, 11))
-def test_a_resumed_run_acts_where_an_uninterrupted_one_does(saved_at: int) -> None:
+def test_resumed_run_acts_at_the_same_epochs(saved_at: int) -> None:
     whole = called_in(VALUES, patience=1)
     assert whole == [5, 7, 10]
     (first, before), (second, after) = monitored(VALUES, patience=1), monitored(VALUES, patience=1)
@@ -93,14 +91,14 @@ def test_a_resumed_run_acts_where_an_uninterrupted_one_does(saved_at: int) -> No
     assert before + after == whole
 
 
-def test_what_the_action_asks_of_the_state_is_done() -> None:
+def test_action_can_halt_the_loop() -> None:
     loop = make([1.0] * 9)
     monitor(loop, "loss", lambda state: state.halt_loop("a plateau"), mode="min", patience=1)
     final = loop.run()
     assert (final.epoch, final.reason) == (3, "a plateau")
 
 
-def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> None:
+def test_duplicate_name_and_missing_metric_raise() -> None:
     loop, _ = monitored([1.0])
     with pytest.raises(ValueError, match="already owns a part with this name"):
         monitor(loop, "loss", print, mode="min")
@@ -112,13 +110,13 @@ def test_two_on_one_name_are_an_error_and_a_metric_that_is_not_there_too() -> No
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mode": "maximum"}, 'give "min" or "max"'),
-        ({"patience": -1}, "0 or more"),
-        ({"patience": 1.5}, "a whole number"),
-        ({"min_delta": -0.1}, "mode= says the direction"),
+        ({"mode": "maximum"}, 'expected "min"'),
+        ({"patience": -1}, "at least 0"),
+        ({"patience": 1.5}, "an integer"),
+        ({"min_delta": -0.1}, "mode= gives the direction"),
     ],
 )
-def test_nonsense_fails_where_it_is_written(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         monitored([1.0], **options)
     with pytest.raises(TypeError, match="a callback must be a function of the state, got str"):
@@ -140,7 +138,7 @@ def agent_of(learning_rate: Any = 0.5) -> QLearning:
     )
 
 
-def test_the_golden_rates_of_an_optimizer() -> None:
+def test_reduced_rates_of_an_optimizer() -> None:
     optimizer = sgd(10.0)
     loop, seen = make([float(n) for n in range(7)]), []
     reduce_learning_rate(loop, optimizer, "loss", mode="min", factor=0.5, patience=2)
@@ -149,16 +147,16 @@ def test_the_golden_rates_of_an_optimizer() -> None:
     assert seen == [10.0, 10.0, 10.0, 5.0, 5.0, 5.0, 2.5]
 
 
-def test_each_group_of_parameters_has_its_rate_and_none_falls_below_the_minimum() -> None:
+def test_parameter_groups_keep_their_rates_above_the_minimum() -> None:
     optimizer, loop = sgd(1.0, 0.3, 0.01), make([0.0] * 5)
     reduce_learning_rate(loop, optimizer, "loss", mode="min", factor=0.5, patience=0, minimum=0.2)
     loop.run()
-    assert rates_of(optimizer) == [0.2, 0.2, 0.01]  # what was below it already is left alone
+    assert rates_of(optimizer) == [0.2, 0.2, 0.01]  # a rate below the minimum is not changed
     assert loop.parts["reduce_learning_rate/loss/rate"].reduced == 3
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "own"),
+    ("kind", "world", "other_rates"),
     [
         (DDPG, Pendulum, ["actor_learning_rate"]),
         (TD3, Pendulum, ["actor_learning_rate"]),
@@ -168,9 +166,9 @@ def test_each_group_of_parameters_has_its_rate_and_none_falls_below_the_minimum(
         (DiscreteSAC, CartPole, ["actor_learning_rate", "temperature_learning_rate"]),
     ],
 )
-def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world: Any, own: list[str]) -> None:
+def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world: Any, other_rates: list[str]) -> None:
     def build() -> tuple[Loop, Any]:
-        environment, rates = world(num_envs=1, seed=0), dict.fromkeys(own, 0.2)
+        environment, rates = world(num_envs=1, seed=0), dict.fromkeys(other_rates, 0.2)
         spaces = environment.single_observation_space, environment.single_action_space
         agent = kind(*spaces, capacity=10, hidden=(4,), learning_rate=0.4, seed=0, **rates)
         loop = make([0.0] * 3)
@@ -183,10 +181,10 @@ def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world
     second.run(epochs=2)
     for reduced in (agent, other):
         assert reduced.learning_rate() == 0.2
-        assert [getattr(reduced, name)() for name in own] == [0.1] * len(own)
+        assert [getattr(reduced, name)() for name in other_rates] == [0.1] * len(other_rates)
 
 
-def test_a_learning_rate_that_follows_another_is_reduced_once() -> None:
+def test_actor_rate_that_follows_learning_rate_is_reduced_once() -> None:
     environment = Pendulum(num_envs=1, seed=0)
     agent = DDPG(environment.single_observation_space, environment.single_action_space, capacity=10, learning_rate=0.4)
     loop = make([0.0] * 2)
@@ -198,7 +196,7 @@ def test_a_learning_rate_that_follows_another_is_reduced_once() -> None:
 
 @pytest.mark.parametrize("saved_at", range(1, 8))
 @pytest.mark.parametrize("kind", ["agent", "optimizer"])
-def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -> None:
+def test_resumed_run_uses_the_reduced_rate(kind: str, saved_at: int) -> None:
     def build() -> tuple[Loop, list[float]]:
         loop, seen = make(VALUES), []
         agent, optimizer = agent_of(), sgd(0.5)
@@ -214,12 +212,12 @@ def test_a_resumed_run_goes_on_with_the_reduced_rate(kind: str, saved_at: int) -
     (first, before), (second, after) = build(), build()
     first.run(epochs=saved_at)
     second.load_state_dict(copied(first.state_dict()))
-    assert second.state_dict()["parts"] == first.state_dict()["parts"]  # before it runs, too
+    assert second.state_dict()["parts"] == first.state_dict()["parts"]  # also before it runs
     second.run()
     assert before + after == expected
 
 
-def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given() -> None:
+def test_unreduced_rate_is_not_restored() -> None:
     first, agent = make([1.0, 0.5, 0.4]), agent_of(0.2)
     reduce_learning_rate(first, agent_of(0.1), "loss", mode="min")
     first.run(epochs=1)
@@ -230,28 +228,28 @@ def test_a_rate_that_was_never_reduced_is_the_one_that_the_resumed_run_was_given
     assert agent.learning_rate() == 0.2
 
 
-def test_a_schedule_and_what_has_no_rate_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"QLearning\.learning_rate follows a schedule over updates already"):
+def test_schedules_and_objects_without_a_rate_are_rejected() -> None:
+    with pytest.raises(TypeError, match=r"QLearning\.learning_rate already follows a schedule over updates"):
         reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss", mode="min")
     environment = Pendulum(num_envs=1, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     falling = DDPG(*spaces, capacity=10, actor_learning_rate=linear(0.5, 0.1, updates=10))
-    with pytest.raises(TypeError, match=r"DDPG\.actor_learning_rate follows a schedule"):
+    with pytest.raises(TypeError, match=r"DDPG\.actor_learning_rate already follows a schedule"):
         reduce_learning_rate(make([1.0]), falling, "loss", mode="min")
-    with pytest.raises(TypeError, match="give an agent with a learning_rate, or an optimizer"):
+    with pytest.raises(TypeError, match="pass an agent with a learning_rate, or an optimizer"):
         reduce_learning_rate(make([1.0]), Gridworld(num_envs=1), "loss", mode="min")
 
 
 @pytest.mark.parametrize("options", [{"factor": 1.0}, {"factor": 0.0}, {"minimum": -1.0}, {"minimum": NAN}])
-def test_a_factor_that_does_not_reduce_is_refused(options: dict[str, float]) -> None:
+def test_invalid_factor_and_minimum_raise(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"reduce_learning_rate\("):
         reduce_learning_rate(make([1.0]), sgd(1.0), "loss", **{"mode": "min", **options})
 
 
-def test_other_groups_of_parameters_than_were_saved_are_refused() -> None:
+def test_loading_another_number_of_parameter_groups_raises() -> None:
     first, second = make([0.0] * 4), make([0.0] * 4)
     reduce_learning_rate(first, sgd(1.0), "loss", mode="min", patience=0)
     reduce_learning_rate(second, sgd(1.0, 2.0), "loss", mode="min", patience=0)
     first.run()
-    with pytest.raises(ValueError, match=r"1 learning rates.*earlier version"):
+    with pytest.raises(ValueError, match=r"1 learning rates.*earlier versions"):
         second.load_state_dict(copied(first.state_dict()))

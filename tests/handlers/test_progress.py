@@ -22,14 +22,14 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 class Terminal(io.StringIO):
-    """A file that says it is a terminal, as rich's Console believes it to be."""
+    """File that rich treats as a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Number:
-    """A number on a device: counts how often it is fetched."""
+    """Number on a device that counts how often it is fetched."""
 
     def __init__(self, value: float) -> None:
         self.value, self.fetched = value, 0
@@ -53,7 +53,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The display's watch, which goes on where a test says so."""
+    """Clock of the display, controlled by the test."""
     watch = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: watch.now))
     return watch
@@ -61,7 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def slow_step(watch: SimpleNamespace) -> Callable[[State], None]:
-    """A step that takes one second on the display's watch, and advances 10 env_steps."""
+    """Step that takes one second on the display's clock and advances 10 env_steps."""
 
     def step(state: State) -> None:
         watch.now += 1.0
@@ -71,12 +71,12 @@ def slow_step(watch: SimpleNamespace) -> Callable[[State], None]:
 
 
 def drawn(terminal: Terminal) -> list[str]:
-    """The bar as it looked each time it was drawn, without colours and cursor movements."""
+    """Return the bar as drawn each time, without colors and cursor movements."""
     frames = re.split(r"\r(?:\x1b\[2K)?", terminal.getvalue())
     return [text for frame in frames if (text := re.sub(r"\x1b\[[?\d;]*\w", "", frame).strip())]
 
 
-def test_piped_it_writes_a_line_every_few_seconds_and_one_at_the_end(slow_step: Callable[[State], None]) -> None:
+def test_piped_output_is_lines_and_a_last_line(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, iterations=23)
     progress(loop, description="taxi", file=file)
@@ -94,7 +94,7 @@ def test_piped_it_writes_a_line_every_few_seconds_and_one_at_the_end(slow_step: 
     assert LINE_SECONDS == 5
 
 
-def test_a_short_piped_run_writes_its_end_and_nothing_else() -> None:
+def test_short_piped_run_writes_only_the_last_line() -> None:
     file = io.StringIO()
     loop = Loop(lambda state: None, iterations=100)
     progress(loop, unit="iterations", file=file)
@@ -105,7 +105,7 @@ def test_a_short_piped_run_writes_its_end_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("file", "seconds"), [(io.StringIO(), LINE_SECONDS), (Terminal(), BAR_SECONDS)], ids=["piped", "terminal"]
 )
-def test_metrics_and_clocks_are_read_when_it_draws_and_not_in_between(
+def test_metrics_and_clocks_are_read_only_when_drawing(
     file: io.StringIO, seconds: float, watch: SimpleNamespace
 ) -> None:
     env_steps, episode_return = Number(0), Number(-10.25)
@@ -113,18 +113,18 @@ def test_metrics_and_clocks_are_read_when_it_draws_and_not_in_between(
     def step(state: State) -> None:
         watch.now += seconds / 10
         env_steps.value += 8
-        state.clocks.env_steps = env_steps  # type: ignore[assignment]  # counts who reads it
+        state.clocks.env_steps = env_steps  # type: ignore[assignment]  # counts reads
 
     loop = Loop(step, iterations=1000)
     loop.metrics.compute("episode_return", lambda: episode_return)
     progress(loop, file=file)
     loop.run()
     for number in (env_steps, episode_return):
-        assert 90 <= number.fetched <= 102  # every tenth iteration, and where the run begins and ends
+        assert 90 <= number.fetched <= 102  # every tenth iteration, the first and the last
 
 
-def test_the_return_that_is_shown_is_the_latest_there_is(slow_step: Callable[[State], None]) -> None:
-    """Until an episode ends in the new epoch, that is the one of the epoch before."""
+def test_latest_return_is_shown(slow_step: Callable[[State], None]) -> None:
+    """Until an episode ends in the new epoch, this is the return of the previous epoch."""
     file = io.StringIO()
     loop = Loop(slow_step, epochs=2, iterations=10)
     loop.metric("episode_return", lambda state: 7.5 if state.epoch == 1 else math.nan)
@@ -134,7 +134,7 @@ def test_the_return_that_is_shown_is_the_latest_there_is(slow_step: Callable[[St
     assert all("return 7.5" in line for line in file.getvalue().splitlines())
 
 
-def test_nothing_is_said_of_a_return_that_nobody_measured(slow_step: Callable[[State], None]) -> None:
+def test_missing_return_is_not_shown(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, iterations=10)
     progress(loop, file=file)
@@ -142,7 +142,7 @@ def test_nothing_is_said_of_a_return_that_nobody_measured(slow_step: Callable[[S
     assert "return" not in file.getvalue()
 
 
-def test_share_and_time_left_are_of_the_total_where_one_is_given(slow_step: Callable[[State], None]) -> None:
+def test_total_determines_fraction_and_time_left(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, epochs=None, iterations=4)
     loop.iteration_completed(once=30)(lambda state: state.halt_loop("that will do"))
@@ -157,9 +157,7 @@ def test_share_and_time_left_are_of_the_total_where_one_is_given(slow_step: Call
     ("iterations", "left"),
     [(23, "0:18"), (86_404, "23:59:59"), (86_405, "1 d 00:00:00"), (604_805, "7 d 00:00:00"), (90_066, "1 d 01:01:01")],
 )
-def test_the_time_left_of_long_runs_is_told_in_days(
-    slow_step: Callable[[State], None], iterations: int, left: str
-) -> None:
+def test_time_left_of_long_runs_is_in_days(slow_step: Callable[[State], None], iterations: int, left: str) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, iterations=iterations)
     progress(loop, file=file)
@@ -168,7 +166,7 @@ def test_the_time_left_of_long_runs_is_told_in_days(
     assert file.getvalue().splitlines()[0].endswith(f"  {left} left")
 
 
-def test_a_run_without_an_end_has_neither_share_nor_time_left(slow_step: Callable[[State], None]) -> None:
+def test_endless_run_shows_no_fraction_or_time_left(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, epochs=None, iterations=4)
     loop.iteration_completed(once=7)(lambda state: state.halt_loop())
@@ -177,7 +175,7 @@ def test_a_run_without_an_end_has_neither_share_nor_time_left(slow_step: Callabl
     assert file.getvalue().splitlines()[0] == "50 env_steps  10/s"
 
 
-def test_the_time_left_of_a_resumed_run_comes_from_its_own_speed(slow_step: Callable[[State], None]) -> None:
+def test_time_left_of_a_resumed_run_uses_its_current_speed(slow_step: Callable[[State], None]) -> None:
     first, file = Loop(slow_step, epochs=90, iterations=1), io.StringIO()
     first.run()
     second = Loop(slow_step, epochs=100, iterations=1)
@@ -187,7 +185,7 @@ def test_the_time_left_of_a_resumed_run_comes_from_its_own_speed(slow_step: Call
     assert file.getvalue().splitlines()[0] == " 95%  950 env_steps  10/s  0:05 left"
 
 
-def test_on_a_terminal_it_is_one_bar_drawn_over_itself(slow_step: Callable[[State], None]) -> None:
+def test_terminal_shows_one_bar_drawn_over_itself(slow_step: Callable[[State], None]) -> None:
     terminal = Terminal()
     loop = Loop(slow_step, iterations=10)
     loop.metric("episode_return", lambda state: -10.25)
@@ -197,11 +195,11 @@ def test_on_a_terminal_it_is_one_bar_drawn_over_itself(slow_step: Callable[[Stat
     assert frames[0].startswith("taxi [16] ━")
     assert any(re.search(r"━ +50%  50 env_steps  10/s  return -10.25  0:05 left", frame) for frame in frames)
     assert re.search(r"100%  100 env_steps  10/s  return -10.25  completed after 0:\d\d", frames[-1])
-    assert terminal.getvalue().count("\n") == 1  # what is printed afterwards begins below it
+    assert terminal.getvalue().count("\n") == 1  # later output begins below the bar
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "expected"),
     [
         ("40", r"halted after 0:\d\d: solved"),
         ("60", r"100 env_steps  halted after 0:\d\d: solved"),
@@ -210,8 +208,8 @@ def test_on_a_terminal_it_is_one_bar_drawn_over_itself(slow_step: Callable[[Stat
         ("80", r"  5%  100 env_steps  10/s  return -13.656  halted after 0:\d\d: solved"),
     ],
 )
-def test_on_a_narrow_terminal_the_name_and_how_the_run_ended_are_shown_first(
-    columns: str, told: str, slow_step: Callable[[State], None], monkeypatch: pytest.MonkeyPatch
+def test_narrow_terminal_keeps_description_and_ending(
+    columns: str, expected: str, slow_step: Callable[[State], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     terminal = Terminal()
@@ -220,10 +218,10 @@ def test_on_a_narrow_terminal_the_name_and_how_the_run_ended_are_shown_first(
     loop.iteration_completed(once=10)(lambda state: state.halt_loop("solved"))
     progress(loop, description="gridworld", total=2_000, file=terminal)
     loop.run()
-    assert re.fullmatch(rf"gridworld [━╺╸]+ {told}", drawn(terminal)[-1])
+    assert re.fullmatch(rf"gridworld [━╺╸]+ {expected}", drawn(terminal)[-1])
 
 
-def test_lines_that_nobody_reads_any_more_are_left_out_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_pipe_is_ignored_silently(caplog: pytest.LogCaptureFixture) -> None:
     class Unread(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -234,15 +232,15 @@ def test_lines_that_nobody_reads_any_more_are_left_out_without_a_word(caplog: py
     assert caplog.text == ""
 
 
-def test_the_bar_is_not_drawn_more_often_than_an_eye_can_follow() -> None:
+def test_bar_is_drawn_at_limited_rate() -> None:
     terminal = Terminal()
     loop = Loop(lambda state: None, iterations=2_000)
     progress(loop, file=terminal)
     seconds = loop.run().clocks.seconds
-    assert len(drawn(terminal)) <= seconds / BAR_SECONDS + 4  # the first, and the last as rich draws it
+    assert len(drawn(terminal)) <= seconds / BAR_SECONDS + 4  # plus the first and last drawings
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal()
     loop = Loop(lambda state: None, iterations=3)
@@ -266,7 +264,7 @@ def _raise(error: BaseException) -> None:
     ],
     ids=["completed", "halted", "failed", "ctrl-c"],
 )
-def test_the_terminal_is_given_back_however_the_run_ends(
+def test_terminal_is_restored_after_any_ending(
     monkeypatch: pytest.MonkeyPatch, act: Callable[[State], None], error: type[BaseException] | None, ending: str
 ) -> None:
     terminal, errors = Terminal(), Terminal()
@@ -291,7 +289,7 @@ def test_the_terminal_is_given_back_however_the_run_ends(
     assert "another line above the bar\n" in written
 
 
-def test_a_run_that_fails_before_its_first_epoch_leaves_the_terminal_as_it_was() -> None:
+def test_terminal_is_restored_if_started_fails() -> None:
     terminal = Terminal()
     loop = Loop(lambda state: None, iterations=10)
     loop.started(lambda state: _raise(RuntimeError("boom")))
@@ -303,7 +301,7 @@ def test_a_run_that_fails_before_its_first_epoch_leaves_the_terminal_as_it_was()
     assert "failed" in drawn(terminal)[-1]
 
 
-def test_several_runs_in_a_row_have_a_bar_each() -> None:
+def test_each_run_has_a_bar() -> None:
     terminal = Terminal()
     loop = Loop(lambda state: None, iterations=10)
     progress(loop, unit="iterations", file=terminal)
@@ -314,9 +312,7 @@ def test_several_runs_in_a_row_have_a_bar_each() -> None:
     assert [f"{n} iterations" in written for n in (10, 20, 30)] == [True] * 3
 
 
-def test_the_rate_of_a_run_knows_nothing_of_the_time_between_runs(
-    watch: SimpleNamespace, slow_step: Callable[[State], None]
-) -> None:
+def test_rate_excludes_time_between_runs(watch: SimpleNamespace, slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, iterations=3)
     progress(loop, file=file)
@@ -326,7 +322,7 @@ def test_the_rate_of_a_run_knows_nothing_of_the_time_between_runs(
     assert [line.split("  ")[2] for line in file.getvalue().splitlines()] == ["10/s"] * 2
 
 
-def test_what_is_printed_to_a_file_stays_out_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirected_stdout_stays_out_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, printed = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", printed)
     loop = Loop(lambda state: None, iterations=10)
@@ -338,7 +334,7 @@ def test_what_is_printed_to_a_file_stays_out_of_the_terminal(monkeypatch: pytest
 
 
 def comparable(loop: Loop) -> dict[str, Any]:
-    """A loop's state without what a clock on the wall has put there."""
+    """Return the state of a loop without times."""
     saved = loop.state_dict()
     for record in saved["history"]:
         record["seconds"] = 0.0
@@ -346,7 +342,7 @@ def comparable(loop: Loop) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", [io.StringIO(), Terminal()], ids=["piped", "terminal"])
-def test_it_influences_nothing(file: io.StringIO, slow_step: Callable[[State], None]) -> None:
+def test_progress_does_not_affect_the_run(file: io.StringIO, slow_step: Callable[[State], None]) -> None:
     watched, alone = (Loop(slow_step, epochs=3, iterations=7) for _ in range(2))
     progress(watched, file=file)
     watched.run()
@@ -355,7 +351,7 @@ def test_it_influences_nothing(file: io.StringIO, slow_step: Callable[[State], N
     assert comparable(watched) == comparable(alone)
 
 
-def test_a_file_that_cannot_be_written_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_write_error_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError("no space left on device")
@@ -366,17 +362,17 @@ def test_a_file_that_cannot_be_written_does_not_end_the_run(caplog: pytest.LogCa
     assert "is disconnected" in caplog.text
 
 
-def test_an_unknown_clock_and_an_empty_total_are_errors() -> None:
+def test_unknown_clock_and_zero_total_raise() -> None:
     loop = Loop(lambda state: None)
     with pytest.raises(ValueError, match="unknown clock") as error:
         progress(loop, unit="steps")
     assert all(clock in str(error.value) for clock in CLOCKS)
-    with pytest.raises(ValueError, match="give a number of env_steps above 0"):
+    with pytest.raises(ValueError, match="expected a number of env_steps above 0"):
         progress(loop, total=0)
     assert not any(event.calls for event in loop.events.values())
 
 
-def test_rich_is_imported_when_a_run_begins_and_not_before() -> None:
+def test_rich_is_imported_only_when_a_run_starts() -> None:
     program = "import sys, rein.handlers.progress; sys.exit('rich.progress' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 

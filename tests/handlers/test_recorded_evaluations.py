@@ -1,4 +1,4 @@
-"""Evaluations that are kept in a store of their own: whole episodes, which training knows nothing of."""
+"""Evaluations recorded in a separate store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rein.training.training_loop import record_metrics
 
 
 def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PPO]:
-    """PPO that is evaluated after every other epoch of six."""
+    """Return a loop of six epochs with PPO, evaluated every second epoch."""
     environment = CartPole(num_envs=4, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, hidden=(8,), rollout_steps=8, minibatches=1, update_epochs=1, seed=0)
@@ -37,7 +37,7 @@ def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PP
     return loop, agent
 
 
-def test_each_round_is_an_epoch_of_whole_episodes_with_the_returns_that_were_found(tmp_path: Path) -> None:
+def test_each_round_is_stored_as_an_epoch_of_whole_episodes(tmp_path: Path) -> None:
     store, played = rein.HDF5Store(tmp_path / "run", every=0), rein.HDF5Store(tmp_path / "run" / "evaluation")
     loop, _ = make_loop(store, played)
     means = []
@@ -51,11 +51,11 @@ def test_each_round_is_an_epoch_of_whole_episodes_with_the_returns_that_were_fou
     assert (run.episodes["truncated"] <= (run.episodes["length"] == 30)).all()
     assert run.field("valid").sum() == run.episodes["length"].sum() == len(run.transitions())
     assert verify_run(run.path).problems == []
-    assert run.info["parts"]["environment"]["config"]["seed"] == 1  # those that were played in
+    assert run.info["parts"]["environment"]["config"]["seed"] == 1  # seed of the evaluation environment
     assert list((tmp_path / "run" / "trajectories").iterdir()) == []
 
 
-def test_names_that_the_store_cannot_hold_are_refused_at_once(scripted: Any, listening: Any) -> None:
+def test_invalid_observation_names_raise_immediately(scripted: Any, listening: Any) -> None:
     environment = scripted([2])
     environment.single_observation_space = spaces.Dict({"a/b": spaces.Discrete(2)})
     loop = rein.Loop(lambda state: None)
@@ -64,7 +64,7 @@ def test_names_that_the_store_cannot_hold_are_refused_at_once(scripted: Any, lis
     assert "evaluation_environment" not in loop.parts
 
 
-def test_training_is_the_same_whether_evaluations_are_kept_or_not() -> None:
+def test_recording_does_not_affect_training() -> None:
     kept, plain = make_loop(None, MemoryStore()), make_loop(None, None)
     for loop, *_ in (kept, plain):
         loop.run()
@@ -77,7 +77,7 @@ def test_training_is_the_same_whether_evaluations_are_kept_or_not() -> None:
     assert found == expected
 
 
-def test_a_resumed_run_keeps_what_one_without_a_break_keeps(tmp_path: Path) -> None:
+def test_resumed_run_records_the_same_evaluations(tmp_path: Path) -> None:
     def run(name: str, stops: tuple[int, ...]) -> rein.Run:
         for stop in stops:
             exist = "error" if stop == stops[0] else "resume"
@@ -100,15 +100,15 @@ def test_a_resumed_run_keeps_what_one_without_a_break_keeps(tmp_path: Path) -> N
         assert (whole.episodes[name] == broken.episodes[name]).all(), name
 
 
-def test_the_store_of_the_training_is_refused_and_so_is_its_folder(tmp_path: Path) -> None:
+def test_training_store_and_its_folder_are_rejected(tmp_path: Path) -> None:
     store = MemoryStore()
-    with pytest.raises(ValueError, match="the loop's own 'store'"):
+    with pytest.raises(ValueError, match="'store' of the loop already writes"):
         make_loop(store, store)
-    with pytest.raises(ValueError, match="the loop's own 'store' writes there"):
+    with pytest.raises(ValueError, match="'store' of the loop already writes to this folder"):
         make_loop(rein.HDF5Store(tmp_path / "run"), rein.HDF5Store(tmp_path / "run", exist="resume"))
 
 
-def test_more_rounds_than_epochs_are_no_fault_of_the_run(tmp_path: Path) -> None:
+def test_verify_accepts_more_rounds_than_epochs(tmp_path: Path) -> None:
     store, played = rein.HDF5Store(tmp_path / "run"), rein.HDF5Store(tmp_path / "run" / "evaluation")
     loop, _ = make_loop(store, played, episodes=40)
     checkpoint(loop, store, every=2)
@@ -117,7 +117,7 @@ def test_more_rounds_than_epochs_are_no_fault_of_the_run(tmp_path: Path) -> None
     assert verify_run(tmp_path / "run").problems == []
 
 
-def test_files_of_compacted_evaluations_end_at_checkpoints_of_the_run(tmp_path: Path) -> None:
+def test_compacted_evaluations_can_be_resumed(tmp_path: Path) -> None:
     def begin(exist: Any, name: str) -> tuple[rein.Loop, rein.HDF5Store, rein.HDF5Store]:
         store = rein.HDF5Store(tmp_path / name, exist=exist)
         played = rein.HDF5Store(tmp_path / name / "evaluation", exist=exist, max_epochs=1)
@@ -140,7 +140,7 @@ def test_files_of_compacted_evaluations_end_at_checkpoints_of_the_run(tmp_path: 
 
 
 class Breaking(CartPole):
-    """Raises in a step of one's choice."""
+    """Environment that raises in a chosen step."""
 
     left = 10**9
 
@@ -151,11 +151,11 @@ class Breaking(CartPole):
         return super().apply_action(action)
 
 
-def test_of_a_round_that_broke_off_nothing_is_left() -> None:
+def test_failed_round_is_discarded() -> None:
     played, policy = MemoryStore(), make_loop(None, None)[1].policy()
     environment, recorder = Breaking(num_envs=4, seed=1), Recorder(played, 4)
     play(policy, environment, 4, recorder=recorder)
-    environment.left = 40  # steps, in which some episodes end
+    environment.left = 40  # raise after some episodes have ended
     with pytest.raises(RuntimeError, match="it broke"):
         play(policy, environment, 4, recorder=recorder)
     play(policy, environment, 4, recorder=recorder)
@@ -165,7 +165,7 @@ def test_of_a_round_that_broke_off_nothing_is_left() -> None:
     assert (played.trajectories[1].episodes.length == played.trajectories[1].episodes.episode_return).all()
 
 
-def test_what_the_store_raises_is_not_dropped_with_what_the_environment_does() -> None:
+def test_store_errors_are_raised_with_on_failure_drop() -> None:
     class Full(MemoryStore):
         def append(self, trajectory: Any) -> None:
             raise rein.StoreError("no room")
@@ -180,8 +180,8 @@ def test_what_the_store_raises_is_not_dropped_with_what_the_environment_does() -
 
 
 @pytest.mark.parametrize(("num_envs", "extras", "text"), [(3, {}, "4 environments"), (4, {"reward": 0}, "'reward'")])
-def test_what_cannot_be_recorded_is_one_line(num_envs: int, extras: dict[str, Any], text: str) -> None:
-    class Says:
+def test_invalid_records_raise(num_envs: int, extras: dict[str, Any], text: str) -> None:
+    class Constant:
         def select_action(self, observation: Any) -> Any:
             return torch.zeros(4, dtype=torch.int64), extras
 
@@ -189,17 +189,17 @@ def test_what_cannot_be_recorded_is_one_line(num_envs: int, extras: dict[str, An
             pass
 
     with pytest.raises(ValueError, match=text):
-        play(Says(), CartPole(num_envs=4, seed=0), 4, recorder=Recorder(MemoryStore(), num_envs))
+        play(Constant(), CartPole(num_envs=4, seed=0), 4, recorder=Recorder(MemoryStore(), num_envs))
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file without the wall time."""
+    """Return the rows of a CSV file without the wall time."""
     with open(path, newline="", encoding="utf-8") as file:
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
 class Asking(CartPole):
-    """Asks in the step of one's choice."""
+    """Environment that calls `ask` in a chosen step."""
 
     left = 0
 
@@ -211,8 +211,8 @@ class Asking(CartPole):
 
 
 @pytest.mark.parametrize("step", [5, 35, 60])
-def test_an_interrupted_evaluation_is_kept_once(tmp_path: Path, step: int) -> None:
-    """In the first round, in a later one, and in that of a later evaluation."""
+def test_interrupted_evaluation_is_recorded_once(tmp_path: Path, step: int) -> None:
+    """The interrupt comes in the first round, in a later round, and in a later evaluation."""
 
     def make(name: str, exist: str) -> tuple[rein.Loop, Asking]:
         store = rein.HDF5Store(tmp_path / name, exist=exist)

@@ -1,4 +1,4 @@
-"""`solved`: said once, and for good."""
+"""`solved` records the first time that a metric reaches its bound."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def scored(*, stop: bool, report: bool = True, **filters) -> Loop:
     return loop
 
 
-def test_the_first_value_that_reaches_it_halts_the_run_and_is_kept():
+def test_first_value_that_reaches_the_bound_halts_and_is_recorded():
     state = scored(stop=True).run()
     assert (state.epoch, state.status, state.reason) == (3, "halted", "solved")
     assert (state.memory["solved"]["value"], state.memory["solved"]["at_least"]) == (7.5, 7.0)
 
 
-def test_without_stop_the_run_goes_on_and_the_first_time_is_kept():
+def test_without_stop_the_run_continues():
     state = scored(stop=False).run()
     assert (state.epoch, state.status) == (5, "completed")
     assert state.memory["solved"]["value"] == 7.5
 
 
-def test_what_is_solved_stays_solved_at_a_resume():
+def test_solved_run_halts_when_resumed():
     first = scored(stop=True)
     first.run()
     again = scored(stop=True)
@@ -53,7 +53,7 @@ def with_a_milestone() -> Loop:
     return loop
 
 
-def test_a_milestone_neither_keeps_a_later_rule_from_halting_nor_halts_a_resumed_run():
+def test_milestone_does_not_affect_a_later_rule():
     whole = with_a_milestone().run()
     assert (whole.epoch, whole.reason) == (7, "solved")
     assert (whole.memory["solved"]["at_least"], whole.memory["solved/score 7.0"]["value"]) == (2.0, 7.0)
@@ -64,10 +64,10 @@ def test_a_milestone_neither_keeps_a_later_rule_from_halting_nor_halts_a_resumed
     assert (state.epoch, state.reason) == (7, "solved")
     last = with_a_milestone()
     last.load_state_dict(again.state_dict())
-    assert (last.run().epoch, last.state.reason) == (7, "solved"), "and stays solved"
+    assert (last.run().epoch, last.state.reason) == (7, "solved"), "a resumed run halts again"
 
 
-def test_milestones_that_lie_close_and_rules_that_look_at_other_times_are_told_apart():
+def test_close_milestones_and_different_filters_are_recorded_separately():
     loop = Loop(lambda state: None, epochs=8, iterations=1)
     loop.metric("score", lambda state: 1000000.0 + state.epoch, reduce="last")
     for level in (1000001.0, 1000002.0, 1000003.0):
@@ -79,14 +79,14 @@ def test_milestones_that_lie_close_and_rules_that_look_at_other_times_are_told_a
     assert levels == [1000001.0, 1000002.0, 1000003.0, 1000001.0]
 
 
-def test_an_epoch_without_the_metric_says_nothing():
+def test_epochs_without_the_metric_are_ignored():
     assert "solved" not in scored(stop=True, report=False).run().memory
 
 
-def test_filters_say_when_it_is_looked_at():
+def test_filters_select_the_epochs_that_count():
     assert scored(stop=True, every=4).run().epoch == 4
 
 
-def test_an_unknown_filter_is_refused_where_it_is_written():
+def test_unknown_filter_raises():
     with pytest.raises(TypeError, match="each"):
         scored(stop=True, each=4)

@@ -18,13 +18,13 @@ from rein.training.training_loop import training_loop
 
 
 def advance(state: State) -> None:
-    """Eight environments, an update every second step, an episode every fourth."""
+    """Advance the clocks: eight environments, an update every second step, an episode every fourth."""
     n = state.total_iterations
     state.clocks.advance(env_steps=8, vector_steps=1, updates=n % 2, episodes=int(n % 4 == 3))
 
 
 def make(*metric: str, **options: Any) -> Loop:
-    """A loop of ten iterations an epoch, whose metric `score` is the epoch's number."""
+    """Return a loop with ten iterations per epoch, whose metric `score` is the number of the epoch."""
     loop = Loop(advance, epochs=100, iterations=10)
     loop.metric("score", lambda state: state.epoch, reduce="last")
     stop_at(loop, *metric, **options)
@@ -35,26 +35,26 @@ def make(*metric: str, **options: Any) -> Loop:
     ("clock", "limit", "iterations"),
     [("env_steps", 100, 13), ("vector_steps", 17, 17), ("updates", 9, 18), ("episodes", 3, 12), ("iterations", 25, 25)],
 )
-def test_a_run_stops_at_the_first_iteration_that_reaches_the_clock(clock: str, limit: int, iterations: int) -> None:
+def test_run_stops_at_the_first_iteration_that_reaches_the_limit(clock: str, limit: int, iterations: int) -> None:
     final = make(**{clock: limit}).run()
     assert final.status == "halted"
     assert final.total_iterations == iterations
     assert getattr(final.clocks, clock) >= limit
 
 
-def test_a_run_stops_after_that_many_epochs_without_beginning_another() -> None:
+def test_run_stops_after_a_number_of_epochs() -> None:
     final = make(epochs=3).run()
     assert (final.epoch, final.iteration, final.clocks.epochs, final.status) == (3, 10, 3, "halted")
 
 
-def test_what_remains_of_a_run_is_known_by_the_nearest_of_its_limits() -> None:
+def test_remaining_uses_the_nearest_limit() -> None:
     loop, seen = make(env_steps=160, updates=40), []
     stop_at(loop, env_steps=320)
     stop_at(loop, vector_steps=math.inf)
     loop.iteration_completed(every=5)(lambda state: seen.append(state.remaining))
     loop.run(epochs=None)
     assert seen == [0.75, 0.5, 0.25, 0.0]
-    loop, seen = make(env_steps=1600), []  # after 200 iterations: the epochs end the run before
+    loop, seen = make(env_steps=1600), []  # 200 iterations: the epochs end the run earlier
     loop.epoch_ended(lambda state: seen.append(state.remaining))
     loop.run(epochs=4)
     assert seen == [0.75, 0.5, 0.25, 0.0]
@@ -67,7 +67,7 @@ def test_clock_limit_replaces_the_default_of_one_epoch(clock: str, limit: Any) -
     assert loop.run().total_iterations == 30
 
 
-def test_clock_limit_replaces_no_number_of_epochs_that_was_given() -> None:
+def test_clock_limit_does_not_replace_explicit_epochs() -> None:
     loop = Loop(advance, epochs=1, iterations=10)
     stop_at(loop, env_steps=240)
     assert loop.run().total_iterations == 10
@@ -83,7 +83,7 @@ def test_metric_rule_and_infinite_limit_keep_the_default_of_one_epoch() -> None:
     assert loop.run().total_iterations == 10
 
 
-def test_clock_limit_replaces_the_default_of_loops_that_train() -> None:
+def test_clock_limit_replaces_the_default_of_training_loops() -> None:
     environment = CartPole(num_envs=2, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     agent = DQN(*spaces, capacity=100, learning_starts=0, batch_size=2, hidden=(4,), seed=0)
@@ -94,44 +94,44 @@ def test_clock_limit_replaces_the_default_of_loops_that_train() -> None:
     stop_at(loop, iterations=3)
     assert loop.run().total_iterations == 3
     model = torch.nn.Linear(1, 1)
-    loop = trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[arg-type]  # an argument has another name
+    loop = trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[arg-type]  # the argument names differ
     stop_at(loop, iterations=3)
     assert loop.run([(torch.ones(1, 1), torch.ones(1, 1))]).total_iterations == 3
 
 
-def test_a_run_stops_after_that_many_seconds() -> None:
+def test_run_stops_after_a_number_of_seconds() -> None:
     loop = Loop(lambda state: None, epochs=None, iterations=10)
     stop_at(loop, seconds=0.01)
     assert loop.run().clocks.seconds >= 0.01
 
 
-def test_a_clock_may_hold_a_tensor() -> None:
+def test_clock_can_hold_a_tensor() -> None:
     loop = Loop(lambda state: state.clocks.advance(episodes=torch.tensor(2)), iterations=100)
     stop_at(loop, episodes=9)
     assert loop.run().total_iterations == 5
 
 
-def test_the_epoch_in_which_it_stops_ends_as_halted() -> None:
+def test_last_epoch_has_status_halted() -> None:
     loop = make(env_steps=100)
     loop.run()
     assert [(record.status, record.iterations) for record in loop.state.history] == [("completed", 10), ("halted", 3)]
 
 
 @pytest.mark.parametrize("bound", [{"at_least": 4}, {"at_least": 3.5}])
-def test_a_run_stops_when_a_metric_is_at_least_its_bound(bound: dict[str, float]) -> None:
+def test_run_stops_at_at_least(bound: dict[str, float]) -> None:
     final = make("score", **bound).run()
     assert (final.epoch, final.status) == (4, "halted")
     assert final.reason == f"score has reached 4, which is >= {bound['at_least']}"
 
 
-def test_a_run_stops_when_a_metric_is_at_most_its_bound() -> None:
+def test_run_stops_at_at_most() -> None:
     loop = Loop(lambda state: None, epochs=10, iterations=1)
     loop.metric("loss", lambda state: 1 / state.epoch)
     stop_at(loop, "loss", at_most=0.25)
     assert loop.run().epoch == 4
 
 
-def test_nan_reaches_nothing() -> None:
+def test_nan_reaches_no_bound() -> None:
     loop = Loop(lambda state: None, epochs=3, iterations=1)
     loop.metric("loss", lambda state: math.nan)
     stop_at(loop, "loss", at_most=1)
@@ -139,14 +139,14 @@ def test_nan_reaches_nothing() -> None:
     assert loop.run().status == "completed"
 
 
-def test_a_metric_may_be_looked_at_on_another_event() -> None:
+def test_metric_on_another_event() -> None:
     loop = Loop(lambda state: None, epochs=3, iterations=10)
     loop.metric("sum", lambda state: 1, reduce="sum")
     stop_at(loop, "sum", at_least=4, event="iteration_completed")
     assert loop.run().total_iterations == 4
 
 
-def test_of_several_rules_the_first_to_be_reached_counts_and_says_so() -> None:
+def test_first_rule_reached_gives_the_reason() -> None:
     assert make(env_steps=10_000, updates=5).run().reason == "updates has reached 5"
     assert make("score", at_least=2, iterations=1_000).run().reason == "score has reached 2, which is >= 2"
     assert make("score", at_least=50, env_steps=1_000).run().reason == "env_steps has reached 1,000"
@@ -157,9 +157,7 @@ RULES: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), {"env_steps": 300}),
 
 @pytest.mark.parametrize(("metric", "rule"), RULES)
 @pytest.mark.parametrize("saved_at", range(1, 41, 3))
-def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
-    metric: tuple[str, ...], rule: dict[str, Any], saved_at: int
-) -> None:
+def test_resumed_run_stops_at_the_same_iteration(metric: tuple[str, ...], rule: dict[str, Any], saved_at: int) -> None:
     whole, first, second = make(*metric, **rule), make(*metric, **rule), make(*metric, **rule)
     whole.run()
 
@@ -176,9 +174,7 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
 
 
 @pytest.mark.parametrize(("metric", "rule"), RULES)
-def test_a_run_that_was_stopped_does_nothing_more_when_resumed_or_run_again(
-    metric: tuple[str, ...], rule: dict[str, Any]
-) -> None:
+def test_stopped_run_halts_immediately_when_run_again(metric: tuple[str, ...], rule: dict[str, Any]) -> None:
     first, second = make(*metric, **rule), make(*metric, **rule)
     stopped = first.run()
     iterations, reason = stopped.total_iterations, stopped.reason
@@ -188,22 +184,22 @@ def test_a_run_that_was_stopped_does_nothing_more_when_resumed_or_run_again(
         assert (final.total_iterations, final.status, final.reason) == (iterations, "halted", reason)
 
 
-def test_a_run_that_was_stopped_goes_on_under_a_further_rule() -> None:
+def test_stopped_run_continues_with_a_higher_limit() -> None:
     first, further = make("score", at_least=3, env_steps=10_000), make("score", at_least=6, env_steps=20_000)
     first.run()
     further.load_state_dict(first.state_dict())
     assert further.run().epoch == 6
 
 
-def test_an_unknown_clock_is_an_error_that_names_the_clocks() -> None:
+def test_unknown_clock_raises_and_lists_the_clocks() -> None:
     with pytest.raises(ValueError, match=r"stop_at\(weeks=5\): unknown clock") as error:
         make(weeks=5)
     assert all(clock in str(error.value) for clock in CLOCKS)
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan])
-def test_a_limit_is_above_zero(limit: float) -> None:
-    with pytest.raises(ValueError, match="give a limit above 0"):
+def test_limit_must_be_above_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match="expected a limit above 0"):
         make(env_steps=limit)
 
 
@@ -211,12 +207,12 @@ def test_a_limit_is_above_zero(limit: float) -> None:
     ("metric", "options"),
     [((), {}), (("score",), {}), (("score",), {"at_least": 1, "at_most": 2}), ((), {"at_least": 1, "env_steps": 5})],
 )
-def test_a_metric_comes_with_exactly_one_bound(metric: tuple[str, ...], options: dict[str, Any]) -> None:
+def test_metric_needs_exactly_one_bound(metric: tuple[str, ...], options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="at_least= "):
         make(*metric, **options)
 
 
-def test_a_metric_that_is_not_there_is_an_error_at_the_first_firing() -> None:
+def test_missing_metric_raises_at_the_first_firing() -> None:
     loop = make("socre", at_least=1)
     with pytest.raises(KeyError, match="no metric 'socre' in this epoch; there are: score"):
         loop.run()

@@ -14,7 +14,7 @@ PHASES = ("iteration_started", "halfway", "iteration_completed")
 
 
 class Clock:
-    """Time that passes only where a test says so."""
+    """Clock that the test controls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make(clock: Clock) -> Loop:
-    """A loop whose step takes 2 s, of which the first is over at its own event `halfway`."""
+    """Return a loop whose step takes 2 s and fires `halfway` after the first."""
 
     def step(state: State) -> None:
         clock.passes(1)
@@ -44,13 +44,13 @@ def make(clock: Clock) -> Loop:
 
 
 def times_by_epoch(loop: Loop) -> list[dict[str, float]]:
-    """Filled, as the loop runs, with each epoch's times."""
+    """Return a list that collects the times of each epoch."""
     seen: list[dict[str, float]] = []
     loop.epoch_ended(lambda state: seen.append({name: state.times.get(name, 0.0) for name in PHASES}))
     return seen
 
 
-def test_each_phase_is_summed_over_its_epoch_and_starts_anew_in_the_next(clock: Clock) -> None:
+def test_phases_are_summed_per_epoch(clock: Clock) -> None:
     loop = make(clock)
     timing(loop)
     seen = times_by_epoch(loop)
@@ -59,7 +59,7 @@ def test_each_phase_is_summed_over_its_epoch_and_starts_anew_in_the_next(clock: 
 
 
 @pytest.mark.parametrize("attached_first", [True, False])
-def test_the_handlers_of_an_event_belong_to_the_phase_that_it_closes(clock: Clock, attached_first: bool) -> None:
+def test_phase_includes_the_handlers_of_its_event(clock: Clock, attached_first: bool) -> None:
     loop = make(clock)
     if attached_first:
         timing(loop)
@@ -72,7 +72,7 @@ def test_the_handlers_of_an_event_belong_to_the_phase_that_it_closes(clock: Cloc
     assert seen == [{"iteration_started": 2.5, "halfway": 55.0, "iteration_completed": 5.0}] * 3
 
 
-def test_what_happens_between_epochs_and_between_runs_is_in_no_phase(clock: Clock) -> None:
+def test_phases_exclude_time_between_epochs_and_runs(clock: Clock) -> None:
     loop = make(clock)
     timing(loop)
     seen = times_by_epoch(loop)
@@ -83,7 +83,7 @@ def test_what_happens_between_epochs_and_between_runs_is_in_no_phase(clock: Cloc
     assert seen == [{"iteration_started": 0.0, "halfway": 5.0, "iteration_completed": 5.0}] * 2
 
 
-def test_events_defined_later_are_timed_too(clock: Clock) -> None:
+def test_events_defined_later_are_timed(clock: Clock) -> None:
     loop = Loop(lambda state: loop.emit("halfway"), iterations=5)
     timing(loop)
     loop.define("halfway")
@@ -97,7 +97,7 @@ def test_events_defined_later_are_timed_too(clock: Clock) -> None:
     }
 
 
-def test_an_epoch_resumed_in_its_middle_is_timed_as_a_whole(clock: Clock) -> None:
+def test_resumed_epoch_is_timed_as_a_whole(clock: Clock) -> None:
     first, second = make(clock), make(clock)
     timing(first)
     timing(second)
@@ -117,16 +117,16 @@ def test_an_epoch_resumed_in_its_middle_is_timed_as_a_whole(clock: Clock) -> Non
     assert rates == pytest.approx([20, 20])
 
 
-def test_the_phases_add_up_to_no_more_than_the_epoch() -> None:
+def test_sum_of_phases_is_at_most_the_epoch() -> None:
     loop = Loop(lambda state: None, iterations=50)
     timing(loop)
     final = loop.run()
     assert 0 < final.times["iteration_started"] + final.times["iteration_completed"] <= final.times["epoch"]
 
 
-def test_rates_are_counts_over_the_seconds_of_the_epoch(clock: Clock) -> None:
+def test_rates_are_counts_per_second_of_the_epoch(clock: Clock) -> None:
     loop, seen = make(clock), []
-    loop.epoch_ended(lambda state: seen.append((dict(state.metrics), state.times["epoch"])))  # attached before
+    loop.epoch_ended(lambda state: seen.append((dict(state.metrics), state.times["epoch"])))  # attached before timing
     timing(loop)
 
     @loop.iteration_completed
@@ -142,7 +142,7 @@ def test_rates_are_counts_over_the_seconds_of_the_epoch(clock: Clock) -> None:
     assert not final.memory
 
 
-def test_a_resumed_epoch_whose_beginning_was_not_timed_has_no_rate_of_env_steps(clock: Clock) -> None:
+def test_partly_timed_epoch_has_no_env_steps_rate(clock: Clock) -> None:
     first, second = make(clock), make(clock)
 
     @first.iteration_completed(once=2)
@@ -157,12 +157,12 @@ def test_a_resumed_epoch_whose_beginning_was_not_timed_has_no_rate_of_env_steps(
     assert names[1] == {"iterations_per_second", "env_steps_per_second"}
 
 
-def test_timing_a_loop_twice_is_an_error() -> None:
+def test_timing_a_loop_twice_raises() -> None:
     loop = Loop(lambda state: None)
     timing(loop)
-    with pytest.raises(ValueError, match="timed already"):
+    with pytest.raises(ValueError, match="already timed"):
         timing(loop)
 
 
-def test_a_loop_that_is_not_timed_keeps_no_phases() -> None:
+def test_untimed_loop_has_no_phases() -> None:
     assert set(Loop(lambda state: None).run(iterations=3).times) == {"epoch"}

@@ -14,7 +14,7 @@ EPOCHS, BATCHES = 3, 4
 
 
 def make() -> tuple[Loop, list[float], Any]:
-    """A loop that notes each batch and a number drawn in its step, and its data, which shuffles."""
+    """Return a loop that records each batch and a number drawn in its step, and a shuffled DataLoader."""
     seen: list[float] = []
     loop = Loop(lambda state: seen.extend([float(state.batch[0]), float(torch.rand(()))]), epochs=EPOCHS)
     torch_generators(loop)
@@ -36,15 +36,15 @@ def whole_run() -> list[float]:
 
 
 @pytest.mark.parametrize("left_at", range(1, EPOCHS * BATCHES))
-def test_a_resumed_run_draws_and_shuffles_as_one_without_a_break(left_at: int) -> None:
+def test_resumed_run_draws_and_shuffles_like_an_uninterrupted_one(left_at: int) -> None:
     expected = whole_run()
-    assert expected[:8:2] != expected[8:16:2]  # it does shuffle
+    assert expected[:8:2] != expected[8:16:2]  # the data is shuffled
     torch.manual_seed(3)
     first, before, data = make()
     first.iteration_completed(once=left_at)(lambda state: first.interrupt())
     first.run(data)
     saved = copy_state(first.state_dict())
-    torch.rand(7)  # another process draws what it likes
+    torch.rand(7)  # other code draws numbers
     second, after, data = make()
     second.load_state_dict(saved)
     torch.rand(7)
@@ -52,7 +52,7 @@ def test_a_resumed_run_draws_and_shuffles_as_one_without_a_break(left_at: int) -
     assert before + after == expected
 
 
-def test_a_run_that_goes_on_in_the_same_loop_does_too() -> None:
+def test_loop_run_again_draws_and_shuffles_like_an_uninterrupted_one() -> None:
     expected = whole_run()
     torch.manual_seed(3)
     loop, seen, data = make()
@@ -63,35 +63,35 @@ def test_a_run_that_goes_on_in_the_same_loop_does_too() -> None:
     assert seen == expected
 
 
-def make_with_its_own(rows: int = 1) -> tuple[Loop, list[float], Any]:
-    """A loop that notes each batch, and its data, which shuffles by a generator of its own."""
+def make_with_generator(rows: int = 1) -> tuple[Loop, list[float], Any]:
+    """Return a loop that records each batch, and a DataLoader that shuffles with a separate generator."""
     seen: list[float] = []
     loop, order = Loop(lambda state: seen.extend(state.batch[0].tolist()), epochs=EPOCHS), torch.Generator()
     torch_generators(loop, generators=[order.manual_seed(3)])
-    data = TensorDataset(torch.arange(float(BATCHES * rows - rows // 2)))  # the last batch is one of fewer rows
+    data = TensorDataset(torch.arange(float(BATCHES * rows - rows // 2)))  # the last batch is smaller
     return loop, seen, DataLoader(data, rows, shuffle=True, generator=order)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("left_at", range(1, EPOCHS * BATCHES))
-def test_data_with_a_generator_of_its_own_that_was_given_shuffles_as_without_a_break(left_at: int, rows: int) -> None:
-    whole, expected, data = make_with_its_own(rows)
+def test_given_data_generator_is_resumed(left_at: int, rows: int) -> None:
+    whole, expected, data = make_with_generator(rows)
     whole.run(data)
-    assert expected[:4] != expected[4:8]  # it does shuffle
-    first, before, data = make_with_its_own(rows)
+    assert expected[:4] != expected[4:8]  # the data is shuffled
+    first, before, data = make_with_generator(rows)
     first.iteration_completed(once=left_at)(lambda state: first.interrupt())
     first.run(data)
-    second, after, data = make_with_its_own(rows)
+    second, after, data = make_with_generator(rows)
     second.load_state_dict(copy_state(first.state_dict()))
     second.run(data)
     assert before + after == expected
 
 
 @pytest.mark.parametrize("same_data", [True, False])
-def test_data_with_a_generator_of_its_own_goes_on_in_the_same_loop_too(same_data: bool) -> None:
-    whole, expected, data = make_with_its_own()
+def test_given_data_generator_continues_in_the_same_loop(same_data: bool) -> None:
+    whole, expected, data = make_with_generator()
     whole.run(data)
-    loop, seen, data = make_with_its_own()
+    loop, seen, data = make_with_generator()
     for once in (2, 4, 7, 8, 11):
         loop.iteration_completed(once=once)(lambda state: loop.interrupt())
     for _ in range(6):
@@ -99,18 +99,18 @@ def test_data_with_a_generator_of_its_own_goes_on_in_the_same_loop_too(same_data
     assert seen == expected
 
 
-def test_generators_that_are_none_or_not_those_that_were_saved_are_refused() -> None:
-    loop, _, data = make_with_its_own()
-    with pytest.raises(TypeError, match=r"generators=\[\.\.\.\]\): give torch.Generators, not DataLoader"):
+def test_invalid_and_mismatched_generators_raise() -> None:
+    loop, _, data = make_with_generator()
+    with pytest.raises(TypeError, match=r"generators=\[\.\.\.\]\): expected torch.Generator objects, got DataLoader"):
         torch_generators(Loop(lambda state: None), generators=[data])
     other, _, _ = make()
-    with pytest.raises(ValueError, match="the saved state has 1 generators besides torch's own, and the loop 0: give"):
+    with pytest.raises(ValueError, match=r"the saved state has 1 generators .* the loop has 0; pass"):
         other.load_state_dict(loop.state_dict())
-    with pytest.raises(ValueError, match="the saved state has 0 generators besides torch's own, and the loop 1: give"):
+    with pytest.raises(ValueError, match=r"the saved state has 0 generators .* the loop has 1; pass"):
         loop.load_state_dict(other.state_dict())
 
 
-def test_a_loop_that_is_only_loaded_and_saved_holds_what_it_was_given() -> None:
+def test_saving_after_loading_keeps_the_state() -> None:
     first, _, data = make()
     first.iteration_completed(once=6)(lambda state: first.interrupt())
     first.run(data)
@@ -125,7 +125,7 @@ def test_a_loop_that_is_only_loaded_and_saved_holds_what_it_was_given() -> None:
 @pytest.mark.parametrize("attached", ["before", "after"])
 @pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed"])
 @pytest.mark.parametrize("left_at", [1, 4, 5, 7])
-def test_what_a_handler_draws_as_an_epoch_begins_is_drawn_once(left_at: int, event: str, attached: str) -> None:
+def test_handlers_of_epoch_started_draw_once(left_at: int, event: str, attached: str) -> None:
     def make_drawing() -> tuple[Loop, list[float], Any]:
         seen: list[float] = []
         loop = Loop(lambda state: seen.append(float(state.batch[0])), epochs=EPOCHS)
@@ -156,7 +156,7 @@ def test_what_a_handler_draws_as_an_epoch_begins_is_drawn_once(left_at: int, eve
     assert before + after == expected
 
 
-def test_a_loop_within_another_begins_with_the_generator_where_the_other_has_it() -> None:
+def test_inner_loop_does_not_reset_the_global_generator() -> None:
     def make_nested() -> tuple[Loop, list[float]]:
         torch.manual_seed(3)
         drawn: list[float] = []
@@ -181,7 +181,7 @@ def test_a_loop_within_another_begins_with_the_generator_where_the_other_has_it(
 
 @pytest.mark.parametrize("same_loop", [True, False])
 @pytest.mark.parametrize("fails_at", [0, 1, 4, 8])
-def test_after_a_failed_step_the_epoch_goes_on_in_the_order_in_which_it_began(fails_at: int, same_loop: bool) -> None:
+def test_epoch_keeps_its_order_after_a_failed_step(fails_at: int, same_loop: bool) -> None:
     def make_failing() -> tuple[Loop, list[float], Any]:
         seen: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Any logger takes down any loop, and changes none."""
+"""Attaching loggers to loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.handlers.loggers.csv import CSVLogger
 
 
 class Notes:
-    """Keeps what it is told; raises at the write or close of that number."""
+    """Logger that keeps its rows, and raises in a chosen write or in close."""
 
     def __init__(self, fails_at: int = 0, fails_closing: bool = False) -> None:
         self.rows: list[tuple[dict[str, float], dict[str, float]]] = []
@@ -43,7 +43,7 @@ def make() -> rein.Loop:
     return loop
 
 
-def test_every_epoch_is_written_once_with_its_clocks_and_metrics() -> None:
+def test_every_epoch_is_written_once() -> None:
     loop, notes = make(), Notes()
     attach(loop, notes)
     loop.run()
@@ -55,33 +55,33 @@ def test_every_epoch_is_written_once_with_its_clocks_and_metrics() -> None:
     assert len(notes.rows) == 7 and notes.closed == 2
 
 
-def test_filters_and_events_are_those_of_every_handler() -> None:
+def test_filters_and_events() -> None:
     loop, few, many = make(), Notes(), Notes()
     attach(loop, few, every=2)
     attach(loop, many, event="iteration_completed", every=3)
     loop.run()
     assert [clocks["epochs"] for clocks, _ in few.rows] == [2, 4, 6]
     assert [clocks["iterations"] for clocks, _ in many.rows] == [3, 6, 9, 12]
-    assert many.rows[0][1] == {"loss": 2.0}  # of the epoch so far, its first iteration alone
+    assert many.rows[0][1] == {"loss": 2.0}  # the epoch so far: its first iteration
     with pytest.raises(TypeError, match="unknown filter"):
         attach(loop, few, evry=2)
     with pytest.raises(ValueError, match="no event 'epoch_end'"):
         attach(loop, few, event="epoch_end")
 
 
-def test_every_epoch_between_two_writes_is_represented_in_each_recorder() -> None:
+def test_every_writes_means_over_the_epochs_since_the_last_row() -> None:
     loop, recorders = make(), {every: Notes() for every in (1, 2, 3)}
     for every, notes in recorders.items():
         attach(loop, notes, every=every)
     loop.run()
-    means = [0.5, 2.5, 4.5, 6.5, 8.5, 10.5]  # of the losses 0 and 1, 2 and 3, ...
+    means = [0.5, 2.5, 4.5, 6.5, 8.5, 10.5]  # means of losses 0 and 1, 2 and 3, ...
     assert [record.metrics["loss"] for record in loop.state.history] == means
     for every, notes in recorders.items():
         expected = [sum(means[n : n + every]) / every for n in range(0, 6, every)]
         assert [metrics["loss"] for _, metrics in notes.rows] == expected
 
 
-def test_a_mean_over_epochs_is_of_the_values_that_are_there_and_of_running_means_the_last() -> None:
+def test_means_skip_missing_values_and_keep_last_running_means() -> None:
     scores = {1: 2.0, 2: math.nan, 3: 4.0, 4: math.nan, 5: math.nan, 6: math.nan}
     loop, notes = make(), Notes()
     attach(loop, notes, every=3)
@@ -102,16 +102,14 @@ def test_a_mean_over_epochs_is_of_the_values_that_are_there_and_of_running_means
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ({"every": 2, "after": 2}, [5.5, 9.5]),  # of epochs 3 and 4, of 5 and 6
+        ({"every": 2, "after": 2}, [5.5, 9.5]),  # epochs 3 and 4, 5 and 6
         ({"every": 2, "when": lambda state: state.epoch != 3}, [1.5, 6.5, 9.5]),
         ({"every": 4, "unit": "iterations"}, [1.5, 5.5, 9.5]),
         ({"once": 4}, [6.5]),
         ({"when": lambda state: state.epoch in (2, 5)}, [2.5, 8.5]),
     ],
 )
-def test_only_epochs_that_the_other_filters_let_through_are_in_the_means(
-    filters: dict[str, Any], expected: list[float]
-) -> None:
+def test_means_include_only_epochs_that_pass_the_other_filters(filters: dict[str, Any], expected: list[float]) -> None:
     loop, notes = make(), Notes()
     attach(loop, notes, **filters)
     loop.run()
@@ -119,7 +117,7 @@ def test_only_epochs_that_the_other_filters_let_through_are_in_the_means(
 
 
 @pytest.mark.parametrize("saved_at", [3, 4, 5])
-def test_a_resumed_run_writes_what_one_without_a_break_writes(saved_at: int) -> None:
+def test_resumed_run_writes_the_same_rows(saved_at: int) -> None:
     rows = []
     for broken in (False, True):
         loop, notes, second = make(), Notes(), Notes()
@@ -136,7 +134,7 @@ def test_a_resumed_run_writes_what_one_without_a_break_writes(saved_at: int) -> 
     assert rows[1] == [row for row in rows[0] if row[0] > saved_at] != []
 
 
-def test_a_metric_that_a_later_handler_sets_is_written() -> None:
+def test_metric_set_by_a_later_handler_is_written() -> None:
     loop, notes = make(), Notes()
     attach(loop, notes)
 
@@ -149,7 +147,7 @@ def test_a_metric_that_a_later_handler_sets_is_written() -> None:
 
 
 @pytest.mark.parametrize("options", [{"fails_at": 2}, {"fails_closing": True}])
-def test_a_logger_that_fails_is_reported_once_and_the_run_is_as_without_it(
+def test_failing_logger_is_reported_once_and_does_not_affect_the_run(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     alone, loop, notes, other = make(), make(), Notes(**options), Notes()
@@ -166,7 +164,7 @@ def test_a_logger_that_fails_is_reported_once_and_the_run_is_as_without_it(
     assert len(notes.rows) == (1 if "fails_at" in options else 6) and len(other.rows) == 8
 
 
-def test_an_epoch_that_a_handler_broke_is_written_when_it_has_ended() -> None:
+def test_epoch_with_a_failed_handler_is_written_by_the_next_run() -> None:
     loop, notes = make(), Notes()
     attach(loop, notes)
 
@@ -185,7 +183,7 @@ def test_an_epoch_that_a_handler_broke_is_written_when_it_has_ended() -> None:
 
 
 def scored(loop: rein.Loop, *events: str) -> Any:
-    """Have `loop.scored` fire on these events, each time with a metric that counts how often it has."""
+    """Fire `loop.scored` on these events, with a metric that counts the firings."""
     event = loop.define("scored")
 
     @loop.on(*events)
@@ -196,7 +194,7 @@ def scored(loop: rein.Loop, *events: str) -> Any:
 
 
 @pytest.mark.parametrize(("event", "epochs"), [("completed", 6), ("started", 7)])
-def test_outside_an_epoch_a_logger_is_told_what_was_set_there(event: str, epochs: int) -> None:
+def test_row_outside_an_epoch_contains_current_metrics(event: str, epochs: int) -> None:
     loop, notes = make(), Notes()
     if event == "started":
         loop.run()
@@ -207,7 +205,7 @@ def test_outside_an_epoch_a_logger_is_told_what_was_set_there(event: str, epochs
 
 
 @pytest.mark.parametrize("ends", ["completed", "halted"])
-def test_a_logger_of_a_runs_end_is_told_what_its_handlers_set(ends: str) -> None:
+def test_row_at_the_end_contains_metrics_of_later_handlers(ends: str) -> None:
     loop, notes = make(), Notes()
     attach(loop, notes, event=ends)
     loop.on(ends)(lambda state: state.metrics.update(score=7.0))
@@ -217,44 +215,44 @@ def test_a_logger_of_a_runs_end_is_told_what_its_handlers_set(ends: str) -> None
     assert [(clocks["epochs"], metrics) for clocks, metrics in notes.rows] == [(6, {"loss": 10.5, "score": 7.0})]
 
 
-def test_epochs_that_wait_for_their_mean_are_left_to_the_next_write_at_an_epochs_end() -> None:
+def test_row_outside_an_epoch_keeps_collected_epochs() -> None:
     loop, notes = make(), Notes()
     scored(loop, "epoch_ended", "completed")
     attach(loop, notes, event="scored", every=2)
     loop.run(epochs=3)
     loop.run(epochs=5)
     assert [(clocks["epochs"], metrics["loss"], metrics["score"]) for clocks, metrics in notes.rows] == [
-        (2, 1.5, 1.5),  # of epochs 1 and 2
-        (3, 4.5, 4.0),  # as things were when the first run was over, with epoch 3 gathered
+        (2, 1.5, 1.5),  # mean of epochs 1 and 2
+        (3, 4.5, 4.0),  # current metrics at the end of the first run; epoch 3 stays collected
         (5, (4.5 + 6.5 + 8.5) / 3, (3.0 + 5.0 + 6.0) / 3),
     ]
 
 
-class Told(Notes):
-    """Is told what the run is and how it ended, too."""
+class Describing(Notes):
+    """Logger that records the calls of `describe` and `finish`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def describe(self, settings: Mapping[str, Any]) -> None:
-        self.told.append(dict(settings))
+        self.calls.append(dict(settings))
 
     def finish(self, status: str) -> None:
-        self.told.append((status, self.closed))
+        self.calls.append((status, self.closed))
 
 
 class Part:
     config: Mapping[str, Any] = {"gamma": 0.9, "sizes": [3, 4], "schedule": {"to": 0.1}, "none": None}
 
 
-def test_a_logger_may_be_told_once_what_the_run_is() -> None:
-    loop, told = make(), Told()
-    attach(loop, told)
+def test_describe_is_called_once_with_settings() -> None:
+    loop, logger = make(), Describing()
+    attach(loop, logger)
     loop.own("part", Part())
     loop.run()
     loop.run(epochs=8)
-    described, *ends = told.told
+    described, *ends = logger.calls
     assert ends == [("completed", 0), ("completed", 1)], "before each close"
     expected = {"part.gamma": 0.9, "part.sizes.0": 3, "part.sizes.1": 4, "part.schedule.to": 0.1, "epochs": 6}
     assert described.items() >= expected.items()
@@ -262,9 +260,9 @@ def test_a_logger_may_be_told_once_what_the_run_is() -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "halted", "interrupted", "failed"])
-def test_a_logger_may_be_told_how_a_run_ended(status: str) -> None:
-    loop, told = make(), Told()
-    attach(loop, told)
+def test_finish_receives_the_status(status: str) -> None:
+    loop, logger = make(), Describing()
+    attach(loop, logger)
 
     @loop.iteration_completed(once=5)
     def end(state: rein.State) -> None:
@@ -278,38 +276,38 @@ def test_a_logger_may_be_told_how_a_run_ended(status: str) -> None:
             loop.run()
     else:
         loop.run()
-    assert told.told[1:] == [(status, 0)] and told.closed == 1
+    assert logger.calls[1:] == [(status, 0)] and logger.closed == 1
 
 
-class GoingOn(Notes):
-    """Is told where a run goes on, too."""
+class Resuming(Notes):
+    """Logger that records the calls of `go_on`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.went_on: list[tuple[float, int]] = []
+        self.resumed_at: list[tuple[float, int]] = []
 
     def go_on(self, clocks: Mapping[str, float]) -> None:
-        self.went_on.append((clocks["iterations"], self.written))
+        self.resumed_at.append((clocks["iterations"], self.written))
 
 
-def test_a_logger_may_be_told_where_a_loaded_run_goes_on_before_it_is_written_to() -> None:
-    first, loop, told = make(), make(), GoingOn()
+def test_go_on_is_called_before_rows_of_a_loaded_run() -> None:
+    first, loop, logger = make(), make(), Resuming()
     scored(loop, "started")
-    attach(loop, told)
-    attach(loop, told, event="scored")
+    attach(loop, logger)
+    attach(loop, logger, event="scored")
     begun = first.state_dict()
     loop.load_state_dict(begun)
     loop.run(epochs=1)
-    assert told.went_on == [], "a run that begins has told nothing before"
+    assert logger.resumed_at == [], "a new run has no earlier rows"
     first.run(epochs=4)
     loop.load_state_dict(first.state_dict())
     loop.run(epochs=5)
     loop.run(epochs=6)
-    assert told.went_on == [(8, 2), (8, 2)] and [clocks["epochs"] for clocks, _ in told.rows[2:]] == [4, 5, 5, 6]
+    assert logger.resumed_at == [(8, 2), (8, 2)] and [clocks["epochs"] for clocks, _ in logger.rows[2:]] == [4, 5, 5, 6]
 
 
-def test_the_csv_rows_of_a_run_that_was_resumed_are_those_of_one_without_a_break(tmp_path: Path) -> None:
-    def take_down(path: Path) -> rein.Loop:
+def test_csv_rows_of_a_resumed_run(tmp_path: Path) -> None:
+    def record(path: Path) -> rein.Loop:
         loop = make()
         attach(loop, CSVLogger(path))
         attach(loop, CSVLogger(path), event="iteration_completed", every=3)
@@ -319,29 +317,29 @@ def test_the_csv_rows_of_a_run_that_was_resumed_are_those_of_one_without_a_break
         return [line.split(",")[4:6] for line in path.read_text().splitlines()]
 
     whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
-    take_down(whole).run()
-    loop = take_down(broken)
+    record(whole).run()
+    loop = record(broken)
     saved = {}
     loop.epoch_ended(once=3)(lambda state: state.request(lambda state: saved.update(loop.state_dict())))
     loop.run(epochs=5)
-    loop.run(epochs=5)  # in the same process nothing is cut
+    loop.run(epochs=5)  # nothing is removed in the same process
     assert rows(broken) == rows(whole)[: len(rows(broken))] and rows(broken)[-1] == ["10", "5"]
-    resumed = take_down(broken)
+    resumed = record(broken)
     resumed.load_state_dict(saved)
     resumed.run()
     assert rows(broken) == rows(whole)
 
 
-def test_a_loop_that_is_run_again_leaves_the_rows_of_another_in_its_file_alone(tmp_path: Path) -> None:
+def test_loops_sharing_a_csv_file_keep_each_others_rows(tmp_path: Path) -> None:
     loops = make(), make()
-    for loop, epochs in zip((*loops, *loops), (5, 2, 6, 3), strict=True):
+    for loop, number in zip((*loops, *loops), (5, 2, 6, 3), strict=True):
         if not loop.state.epoch:
             attach(loop, CSVLogger(tmp_path / "both.csv"))
-        loop.run(epochs=epochs)
-    told = [line.split(",")[5] for line in (tmp_path / "both.csv").read_text().splitlines()]
-    assert told == ["epochs", *"12345", *"12", *"6", *"3"]
+        loop.run(epochs=number)
+    epochs = [line.split(",")[5] for line in (tmp_path / "both.csv").read_text().splitlines()]
+    assert epochs == ["epochs", *"12345", *"12", *"6", *"3"]
 
 
-def test_what_is_no_logger_is_refused_where_it_is_attached() -> None:
-    with pytest.raises(TypeError, match=r"attach\(loop, str\): a logger has write"):
+def test_object_without_write_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"attach\(loop, str\): a logger needs the methods write"):
         attach(make(), "metrics.csv")  # type: ignore[arg-type]  # wrong on purpose

@@ -1,4 +1,4 @@
-"""Rows in a CSV file: whole, readable by others, and mended after a kill."""
+"""CSV files: whole rows, readable by other programs, repaired after a kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_it_is_a_logger_and_a_row_is_in_the_file_when_write_returns(path: Path) -> None:
+def test_row_is_in_the_file_when_write_returns(path: Path) -> None:
     logger = CSVLogger(path)
     assert isinstance(logger, Logger)
     assert not path.exists()
@@ -38,7 +38,7 @@ def test_it_is_a_logger_and_a_row_is_in_the_file_when_write_returns(path: Path) 
     assert len(read(path)) == 2
 
 
-def test_numbers_come_back_exactly_and_nan_and_infinity_as_such(path: Path) -> None:
+def test_numbers_are_read_back_exactly(path: Path) -> None:
     values = [0.1, 1 / 3, -1e-300, 12345678901234567, math.nan, math.inf, -math.inf]
     logger = CSVLogger(path)
     for value in values:
@@ -48,21 +48,21 @@ def test_numbers_come_back_exactly_and_nan_and_infinity_as_such(path: Path) -> N
     np.testing.assert_array_equal(np.genfromtxt(path, delimiter=",", names=True)["value"], values)
 
 
-@pytest.mark.parametrize("torn", [b"3,0.", b'3,"', b"3"])
-def test_a_torn_last_line_is_cut_and_nothing_else(path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("incomplete", [b"3,0.", b'3,"', b"3"])
+def test_only_an_incomplete_last_line_is_removed(path: Path, incomplete: bytes) -> None:
     first = CSVLogger(path)
     for epoch in (1, 2):
         first.append({"epoch": epoch, "loss": 0.5})
     first.close()
     whole = path.read_bytes()
-    path.write_bytes(whole + torn)
+    path.write_bytes(whole + incomplete)
     second = CSVLogger(path)
     second.append({"epoch": 3, "loss": 0.25})
     second.close()
     assert path.read_bytes() == whole + b"3,0.25\n"
 
 
-def test_a_torn_header_is_begun_anew_and_a_long_torn_line_is_cut_too(path: Path) -> None:
+def test_incomplete_header_and_long_incomplete_line_are_removed(path: Path) -> None:
     path.parent.mkdir()
     for content in (b"epo", b"epoch\n" + b"1" * 200_000):
         path.write_bytes(content)
@@ -72,7 +72,7 @@ def test_a_torn_header_is_begun_anew_and_a_long_torn_line_is_cut_too(path: Path)
         assert path.read_bytes() == b"epoch\n1\n"
 
 
-def test_a_column_that_appears_later_is_empty_in_the_rows_before_and_after(path: Path) -> None:
+def test_new_column_is_empty_in_other_rows(path: Path) -> None:
     logger = CSVLogger(path)
     logger.append({"epoch": 1, "b": 0.5})
     logger.append({"c": 7.0, "epoch": 2, "b": 0.25, "a": 8.0})
@@ -88,7 +88,7 @@ def test_a_column_that_appears_later_is_empty_in_the_rows_before_and_after(path:
     assert {len(row) for row in csv.reader(path.read_text().splitlines())} == {5}
 
 
-def test_any_name_and_text_is_one_cell_of_one_line(path: Path) -> None:
+def test_special_characters_stay_in_one_cell(path: Path) -> None:
     row = {"a,b": "x,y", 'say "loss"': 'z"', "two\nlines": "p\nq", "häufig": "ü"}
     logger = CSVLogger(path)
     for _ in range(2):
@@ -99,14 +99,14 @@ def test_any_name_and_text_is_one_cell_of_one_line(path: Path) -> None:
     assert read(path) == [kept, kept]
 
 
-def test_a_metric_with_the_name_of_a_clock_takes_another(path: Path) -> None:
+def test_metric_with_the_name_of_a_clock_is_renamed(path: Path) -> None:
     logger = CSVLogger(path)
     logger.write({"seconds": 1.5}, {"seconds": 7.0, "loss": 2.0})
     logger.close()
     assert read(path) == [{"seconds": "1.5", "seconds_metric": "7.0", "loss": "2.0"}]
 
 
-def test_it_goes_on_after_close(path: Path) -> None:
+def test_append_after_close(path: Path) -> None:
     logger = CSVLogger(path)
     for epoch in (1, 2, 3):
         logger.append({"epoch": epoch})
@@ -118,15 +118,15 @@ ROWS = "iterations,epochs,loss\n10,1,0.5\n20,2,0.5\n30,3,0.5\n"
 
 
 @pytest.mark.parametrize(
-    ("there", "clocks", "stays"),
+    ("content", "clocks", "kept"),
     [
         (ROWS, (20, 2), 3),
         (ROWS, (25, 2), 3),
-        (ROWS, (5, 0), 1),  # the header alone
+        (ROWS, (5, 0), 1),  # only the header
         (ROWS, (30, 3), 4),
-        (ROWS + "40,", (20, 2), 3),  # a torn line
-        (ROWS, (30, 2), 3),  # the epoch was open at its last iteration: its end comes again
-        (ROWS + "5,1,0.5\n15,2,0.5\n", (10, 1), 5),  # an earlier run was further
+        (ROWS + "40,", (20, 2), 3),  # a incomplete line
+        (ROWS, (30, 2), 3),  # the epoch was open at its last iteration, so its end is written again
+        (ROWS + "5,1,0.5\n15,2,0.5\n", (10, 1), 5),  # rows of an earlier run with higher clocks
         (ROWS + "15,2,0.5\n", (10, 1), 4),
         (ROWS + "by hand\n40,4,0.5\n", (10, 1), 5),
         (ROWS + ',,"\n40,4,0.5\n', (10, 1), 5),
@@ -135,18 +135,16 @@ ROWS = "iterations,epochs,loss\n10,1,0.5\n20,2,0.5\n30,3,0.5\n"
         ("", (10, 1), 0),
     ],
 )
-def test_a_run_that_goes_on_cuts_the_newer_rows_at_the_end_alone(
-    path: Path, there: str, clocks: tuple[int, int], stays: int
-) -> None:
+def test_go_on_removes_only_newer_rows_at_the_end(path: Path, content: str, clocks: tuple[int, int], kept: int) -> None:
     path.parent.mkdir()
-    path.write_text(there)
+    path.write_text(content)
     logger = CSVLogger(path)
     logger.go_on({"env_steps": 0, "iterations": clocks[0], "epochs": clocks[1]})
     logger.close()
-    assert path.read_text() == "".join(there.splitlines(keepends=True)[:stays])
+    assert path.read_text() == "".join(content.splitlines(keepends=True)[:kept])
 
 
-def test_a_run_that_goes_on_makes_no_file_and_says_what_it_cuts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_go_on_creates_no_file_and_logs_removed_rows(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = CSVLogger(path)
     logger.go_on({"iterations": 20, "epochs": 2})
     assert not path.parent.exists()
@@ -157,17 +155,17 @@ def test_a_run_that_goes_on_makes_no_file_and_says_what_it_cuts(path: Path, capl
     logger.append({"iterations": 25, "epochs": 3})
     logger.close()
     assert path.read_text() == "iterations,epochs\n10,1\n20,2\n25,3\n"
-    assert caplog.messages == [f"{path}: 2 row(s) newer than iteration 20, where the run goes on, were cut"]
+    assert caplog.messages == [f"{path}: removed 2 row(s) newer than iteration 20, from which the run continues"]
 
 
 def with_files(monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
-    """Have the module's files write as `write(file, data)` does."""
+    """Make the module write to files with `write(file, data)`."""
     kind = type("Odd", (io.FileIO,), {"write": write})
     real = module.open_file
     monkeypatch.setattr(module, "open_file", lambda p, mode="rb", **k: kind(p, "a+") if "a" in mode else real(p, mode))
 
 
-def test_short_writes_are_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_completed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_files(monkeypatch, lambda file, data: io.FileIO.write(file, bytes(data)[:2]))
     logger = CSVLogger(path)
     logger.append({"epoch": 1, "loss": 0.125})
@@ -175,7 +173,7 @@ def test_short_writes_are_finished(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert path.read_text() == "epoch,loss\n1,0.125\n"
 
 
-def test_a_row_that_a_full_disk_tore_is_cut_by_the_next_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_row_removes_a_row_cut_by_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(file: io.FileIO, data: Any) -> int:
         if b"2," in bytes(data):
             io.FileIO.write(file, bytes(data)[:3])

@@ -1,4 +1,4 @@
-"""The program that `docs/how_to/loggers.md` is made of runs, and every logger has its place there."""
+"""The examples in `docs/how_to/loggers.md` run, and the page lists every logger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how_to/loggers.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_are_one_program_that_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     exec(compile(program, "docs/how_to/loggers.md", "exec"), {})
@@ -22,6 +20,6 @@ def test_the_examples_are_one_program_that_runs(
     assert len((tmp_path / "fine.csv").read_text().splitlines()) == 1 + 40 * 50 // 25
 
 
-def test_every_logger_has_a_line() -> None:
+def test_every_logger_is_listed() -> None:
     loggers = {path.stem for path in (ROOT / "rein/handlers/loggers").glob("*.py")} - {"__init__", "attach", "axis"}
     assert loggers == set(re.findall(r"^\| `rein\.handlers\.loggers\.(\w+)\.\w+\(", PAGE, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""What TensorBoard, Weights & Biases and MLflow are told; stand-ins of theirs listen."""
+"""Calls that the loggers make to TensorBoard, Weights & Biases and MLflow, recorded by replacements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.handlers.loggers.mlflow import MlflowLogger
 from rein.handlers.loggers.tensorboard import TensorBoardLogger
 from rein.handlers.loggers.wandb import WandbLogger
 
-POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean of an epoch's
+POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean over an epoch
 
 
 def make() -> rein.Loop:
@@ -27,44 +27,44 @@ def make() -> rein.Loop:
     return loop
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+def replace_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     module = ModuleType(name)
     vars(module).update(members)
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_first(
+def test_tensorboard_writes_scalars_and_hides_later_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
     class SummaryWriter:
         def __init__(self, folder: str, purge_step: int) -> None:
-            told.append(("open", folder, purge_step))
+            calls.append(("open", folder, purge_step))
 
         def add_text(self, name: str, text: str, step: int) -> None:
             assert "\n    epochs: 3\n" in text
-            told.append((name, step))
+            calls.append((name, step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, step, value))
+            calls.append((name, step, value))
 
         def close(self) -> None:
-            told.append("close")
+            calls.append("close")
 
-    stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
+    replace_module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
     loop = make()
     attach(loop, TensorBoardLogger("there", clock="iterations"))
     there = str(absolute("there"))
     loop.run()
-    assert told == [
+    assert calls == [
         ("open", there, 4),
         ("run", 4),
         *(("loss, total", *point) for point in POINTS),
         "close",
     ]
     loop.run(epochs=4)
-    assert told[6:] == [("open", there, 16), ("loss, total", 16, 13.5), "close"]
+    assert calls[6:] == [("open", there, 16), ("loss, total", 16, 13.5), "close"]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_tensorboard_gets_a_scalar_a_metric_and_hides_what_is_newer_than_the_fir
         (("late env_steps",), [4, 8, 12, 16]),
     ],
 )
-def test_curves_are_over_env_steps_or_where_there_are_none_iterations_and_stay_there(
-    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, clocks: tuple[str, ...], steps: list[int]
+def test_default_clock_is_env_steps_or_iterations(
+    monkeypatch: pytest.MonkeyPatch, fake_mlflow: None, clocks: tuple[str, ...], steps: list[int]
 ) -> None:
     drawn: list[int] = []
     writer = SimpleNamespace(
-        add_text=lambda *told: None, add_scalar=lambda name, value, step: drawn.append(step), close=lambda: None
+        add_text=lambda *arguments: None, add_scalar=lambda name, value, step: drawn.append(step), close=lambda: None
     )
-    stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=lambda folder, purge_step: writer)
-    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine")
+    replace_module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=lambda folder, purge_step: writer)
+    calls, loop, mlflow = record_wandb(monkeypatch), make(), MlflowLogger("mine")
     client: Any = mlflow._client
     for logger in (TensorBoardLogger("there"), WandbLogger(), mlflow):
         attach(loop, logger)
@@ -96,56 +96,56 @@ def test_curves_are_over_env_steps_or_where_there_are_none_iterations_and_stay_t
                 state.clocks.advance(**{clock: amount})
 
     loop.run()
-    loop.run(epochs=4)  # all of them are opened once more
+    loop.run(epochs=4)  # all loggers are opened again
     assert drawn == steps
-    assert [entry[0] for entry in told if isinstance(entry, tuple) and isinstance(entry[1], dict)] == steps
-    assert [entry[2] for entry in client.told if len(entry) == 4] == steps
+    assert [entry[0] for entry in calls if isinstance(entry, tuple) and isinstance(entry[1], dict)] == steps
+    assert [entry[2] for entry in client.calls if len(entry) == 4] == steps
 
 
-def test_a_row_before_any_clock_has_advanced_decides_nothing() -> None:
+def test_axis_is_selected_when_a_clock_has_advanced() -> None:
     axis = Axis("logger", None)
     assert axis.step({"env_steps": 0, "updates": 0, "iterations": 0}) == 0
     assert axis.step({"env_steps": 7, "updates": 2, "iterations": 1}) == 7
     assert Axis("logger", "seconds").step({"env_steps": 7, "seconds": 2.5}) == 2
 
 
-def wandb_told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is said to a stand-in of W&B from now on."""
-    told: list[Any] = []
+def record_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace W&B. Returns a list of the calls."""
+    calls: list[Any] = []
 
     def update(settings: Any, allow_val_change: bool) -> None:
-        told.append((settings["epochs"], allow_val_change))
+        calls.append((settings["epochs"], allow_val_change))
 
     def init(**options: Any) -> Any:
-        told.append(options)
+        calls.append(options)
         return SimpleNamespace(
             id="abc",
             config=SimpleNamespace(update=update),
-            log=lambda values, step: told.append((step, values)),
-            finish=lambda exit_code: told.append(exit_code),
+            log=lambda values, step: calls.append((step, values)),
+            finish=lambda exit_code: calls.append(exit_code),
         )
 
-    stand_in(monkeypatch, "wandb", init=init)
-    return told
+    replace_module(monkeypatch, "wandb", init=init)
+    return calls
 
 
-def test_wandb_goes_on_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, loop = wandb_told(monkeypatch), make()
+def test_wandb_continues_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, loop = record_wandb(monkeypatch), make()
     attach(loop, WandbLogger(project="mine", clock="iterations"))
     loop.run()
-    assert told[:2] == [{"project": "mine"}, (3, True)] and told[-1] == 0
-    assert [(step, values["loss, total"]) for step, values in told[2:-1]] == POINTS
-    assert all("never" not in values and values["clocks/iterations"] == step for step, values in told[2:-1])
+    assert calls[:2] == [{"project": "mine"}, (3, True)] and calls[-1] == 0
+    assert [(step, values["loss, total"]) for step, values in calls[2:-1]] == POINTS
+    assert all("never" not in values and values["clocks/iterations"] == step for step, values in calls[2:-1])
     loop.run(epochs=4)
-    assert told[6] == {"project": "mine", "id": "abc", "resume": "allow"}
+    assert calls[6] == {"project": "mine", "id": "abc", "resume": "allow"}
 
 
 class MlflowClient:
-    """Keeps what it is told, as the server does."""
+    """Replacement of the MLflow client that records calls."""
 
     def __init__(self, uri: str | None) -> None:
         self.experiments: dict[str, Any] = {}
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.parameters: dict[str, str] = {}
 
     def get_experiment_by_name(self, name: str) -> Any:
@@ -156,30 +156,30 @@ class MlflowClient:
         return "7"
 
     def create_run(self, experiment_id: str) -> Any:
-        self.told.append(("run of", experiment_id))
+        self.calls.append(("run of", experiment_id))
         return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
 
     def update_run(self, run_id: str, status: str) -> None:
-        self.told.append((run_id, status))
+        self.calls.append((run_id, status))
 
     def log_batch(self, run_id: str, metrics: list[Any] | None = None, params: list[Any] | None = None) -> None:
         assert len(params or ()) <= 100
-        self.told += [(run_id, *metric) for metric in metrics or ()]
+        self.calls += [(run_id, *metric) for metric in metrics or ()]
         self.parameters.update(params or ())
 
     def set_terminated(self, run_id: str, status: str) -> None:
-        self.told.append((run_id, status))
+        self.calls.append((run_id, status))
 
 
 @pytest.fixture
-def mlflow_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     entities = {"Metric": lambda name, value, time, step: (name, step, value), "Param": lambda *pair: pair}
-    stand_in(monkeypatch, "mlflow", MlflowClient=MlflowClient)
-    stand_in(monkeypatch, "mlflow.entities", **entities)
+    replace_module(monkeypatch, "mlflow", MlflowClient=MlflowClient)
+    replace_module(monkeypatch, "mlflow.entities", **entities)
 
 
 def end_in(loop: rein.Loop, epoch: int, ask: Any) -> None:
-    """Have the run end in that epoch, after some rows."""
+    """Call `ask(loop)` at the start of an epoch."""
 
     @loop.epoch_started(once=epoch)
     def end(state: rein.State) -> None:
@@ -194,38 +194,38 @@ def boom(loop: rein.Loop) -> None:
     ("ask", "status", "exit_code"),
     [(boom, "FAILED", 1), (rein.Loop.interrupt, "KILLED", 130), (rein.Loop.stop, "FINISHED", 0)],
 )
-def test_mlflow_and_wandb_are_told_how_a_run_ended(
-    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, ask: Any, status: str, exit_code: int
+def test_mlflow_and_wandb_receive_the_status(
+    monkeypatch: pytest.MonkeyPatch, fake_mlflow: None, ask: Any, status: str, exit_code: int
 ) -> None:
-    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
+    calls, loop, mlflow = record_wandb(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
     client: Any = mlflow._client
     attach(loop, mlflow)
     attach(loop, WandbLogger(clock="iterations"))
     end_in(loop, 3, ask)
     with contextlib.suppress(RuntimeError):
         loop.run()
-    assert client.told[-1] == ("abc", status) and told[-1] == exit_code
+    assert client.calls[-1] == ("abc", status) and calls[-1] == exit_code
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_a_run_that_fails_before_its_first_row_is_there_and_has_failed(
-    monkeypatch: pytest.MonkeyPatch, mlflow_is_there: None, runs: int
+def test_run_that_fails_before_its_first_row_is_logged_as_failed(
+    monkeypatch: pytest.MonkeyPatch, fake_mlflow: None, runs: int
 ) -> None:
-    told, loop, mlflow = wandb_told(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
+    calls, loop, mlflow = record_wandb(monkeypatch), make(), MlflowLogger("mine", clock="iterations")
     client: Any = mlflow._client
     attach(loop, mlflow)
     attach(loop, WandbLogger(clock="iterations"))
     if runs == 2:
         loop.run(epochs=1)
-        del client.told[:], told[:]
+        del client.calls[:], calls[:]
     loop.epoch_started(lambda state: boom(loop))
     with pytest.raises(RuntimeError, match="boom"):
         loop.run(epochs=2)
-    assert client.told == [("run of", "7") if runs == 1 else ("abc", "RUNNING"), ("abc", "FAILED")]
-    assert told[0] == ({} if runs == 1 else {"id": "abc", "resume": "allow"}) and told[-1] == 1
+    assert client.calls == [("run of", "7") if runs == 1 else ("abc", "RUNNING"), ("abc", "FAILED")]
+    assert calls[0] == ({} if runs == 1 else {"id": "abc", "resume": "allow"}) and calls[-1] == 1
 
 
-def test_mlflow_has_the_configuration_as_parameters_of_a_run_that_it_makes(mlflow_is_there: None) -> None:
+def test_mlflow_logs_the_configuration_of_new_runs(fake_mlflow: None) -> None:
     class Part:
         config = {f"layer {number}": "x" * 1000 for number in range(150)} | {"b(eta)": 0.5}
 
@@ -240,16 +240,16 @@ def test_mlflow_has_the_configuration_as_parameters_of_a_run_that_it_makes(mlflo
         assert client.parameters.get("part.b_eta_") == (None if run_id else "0.5")
 
 
-def test_mlflow_makes_experiment_and_run_and_goes_on_with_it(mlflow_is_there: None) -> None:
+def test_mlflow_creates_and_continues_a_run(fake_mlflow: None) -> None:
     loop, mlflow = make(), MlflowLogger("mine", clock="iterations")
     client: Any = mlflow._client
     attach(loop, mlflow)
     loop.run()
     points = [("abc", "loss_ total", *point) for point in POINTS]
-    assert client.told == [("run of", "7"), *points, ("abc", "FINISHED")]
+    assert client.calls == [("run of", "7"), *points, ("abc", "FINISHED")]
     assert mlflow.run_id == "abc"
     loop.run(epochs=4)
-    assert client.told[5:] == [("abc", "RUNNING"), ("abc", "loss_ total", 16, 13.5), ("abc", "FINISHED")]
+    assert client.calls[5:] == [("abc", "RUNNING"), ("abc", "loss_ total", 16, 13.5), ("abc", "FINISHED")]
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_mlflow_makes_experiment_and_run_and_goes_on_with_it(mlflow_is_there: No
         ("mlflow", "mlflow", MlflowLogger, ("experiment",)),
     ],
 )
-def test_without_its_package_the_error_names_it_and_an_unknown_clock_is_refused(
+def test_missing_package_and_unknown_clock_raise(
     monkeypatch: pytest.MonkeyPatch, package: str, missing: str, kind: Any, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=rf"{kind.__name__} needs .*pip install {package} \("):
         kind(*arguments)
-    with pytest.raises(ValueError, match=r"clock='steps'\): the clocks are env_steps"):
+    with pytest.raises(ValueError, match=r"clock='steps'\): unknown clock; the clocks are env_steps"):
         kind(*arguments, clock="steps")

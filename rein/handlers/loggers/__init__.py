@@ -1,1 +1,1 @@
-"""Loggers: write metrics to files and services; docs/how_to/loggers.md shows them in use."""
+"""Loggers: write metrics to files and services. docs/how_to/loggers.md has examples."""

@@ -1,4 +1,4 @@
-"""Attach a logger to a loop, and choose the clock of its curves."""
+"""Attach a logger to a loop, and select the clock of its curves."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ report = logging.getLogger("rein")
 
 
 def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters: Any) -> None:
-    """Call `logger.write(clocks, metrics)` when `event` fires, and `logger.close()` when a run is over.
+    """Call `logger.write(clocks, metrics)` when `event` fires, and `logger.close()` at the end of a run.
+
+    Example::
 
         attach(loop, CSVLogger("mine.csv"), every=10)
 
-    At an epoch's end it is told the metrics of that epoch; with `every=`, their means over the epochs since it was last
-    told (NaN and what an epoch did not have left out; of the `..._100` the last; of at most the last 1,000). Anywhere
-    else it is told `state.metrics` as they are then: in the middle of an epoch, of the epoch so far; outside of one, as
-    in `completed`, of the last epoch and with what was set since.
+    At the end of an epoch, `metrics` are the metrics of that epoch. With `every=`, they are means over the epochs since
+    the last call (at most 1,000), without NaN and missing values; metrics named `..._100` have their last value. Any
+    other event writes the current `state.metrics`: within an epoch those of the epoch so far, otherwise those of the
+    last epoch and values set since.
 
-    It is written to at the next edge, when all handlers have run, so their order does not matter; an epoch that a
-    failure leaves open is not taken down. Logging changes no run: a logger that raises is reported once and no longer
-    called. `filters` are those of every event. One loop may be run several times, and so a logger may be written to
-    after it was closed. Raises TypeError for what is no logger.
+    Rows are written at the next edge, after all handlers, so the order of handlers does not matter. An epoch that a
+    failure leaves open is not written. A logger that raises does not end the run: the error is logged once, and the
+    logger is not called again. If a loop runs several times, `write` is called again after `close`.
 
-    Four more methods are optional. `logger.describe(settings)` is called when the first run starts, with its settings
-    by name (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...). `logger.go_on(clocks)` is called
-    when a run starts from a loaded state; rows that are newer than these clocks will be written again.
-    `logger.begin()` is called whenever a run starts, before its first row. `logger.finish(status)` is called before
-    each close, with "completed", "halted", "interrupted" or "failed".
+    Four more methods are optional:
+
+    - `logger.describe(settings)` is called when the first run starts, with a flat dictionary of settings
+      (`agent.gamma`, `environment.num_envs`, `epochs`, `versions.torch`, ...).
+    - `logger.go_on(clocks)` is called when a run starts from a loaded state. Rows newer than these clocks will be
+      written again.
+    - `logger.begin()` is called whenever a run starts, before its first row.
+    - `logger.finish(status)` is called before each `close`, with "completed", "halted", "interrupted" or "failed".
+
+    Raises TypeError if `logger` lacks `write` or `close`.
     """
     if not isinstance(logger, Logger):
-        raise TypeError(f"attach(loop, {type(logger).__name__}): a logger has write(clocks, metrics) and close()")
+        raise TypeError(
+            f"attach(loop, {type(logger).__name__}): a logger needs the methods write(clocks, metrics) and close()"
+        )
     decorate = loop.event(event)(**filters)
     attachment = _Attachment(loop, logger)
-    if filters.get("every"):  # it is told of every epoch that the other filters let through
+    if filters.get("every"):  # collect every epoch that passes the other filters
         others = {name: value for name, value in filters.items() if name not in ("every", "unit")}
         unit = {"unit": filters.get("unit")} if others.keys() - {"when"} else {}
         loop.event(event).attach(attachment.gather, **others, **unit)
@@ -55,7 +63,7 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
 
 
 class _Attachment:
-    """A logger of a loop, and the epochs that it has not been told of."""
+    """Logger of a loop, with the epochs that it has not written yet."""
 
     def __init__(self, loop: Loop, logger: Logger) -> None:
         kind = type(logger).__name__
@@ -65,43 +73,43 @@ class _Attachment:
         self._key = f"logger/{kind}/{number}"  # in state.memory: epochs since the last write
         self._loop, self._logger = loop, logger
         self._failed = self._described = False
-        self._due: list[int] = []  # epochs that the next write is of, besides the one that it is in
+        self._due: list[int] = []  # earlier epochs of the next write
 
     def begin(self, state: State) -> None:
-        """Describe the run, once, begin it, and have the logger closed at its end; a handler."""
+        """Describe the run once, start the logger, and close it when the run ends. Handler of `started`."""
         if not self._described and hasattr(self._logger, "describe"):
-            self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]  # one of its own
+            self._guarded(lambda: self._logger.describe(settings(self._loop)))  # type: ignore[attr-defined]  # optional method
         self._described = True
-        # a run that goes on in this process has told nothing that is newer, whatever else the logger holds
+        # a run that continues in this process has written nothing newer than its clocks
         loaded = self._loop.resumed and state.clocks.iterations > 0
         if loaded and not self._failed and hasattr(self._logger, "go_on"):
-            self._guarded(lambda: self._logger.go_on(state.clocks.as_dict()))  # type: ignore[attr-defined]  # one of its own
+            self._guarded(lambda: self._logger.go_on(state.clocks.as_dict()))  # type: ignore[attr-defined]  # optional method
         if not self._failed and hasattr(self._logger, "begin"):
-            self._guarded(self._logger.begin)  # type: ignore[attr-defined]  # one of its own
+            self._guarded(self._logger.begin)  # type: ignore[attr-defined]  # optional method
         if f"{self._key}/due" in state.memory:
             self._due = list(state.memory[f"{self._key}/due"])
             state.request(self.write_epochs)
         self._loop.cleanups.append(lambda: self._guarded(self._close, state))
 
     def gather(self, state: State) -> None:
-        """Remember an epoch; a handler."""
+        """Add the epoch to those of the next write. Handler of the event without `every=`."""
         if state.epoch_open and state.epoch_status is not None:
             epochs = state.memory.setdefault(self._key, [])
             epochs.append(state.epoch)
             del epochs[: -(state.history.maxlen or 1)]
 
     def ask(self, state: State) -> None:
-        """Have it written at the next edge: the epochs that are due where one ends, else what there is."""
+        """Request a write at the next edge: of the due epochs at the end of an epoch, otherwise of current metrics."""
         ends = state.epoch_open and state.epoch_status is not None
         if ends:
-            self._due += state.memory.pop(self._key, [])  # now: a checkpoint of this edge must not have them
+            self._due += state.memory.pop(self._key, [])  # now, because a checkpoint at this edge must not contain them
         if not self._failed:
             state.request(self.write_epochs if ends else self.write_metrics)
 
     def write_epochs(self, state: State) -> None:
-        """Write the epoch that has just ended, and those that were not written before; at an edge.
+        """Write the epoch that has just ended and the epochs not written before. Runs at an edge.
 
-        If an interrupt has postponed the end of the epoch, they are written when the next run has ended it.
+        If an interrupt postponed the end of the epoch, the next run writes them after ending it.
         """
         if state.epoch_open:
             state.memory[f"{self._key}/due"] = self._due
@@ -111,18 +119,18 @@ class _Attachment:
         self._guarded(lambda: self._logger.write(state.clocks.as_dict(), self._take_epochs(state)))
 
     def write_metrics(self, state: State) -> None:
-        """Tell the logger the metrics as they are; at an edge."""
+        """Write the current metrics. Runs at an edge."""
         self._guarded(lambda: self._logger.write(state.clocks.as_dict(), dict(state.metrics)))
 
     def _take_epochs(self, state: State) -> dict[str, float]:
         due, self._due = {*self._due, state.history[-1].epoch}, []
-        told = [state.history[-1]] if len(due) == 1 else [one for one in state.history if one.epoch in due]
-        return means([record.metrics for record in told])
+        records = [state.history[-1]] if len(due) == 1 else [record for record in state.history if record.epoch in due]
+        return means([record.metrics for record in records])
 
     def _close(self, state: State) -> None:
         if hasattr(self._logger, "finish"):
             interrupted = state.status == "halted" and INTERRUPT in state.halts
-            self._logger.finish("interrupted" if interrupted else state.status)  # type: ignore[attr-defined]  # one of its own
+            self._logger.finish("interrupted" if interrupted else state.status)  # type: ignore[attr-defined]  # optional method
         self._logger.close()
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -130,12 +138,12 @@ class _Attachment:
             call(*arguments)
         except Exception:  # a logger must not end the run
             if not self._failed:
-                report.exception("logger %s failed and is called no more; the run goes on", self.kind)
+                report.exception("logger %s failed and is not called again; the run continues", self.kind)
             self._failed = True
 
 
 def means(epochs: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of the metrics of some epochs one each: the mean of the values that are there, the last of what runs on."""
+    """Return the mean of each metric over the epochs that have it. Metrics named `..._100` have their last value."""
     values: dict[str, list[float]] = {}
     for metrics in epochs:
         for name, value in metrics.items():
@@ -151,31 +159,34 @@ def _mean(values: list[float]) -> float:
 
 
 def settings(loop: Loop) -> dict[str, Any]:
-    """What `run_info` says, in one level: that of its `parts.agent.config.gamma` is called `agent.gamma`."""
+    """Return `run_info` as a flat dictionary; `parts.agent.config.gamma` is named `agent.gamma`."""
     info = run_info(loop)
-    told = {name: value for name, value in info.items() if name != "parts"}
+    flat = {name: value for name, value in info.items() if name != "parts"}
     for name, part in info["parts"].items():
-        told |= {f"{name}.type": part["type"], name: part["config"]}
-    return dict(leaves(told))
+        flat |= {f"{name}.type": part["type"], name: part["config"]}
+    return dict(leaves(flat))
 
 
-_USUAL = ("env_steps", "iterations")  # the one advances in the first iteration or never, so a resumed run has the same
+_USUAL = (
+    "env_steps",
+    "iterations",
+)  # env_steps advances in the first iteration or never, so a resumed run selects the same clock
 
 
 class Axis:
-    """The clock over which a logger draws: the one that is given, else the first of `_USUAL` that has advanced.
+    """Clock of a logger's curves: the given clock, or the first of `_USUAL` that has advanced.
 
-    It is chosen at the first step at which one of them has, and stays. Raises ValueError for no clock, in the name of
-    `owner`.
+    It is selected at the first row at which one of these has advanced, and then kept. Raises ValueError for an unknown
+    clock; the message names `owner`.
     """
 
     def __init__(self, owner: str, clock: str | None) -> None:
         if clock is not None and clock not in CLOCKS:
-            raise ValueError(f"{owner}(clock={clock!r}): the clocks are {', '.join(CLOCKS)}")
+            raise ValueError(f"{owner}(clock={clock!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
         self._clock = clock
 
     def step(self, clocks: Mapping[str, float]) -> int:
-        """Where a point of that time stands."""
+        """Return the x coordinate for these clocks."""
         if self._clock is None:
             self._clock = next((name for name in _USUAL if clocks.get(name)), None)
         return 0 if self._clock is None else int(clocks[self._clock])

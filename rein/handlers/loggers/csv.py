@@ -1,4 +1,4 @@
-"""Rows in a CSV file, for pandas, numpy and spreadsheets."""
+"""Write rows to a CSV file, for pandas, NumPy and spreadsheets."""
 
 from __future__ import annotations
 
@@ -20,34 +20,37 @@ report = logging.getLogger("rein")
 
 
 class CSVLogger:
-    """Appends a line to `path` for each row; the file and its folder are made by the first one.
+    """Append a line to `path` for each row. The first row creates the file and its folder.
 
-    Each row is one write of a whole line, so a kill tears the last line at most, and that is cut off when the file is
-    opened again. A column that appears later is added to the header, in a new file that replaces the old one whole.
-    A file that an editor or rsync has replaced is opened again before the next row. A file with several hard links is
-    copied first, so that other copies of a run do not change.
-    What a row does not have is an empty cell; NaN and infinity are `nan`, `inf` and `-inf`. On the disk for certain is
-    what `flush` or `close` returned from. A resumed run goes on behind the rows up to its checkpoint, see `go_on`; a
-    new one appends to what is there. Raises OSError if the file cannot be written, and if it is a symbolic link or a
-    pipe.
+    - A row is written as one whole line. A killed process leaves at most one incomplete line, which is removed when the
+      file is opened again.
+    - A new column is added to the header in a new file, which replaces the old one atomically.
+    - If an editor or rsync replaced the file, it is opened again before the next row. A file with several hard links is
+      copied first, so that other copies of a run do not change.
+    - Missing values are empty cells. NaN and infinity are `nan`, `inf` and `-inf`.
+    - Rows are safe on disk after `flush` or `close`.
+    - A resumed run continues after the rows of its checkpoint, see `go_on`. A new run appends to an existing file.
+
+    Raises OSError if the file cannot be written, or if it is a symbolic link or a pipe.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = absolute(path)
         self._file: io.FileIO | None = None
-        self._stamp: tuple[int, ...] | None = None  # of the file as it was left
+        self._stamp: tuple[int, ...] | None = None  # of the file after the last write
         self._columns: dict[str, None] = {}
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """A row of all clocks and metrics; a metric that has the name of a clock is called `<name>_metric`."""
+        """Append a row of all clocks and metrics. A metric with the name of a clock is called `<name>_metric`."""
         self.append(merge(clocks, metrics))
 
     def go_on(self, clocks: Mapping[str, float]) -> None:
-        """Cut the rows at the file's end that are newer than `clocks`, for a resumed run writes them again.
+        """Remove the rows at the end of the file that are newer than `clocks`; a resumed run writes them again.
 
-        Newer are more `iterations`, and as many with more `epochs`. Only the last rows go, back to the first that is
-        not newer or belongs to an earlier run, whose clocks are ahead of the row behind it. A file without the column
-        `iterations` is left alone. One call truncates it, so a kill leaves all of these rows or none.
+        A row is newer if it has more `iterations`, or equal `iterations` and more `epochs`. Only the last rows are
+        removed, back to the first that is not newer or belongs to an earlier run, whose clocks are ahead of those of
+        the next row. A file without the column `iterations` is not changed. The rows are removed by one call, so a
+        killed process leaves all or none of them.
         """
         try:
             if not os.path.lexists(self.path):
@@ -57,14 +60,14 @@ class CSVLogger:
             if count:
                 file.truncate(position)
                 self._stamp = _stamp(os.fstat(file.fileno()))
-                where = f"newer than iteration {clocks['iterations']:,}, where the run goes on"
-                report.warning("%s: %d row(s) %s, were cut", self.path, count, where)
-        except BaseException:  # let go of the file; raised again
+                message = "%s: removed %d row(s) newer than iteration %s, from which the run continues"
+                report.warning(message, self.path, count, f"{clocks['iterations']:,}")
+        except BaseException:  # close the file after any error
             self._release()
             raise
 
     def append(self, row: Mapping[str, Cell]) -> None:
-        """One line; after a failure the file is opened, and mended, anew."""
+        """Append one line. After an error, the next call opens and repairs the file."""
         try:
             file = self._current()
             if not row.keys() <= self._columns.keys():
@@ -73,24 +76,24 @@ class CSVLogger:
                     file = self._add_columns(file, new)
             _write(file, _line(map(row.get, self._columns)))
             self._stamp = _stamp(os.fstat(file.fileno()))
-        except BaseException:  # let go of the file; raised again
+        except BaseException:  # close the file after any error
             self._release()
             raise
 
     def flush(self) -> None:
-        """Return when all rows are safe on the disk."""
+        """Write all rows to disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush and let go of the file; another row opens it again."""
+        """Flush and close the file. The next row opens it again."""
         try:
             self.flush()
         finally:
             self._release()
 
     def _current(self) -> io.FileIO:
-        """Return the open file. It is opened again unless the file at the path is as this logger left it."""
+        """Return the open file. It is opened again unless the file at the path is unchanged since the last write."""
         if self._file is None:
             return self._open()
         with contextlib.suppress(FileNotFoundError):
@@ -100,10 +103,10 @@ class CSVLogger:
         return self._open(replaced=True)
 
     def _open(self, replaced: bool = False) -> io.FileIO:
-        """Open the file and read its columns. A last line may be torn, but not if it was `replaced`."""
+        """Open the file and read its columns. Unless `replaced`, the last line may be incomplete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = file = open_file(self.path, "a+b", buffering=0)
-        if os.fstat(file.fileno()).st_nlink > 1:  # as in a copy by `cp -al`
+        if os.fstat(file.fileno()).st_nlink > 1:  # for example a copy made by `cp -al`
             file.seek(0)
             content = file.readall()
             self._release()
@@ -112,7 +115,7 @@ class CSVLogger:
         if replaced:
             _end_last_line(file)
         else:
-            _cut_torn_line(file)
+            _remove_incomplete_line(file)
         with open_file(self.path) as start:
             header = start.readline().decode()
         self._columns = dict.fromkeys(next(csv.reader([header]))) if header else {}
@@ -120,7 +123,7 @@ class CSVLogger:
         return file
 
     def _add_columns(self, file: io.FileIO, new: list[str]) -> io.FileIO:
-        """Rewrite the file with a wider header; the older rows have nothing there."""
+        """Rewrite the file with more columns, which are empty in existing rows."""
         file.seek(0)
         rows = file.readall().splitlines()[1:]
         columns = [*self._columns, *new]
@@ -137,7 +140,7 @@ class CSVLogger:
 
 
 def merge(clocks: Mapping[str, Cell], metrics: Mapping[str, float]) -> dict[str, Cell]:
-    """Both in one row."""
+    """Return clocks and metrics as one row."""
     return {**clocks, **{f"{name}_metric" if name in clocks else name: value for name, value in metrics.items()}}
 
 
@@ -153,7 +156,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _newer_rows(file: io.FileIO, columns: list[str], clocks: Mapping[str, float]) -> tuple[int, int]:
-    """Where the rows at the end begin that are newer than `clocks` and of one run, and how many they are."""
+    """Return the position and number of the last rows that are newer than `clocks` and belong to one run."""
     names = [name for name in ("iterations", "epochs") if name in columns]
     cells, now, behind = [columns.index(name) for name in names], [clocks[name] for name in names], [math.inf]
     file.seek(0)
@@ -164,15 +167,15 @@ def _newer_rows(file: io.FileIO, columns: list[str], clocks: Mapping[str, float]
         try:
             row = next(csv.reader([content[before:start].decode()]))
             numbers = [float(row[cell]) for cell in cells]
-        except (ValueError, IndexError, csv.Error):  # no row of a run
+        except (ValueError, IndexError, csv.Error):  # not a row of a run
             break
-        if not now < numbers <= behind:  # clocks that go back, read forwards, are those of another run
+        if not now < numbers <= behind:  # clocks decrease only between runs
             break
         start, behind, count = before, numbers, count + 1
     return start, count
 
 
-def _cut_torn_line(file: io.FileIO) -> None:
+def _remove_incomplete_line(file: io.FileIO) -> None:
     end = position = file.seek(0, os.SEEK_END)
     while position > 0:
         step = min(position, 1 << 16)
@@ -193,7 +196,7 @@ def _end_last_line(file: io.FileIO) -> None:
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    """Return which file it is, how many links lead to it, and its size."""
+    """Return device, inode, number of links and size of a file."""
     return status.st_dev, status.st_ino, status.st_nlink, status.st_size
 
 
@@ -207,7 +210,7 @@ def _write(file: io.FileIO, line: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all; under a name that the next start of the run removes where this process is killed."""
+    """Replace the file atomically. If the process is killed, the next start of the run removes the temporary file."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -216,6 +219,6 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:  # nothing half written stays; raised again
+    except BaseException:  # remove the incomplete file
         temporary.unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""Curves in MLflow."""
+"""Log metrics to MLflow."""
 
 from __future__ import annotations
 
@@ -11,22 +11,34 @@ from typing import Any
 
 from rein.handlers.loggers.attach import Axis
 
-_STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # all others have finished
-_PARAMETERS = 100  # that MLflow takes at once
-_LENGTH = 250  # characters of a parameter's name and value that every store of MLflow takes
-_ODD = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
+_STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # any other status is FINISHED
+_PARAMETERS = 100  # MLflow's maximum per request
+_LENGTH = 250  # maximum length of a parameter's name and value in every MLflow store
+_ODD = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not allow in names
 
 
 class MlflowLogger:
-    """Logs each metric over a clock to a new run of the experiment of that name, which is made where it is missing.
+    """Log each metric to a new MLflow run of `experiment`, which is created if it does not exist.
+
+    Example::
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
 
-    The default clock is `env_steps`, or `iterations` if no environment has been stepped at the first row. A metric that
-    is NaN, for example while no episode has ended, has no point. The MLflow run is created when the loop starts, with
-    the configuration as its parameters. `run_id` is the id of that run; give it to continue an existing run, whose
-    parameters stay as they are. The run is RUNNING while the loop runs. Then it is FAILED if the loop failed, KILLED if
-    it was interrupted, and otherwise FINISHED. Raises ImportError without MLflow, ValueError for an unknown clock.
+    The MLflow run is created when the loop starts, with the configuration as its parameters. NaN is not logged. The run
+    is RUNNING while the loop runs, then FAILED if the loop failed, KILLED if it was interrupted, and otherwise
+    FINISHED.
+
+    Args:
+        experiment: Name of the experiment.
+        tracking_uri: MLflow server or store.
+        run_id: Existing run to continue; its parameters are not changed. The attribute `run_id` is the id of the
+            current run.
+        clock: Clock of the x axis. Default: `env_steps`, or `iterations` if no environment has been stepped at the
+            first row.
+
+    Raises:
+        ImportError: If MLflow is not installed.
+        ValueError: If the clock is unknown.
     """
 
     def __init__(
@@ -51,15 +63,15 @@ class MlflowLogger:
         self._status: str | None = None
 
     def describe(self, settings: Mapping[str, Any]) -> None:
-        """Keep the run's configuration for the parameters of one that is made."""
+        """Store the configuration for the parameters of a new run."""
         self._parameters = {_ODD.sub("_", name)[:_LENGTH]: str(value)[:_LENGTH] for name, value in settings.items()}
 
     def finish(self, status: str | None) -> None:
-        """How the run ended, for the next `close`."""
+        """Store the status of the run for the next `close`."""
         self._status = status
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """A point for each metric."""
+        """Log one value per metric."""
         self.begin()
         now, step = int(time.time() * 1000), self._axis.step(clocks)
         known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
@@ -67,7 +79,7 @@ class MlflowLogger:
         self._client.log_batch(self.run_id, metrics=points)
 
     def close(self) -> None:
-        """Mark the run as ended; another `write` goes on with it."""
+        """Mark the run as ended. Another `write` continues it."""
         status, self._status = self._status, None
         if self._running:
             self._client.set_terminated(self.run_id, _STATUS.get(status or "", "FINISHED"))

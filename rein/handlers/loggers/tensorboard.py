@@ -1,4 +1,4 @@
-"""Curves in TensorBoard."""
+"""Log metrics to TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rein.handlers.loggers.attach import Axis
 
 
 class TensorBoardLogger:
-    """Writes each metric as a scalar over `clock` to event files in `folder`.
+    """Write each metric as a scalar to TensorBoard event files in `folder`.
 
-    Without a `clock` it is `env_steps`, or `iterations` where no environment has been stepped at the first row.
-    A metric that is NaN, as where no episode ended, has no point there. The run's configuration is the text `run`. A
-    run that goes on in the same folder hides the points at and after the place where it goes on. Raises ImportError
-    without TensorBoard, ValueError for no clock.
+    The default `clock` of the x axis is `env_steps`, or `iterations` if no environment has been stepped at the first
+    row. NaN is not written. The configuration of the run is the text `run`. A run that continues in the same folder
+    hides later points of the earlier run.
+
+    Raises ImportError if TensorBoard is not installed, and ValueError if the clock is unknown.
     """
 
     def __init__(self, folder: str | Path, *, clock: str | None = None) -> None:
@@ -32,11 +33,11 @@ class TensorBoardLogger:
         self._text: str | None = None
 
     def describe(self, settings: Mapping[str, Any]) -> None:
-        """Keep the run's configuration for the first event file."""
-        self._text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # code, as Markdown has it
+        """Store the configuration for the first event file."""
+        self._text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # a code block in Markdown
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """A point for each metric."""
+        """Write one point per metric."""
         step = self._axis.step(clocks)
         if self._writer is None:
             self._writer = self._open(self._folder, purge_step=step)
@@ -48,7 +49,7 @@ class TensorBoardLogger:
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left; another `write` opens another event file."""
+        """Write all pending points. Another `write` opens a new event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

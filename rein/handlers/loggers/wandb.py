@@ -1,4 +1,4 @@
-"""Curves in Weights & Biases."""
+"""Log metrics to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 
-_EXIT_CODES = {"failed": 1, "interrupted": 130}  # all others have finished
+_EXIT_CODES = {"failed": 1, "interrupted": 130}  # any other status exits with 0
 
 
 class WandbLogger:
-    """Logs all metrics, and all clocks as `clocks/<name>`, over one clock to a run that `wandb.init(**options)` begins.
+    """Log metrics, and clocks as `clocks/<name>`, to a run created by `wandb.init(**options)`.
+
+    Example::
 
         WandbLogger(project="cartpole", dir="runs/cartpole")
 
-    The default clock is `env_steps`, or `iterations` if no environment has been stepped at the first row. A metric that
-    is NaN, for example while no episode has ended, has no point. The run is created when the loop starts, with the
-    configuration added to the config in `options`. It ends with exit code 1 if the loop failed, and with 130 if it was
-    interrupted. After `close` the same run is continued; to continue it in another process, give its `id` and
-    `resume="allow"`. Raises ImportError without wandb, ValueError for an unknown clock.
+    The default `clock` of the x axis is `env_steps`, or `iterations` if no environment has been stepped at the first
+    row. NaN is not logged. The run is created when the loop starts, and the configuration is added to its config. It
+    ends with exit code 1 if the loop failed, and with 130 if it was interrupted. After `close`, `write` continues the
+    same run. To continue it in another process, pass its `id` and `resume="allow"`.
+
+    Raises ImportError if wandb is not installed, and ValueError if the clock is unknown.
     """
 
     def __init__(self, *, clock: str | None = None, **options: Any) -> None:
@@ -38,11 +41,11 @@ class WandbLogger:
         self._exit_code = 0
 
     def describe(self, settings: Mapping[str, Any]) -> None:
-        """Keep the run's configuration for its config."""
+        """Store the configuration for the config of the run."""
         self._config = dict(settings)
 
     def finish(self, status: str | None) -> None:
-        """How the run ended, for the next `close`."""
+        """Store the status of the run for the next `close`."""
         self._exit_code = _EXIT_CODES.get(status or "", 0)
 
     def begin(self) -> None:
@@ -50,17 +53,17 @@ class WandbLogger:
         if self._run is None:
             self._run = self._init(**self._options)
             self._options |= {"id": self._run.id, "resume": "allow"}
-            self._run.config.update(self._config, allow_val_change=True)  # a run that goes on may have longer limits
+            self._run.config.update(self._config, allow_val_change=True)  # a continued run may have longer limits
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """A point for each metric and clock."""
+        """Log one value per metric and clock."""
         self.begin()
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
         self._run.log({**times, **known}, step=self._axis.step(clocks))
 
     def close(self) -> None:
-        """Send what is left and finish the run."""
+        """Send pending data and finish the run."""
         if self._run is not None:
             self._run.finish(exit_code=self._exit_code)
             self._run, self._exit_code = None, 0
