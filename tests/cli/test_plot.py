@@ -550,7 +550,7 @@ class TestPlotFunction:
 
 
 def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs/get_started/trajectories.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/command_line.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     mine = "".join(text for name, text in sections if name in ("Plot", "Replay"))
     monkeypatch.chdir(tmp_path)
@@ -558,7 +558,7 @@ def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatc
     exec(
         compile(
             "\n".join(re.findall(r"^```python\n(.*?)^```$", mine, re.M | re.S)),
-            "docs/get_started/trajectories.md",
+            "docs/reference/command_line.md",
             "exec",
         ),
         names,

@@ -25,6 +25,12 @@ def python_of(page: Path) -> str:
     return "\n".join(text for language, text in blocks(page) if language == "python")
 
 
+def shell_of(page: Path) -> list[str]:
+    """Return the `rein` commands in the shell blocks of a page."""
+    lines = [line for language, text in blocks(page) if language == "sh" for line in text.splitlines()]
+    return [line for line in lines if line.startswith("rein ")]
+
+
 def section(name: str) -> list[Path]:
     """Return the pages of a section in the order of the navigation."""
     index = (DOCS / "index.md").read_text(encoding="utf-8")

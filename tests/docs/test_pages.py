@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, python_of, section
+from tests.docs.pages import DOCS, python_of, section, shell_of
 
 WALK = [*section("get_started"), *section("tutorials")]
 ELSEWHERE = {"how_to/offline.md", "reference/file_format.md", "reference/parts.md"}  # run by the tests of their subject
@@ -22,11 +23,16 @@ ENVIRONMENT = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
 
 
 def run(page: Path, folder: Path) -> None:
+    """Run the Python of a page, and then its `rein` commands, in a folder."""
     program = folder / f"{page.parent.name}_{page.stem}.py"
     program.write_text(python_of(page), encoding="utf-8")
     command = [sys.executable, str(program)]
     result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert result.returncode == 0, f"{page}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    for line in shell_of(page):
+        command = [sys.executable, "-m", *shlex.split(line, comments=True)]
+        result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+        assert result.returncode == 0, f"{page}: {line}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
 
 
 def test_get_started_and_the_tutorials_run_in_order(tmp_path: Path) -> None:
