@@ -123,6 +123,13 @@ class Episode(NamedTuple):
     fields: dict[str, Tree]  # name -> (length, ...): observation, action, reward, ...
     final_observation: Tree  # (*O), or None if it was not stored
 
+    def __repr__(self) -> str:
+        end = "terminated" if self.terminated else "truncated"
+        return (
+            f"Episode(id={self.id}, environment={self.environment}, seed={self.seed}, "
+            f"return {self.episode_return:.6g}, {self.length} steps, {end}, fields {', '.join(self.fields)})"
+        )
+
 
 class Trajectory(NamedTuple):
     """One epoch of N environments as a store receives it, on the host; T may be 0."""

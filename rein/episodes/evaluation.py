@@ -34,6 +34,13 @@ class Evaluation(NamedTuple):
     truncated: Tensor  # (E,) bool: by the environment or by the step limit
     seed: Tensor  # (E,) int64, what the episode was reset with; -1 where unknown
 
+    def __repr__(self) -> str:
+        spread = f"{self.std_return:.5g} ({self.min_return:.5g} to {self.max_return:.5g})"
+        return (
+            f"Evaluation({len(self.seed)} episodes, mean_return {self.mean_return:.5g} +- {spread}, "
+            f"mean_length {self.mean_length:.5g})"
+        )
+
     @property
     def mean_return(self) -> float:
         """The mean over the episodes."""

@@ -7,8 +7,15 @@ except ImportError as error:
 
 from rein.testing.agent import AgentContract
 from rein.testing.buffer import BufferContract
-from rein.testing.environment import EnvironmentContract
+from rein.testing.environment import EnvironmentContract, check_environment
 from rein.testing.stateful import StatefulContract
 from rein.testing.store import StoreContract
 
-__all__ = ["AgentContract", "BufferContract", "EnvironmentContract", "StatefulContract", "StoreContract"]
+__all__ = [
+    "AgentContract",
+    "BufferContract",
+    "EnvironmentContract",
+    "StatefulContract",
+    "StoreContract",
+    "check_environment",
+]

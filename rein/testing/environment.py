@@ -294,6 +294,25 @@ class EnvironmentContract:
         return self.steps
 
 
+def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int = 4, steps: int = 200) -> None:
+    """Run all tests of `EnvironmentContract` on the environments that `make(num_envs, seed)` returns.
+
+        check_environment(lambda num_envs, seed: MyEnvironment(num_envs=num_envs, seed=seed))
+
+    An episode must end within `steps` random steps. Raises AssertionError at the first test that fails; a note of the
+    error names the test.
+    """
+    suite = EnvironmentContract()
+    suite.make, suite.num_envs, suite.steps = make, num_envs, steps  # type: ignore[method-assign]
+    for name in vars(EnvironmentContract):
+        if name.startswith("test_"):
+            try:
+                getattr(suite, name)()
+            except AssertionError as error:
+                error.add_note(f"check_environment: {name}")
+                raise
+
+
 def _check_seeds(environment: Any, count_N: Tensor) -> None:
     got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, torch.arange(len(count_N)), count_N)
     known = environment.replayable or not (got_N == -1).all()

@@ -43,6 +43,13 @@ def test_completed_episodes_are_those_in_the_files(tmp_path: Any) -> None:
         assert_same(episode, run.episode(episode.id))
 
 
+def test_episode_is_shown_in_one_line() -> None:
+    loop, found = make_loop()
+    loop.run(epochs=20)
+    assert repr(found[0]).startswith(f"Episode(id=0, environment={found[0].environment}, seed={found[0].seed}, return ")
+    assert "\n" not in repr(found[0])
+
+
 def test_a_loop_without_a_store_hands_over_the_same_episodes(tmp_path: Any) -> None:
     (stored, with_store), (bare, without) = make_loop(tmp_path / "run"), make_loop()
     stored.run(epochs=20)

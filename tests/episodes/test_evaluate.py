@@ -49,6 +49,13 @@ def test_the_spread_of_the_returns_is_known(scripted, listening):
     assert rein.evaluate(listening(environment), environment, 1).std_return == 0.0
 
 
+def test_evaluation_is_shown_as_a_summary(scripted, listening):
+    environment = scripted([1, 2, 3])
+    result = rein.evaluate(listening(environment), environment, 3)
+    shown = "Evaluation(3 episodes, mean_return 3.3333 +- 2.0548 (1 to 6), mean_length 2)"
+    assert repr(result) == shown
+
+
 @pytest.mark.parametrize("episodes", [1, 2, 3, 7])
 def test_the_episodes_of_an_evaluation_can_be_played_again(episodes):
     environment = CartPole(num_envs=3, seed=0)

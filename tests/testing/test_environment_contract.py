@@ -13,7 +13,7 @@ from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
-from rein.testing import EnvironmentContract
+from rein.testing import EnvironmentContract, check_environment
 from rein.types import TimeStep
 
 TARGETS = [(2, 2), (1, 1), (3, 0)]
@@ -320,3 +320,10 @@ def test_an_environment_that_only_says_it_is_replayable_is_found_out() -> None:
     for test in (liar.test_seed_and_actions_give_an_episode_again, liar.test_a_saved_environment_goes_on_bit_for_bit):
         with pytest.raises((AssertionError, EnvironmentContractError)):
             test()
+
+
+def test_check_environment_runs_all_tests_and_names_the_one_that_fails() -> None:
+    check_environment(sound)
+    with pytest.raises(AssertionError) as caught:
+        check_environment(ConfigIsNoJson)
+    assert caught.value.__notes__ == ["check_environment: test_it_is_an_environment"]
