@@ -1,4 +1,4 @@
-"""Networks of agents and building blocks of custom agents; the names are in `__init__.pyi`."""
+"""Networks of agents and building blocks for custom agents. The public names are in `__init__.pyi`."""
 
 from rein.lazy import export
 

@@ -1,4 +1,4 @@
-"""Actors and critics: `ActorCritic` of on-policy agents; actors, K critics and target critics of agents with a replay.
+"""Actors and critics: `ActorCritic` for on-policy agents; actor, K critics and target critics for off-policy agents.
 
 Shapes: T steps in time, N environments, B rows, F features of an observation, K networks, H hidden features, C numbers
 of a carry, A dimensions of an action or Discrete actions.
@@ -21,7 +21,7 @@ from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
 from rein.ops.distributions import Distribution, SquashedNormal
 
-CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core: functools.partial(LSTM, features=64)
+CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core, for example functools.partial(LSTM, features=64)
 
 
 class ActorCritic(nn.Module):
@@ -49,9 +49,9 @@ class ActorCritic(nn.Module):
         log_std: float = 0.0,
         state_dependent_std: bool = False,
     ) -> None:
-        """See `action_head` for `squash`, `log_std` and `state_dependent_std`, `encoder_for` for `encoder`.
+        """Create the networks. Parameters are drawn from `generator`, on its device.
 
-        Parameters are drawn under `generator`, on its device.
+        See `action_head` for `squash`, `log_std` and `state_dependent_std`, and `encoder_for` for `encoder`.
         """
         super().__init__()
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
@@ -65,47 +65,47 @@ class ActorCritic(nn.Module):
             self.cores.extend(core(inputs=self.hidden.features, generator=generator) for _ in range(members))
         features = self.cores[0].features if core is not None else self.hidden.features
         std = {"log_std": log_std, "state_dependent_std": state_dependent_std}
-        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]  # a core's `features`, which nn.Module does not declare
-        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]  # as above
+        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]  # nn.Module does not declare the `features` of a core
+        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]  # see above
 
     @property
     def carry_size(self) -> int:
-        """C; 0 without a core."""
-        return sum(core.carry_size for core in self.cores)  # type: ignore[misc]  # a core's, which nn.Module does not declare
+        """Size C of the carry; 0 without a core."""
+        return sum(core.carry_size for core in self.cores)  # type: ignore[misc]  # nn.Module does not declare the `carry_size` of a core
 
     def forward(self, x_BF: Tensor) -> tuple[Distribution, Tensor]:
-        """Of networks without a core: the distribution over actions, and the value (B,)."""
+        """Return the distribution over actions and the value (B,). Only for networks without a core."""
         return self._heads(*self._hidden(x_BF).unbind(0))
 
     def step(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor, Tensor | None]:
-        """The distribution, the value (N,), and the carry after this step."""
+        """Return the distribution, the value (N,), and the carry after this step."""
         if carry_NC is None:
             return *self(x_NF), None
         hidden_KNH = self._hidden(x_NF)
-        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]  # as above
+        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]  # see above
         distribution, value_N = self._heads(*(y for y, _ in stepped))
         return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
     def sequence(self, x_TNF: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
-        """What `step` says at each of T steps, from this carry on, which is zeroed before a step that is a reset."""
+        """Return the results of `step` at each of T steps, from this carry on. Resets zero the carry before a step."""
         steps, num_envs = x_TNF.shape[:2]
         hidden_KTNH = self._hidden(x_TNF.flatten(0, 1)).unflatten(1, (steps, num_envs))
-        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # as above
+        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # see above
         return self._heads(*seen)
 
     def look(self, x: Tensor, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
-        """Of rows (B, F), or of sequences (T, N, F) where a carry and resets are given."""
+        """Return the results for rows (B, F), or for sequences (T, N, F) if a carry and resets are given."""
         return self(x) if carry_NC is None or reset_TN is None else self.sequence(x, carry_NC, reset_TN)
 
     def policy(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
-        """The distribution alone, and the carry after this step."""
+        """Return only the distribution, and the carry after this step."""
         if carry_NC is None:
             return self.policy_head(self._member(0, x_NF)), None
         distribution, _, carry_NC = self.step(x_NF, carry_NC)
         return distribution, carry_NC
 
     def value(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> Tensor:
-        """The value (N,) alone."""
+        """Return only the value (N,)."""
         if carry_NC is not None:
             return self.step(x_NF, carry_NC)[1]
         return self.value_head(self._member(self.hidden.members - 1, x_NF)).squeeze(-1)
@@ -120,21 +120,21 @@ class ActorCritic(nn.Module):
         return self.policy_head(actor), self.value_head(actor if critic is None else critic).squeeze(-1)
 
     def _with_carry(self, x_K: Tensor, carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
-        """Each core with its input and its part of the carry."""
+        """Return each core with its input and its part of the carry."""
         return zip(self.cores, x_K.unbind(0), carry_NC.chunk(len(self.cores), 1), strict=True)
 
 
-LOG_STD = (-20.0, 2.0)  # the least and the largest that an actor says
+LOG_STD = (-20.0, 2.0)  # range of an actor's log standard deviation
 
 
 class Scale(nn.Module):
-    """Between actions of a Box, (N, A) or of further dimensions, and what networks see: (N, A) from -1 to 1."""
+    """Scaling between actions of a Box, (N, A) or more dimensions, and their network form, (N, A) in [-1, 1]."""
 
     low: Tensor
     high: Tensor
 
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
-        """Raises ValueError for a space without finite bounds, low < high and high - low finite in float32."""
+        """Raises ValueError unless bounds are finite, low < high, and high - low is finite in float32."""
         super().__init__()
         if not isinstance(space, spaces.Box) or not has_width(space):
             raise ValueError(
@@ -142,23 +142,25 @@ class Scale(nn.Module):
                 " high - low finite in float32"
             )
         if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(f"the action space is {space}; continuous actions are one or more floating-point numbers")
+            raise ValueError(
+                f"the action space is {space}; continuous actions must be one or more floating-point numbers"
+            )
         self.shape, self.actions = space.shape, int(np.prod(space.shape))
         for name, bound in (("low", space.low), ("high", space.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
 
     def to_action(self, x_NA: Tensor) -> Tensor:
-        """The action in the space's own units and shape."""
+        """Convert to an action in the units and shape of the space."""
         action = torch.lerp(self.low, self.high, (x_NA + 1.0) * 0.5)
         return action if len(self.shape) == 1 else action.unflatten(1, self.shape)
 
     def from_action(self, action: Tensor) -> Tensor:
-        """What stands for an action."""
+        """Convert an action to its network form, in [-1, 1]."""
         return (action.flatten(1) - self.low) * (2.0 / (self.high - self.low)) - 1.0
 
 
 class Actor(nn.Module):
-    """An observation -> an action, or the mean and the logarithm of the deviation of a Gaussian that is squashed."""
+    """Network from an observation to an action, or to mean and log standard deviation of a squashed Gaussian."""
 
     def __init__(
         self,
@@ -180,24 +182,24 @@ class Actor(nn.Module):
         self.register_buffer("bound", bound, persistent=False)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """What the last layer says, (B, A) or (B, 2 A)."""
+        """Return the output of the last layer, (B, A) or (B, 2 A)."""
         return self.head(self.hidden(through(self.encoder, x_BF))[0])
 
     def action(self, x_BF: Tensor) -> Tensor:
-        """Of an actor that is not stochastic: (B, A)."""
+        """Return the action of a deterministic actor, (B, A)."""
         return self(x_BF).tanh()
 
     def distribution(self, x_BF: Tensor) -> SquashedNormal:
-        """Of a stochastic one, over (B, A)."""
+        """Return the distribution of a stochastic actor, over (B, A)."""
         mean, log_std = self(x_BF).chunk(2, -1)
-        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # a buffer is a Tensor
+        return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # buffers are tensors
 
 
 class Critics(nn.Module):
-    """K independent critics of an observation and an action, evaluated as one.
+    """K independent critics of an observation and an action, evaluated together.
 
-    All critics share the encoder, which does not see the action. Their parameters are drawn one after the other under
-    `generator`, so no two critics are equal.
+    All critics share the encoder, which does not depend on the action. Parameters are drawn from `generator` for one
+    critic after the other, so no two critics are equal.
     """
 
     def __init__(
@@ -219,24 +221,24 @@ class Critics(nn.Module):
         self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
 
     def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
-        """The values (K, B)."""
+        """Return the values (K, B)."""
         h_KBH = self.hidden(torch.cat((through(self.encoder, x_BF), action_BA), 1))
         return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
 
     def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
-        """The values by the first `members`, with a gradient toward the action alone: half the work on the way back."""
+        """Return the values of the first `members`, with gradients only toward the action. Halves the backward pass."""
         parameters = (*self.hidden.layers, self.weight, self.bias)
         *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
-        with torch.no_grad():  # what an encoder says does not depend on the action
-            seen = through(self.encoder, x_BF)
-        x = torch.cat((seen, action_BA), 1)
-        # without hidden layers, `through` would not know how many members were asked for
+        with torch.no_grad():  # features of the encoder do not depend on the action
+            features = through(self.encoder, x_BF)
+        x = torch.cat((features, action_BA), 1)
+        # without hidden layers, `through` would not know the number of members
         h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight), *x.shape)
         return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
 
 
 class ContinuousNetworks(nn.Module):
-    """All that an agent of continuous actions learns: an actor, K critics, and slower copies of these as targets."""
+    """Networks of an agent with continuous actions: an actor, K critics, and target copies of the critics."""
 
     def __init__(
         self,
@@ -252,9 +254,9 @@ class ContinuousNetworks(nn.Module):
         scale_images: bool,
         encoder: EncoderFactory | None = None,
     ) -> None:
-        """`encoder` is that of `encoder_for`: the actor has one and the critics another.
+        """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
-        Raises ValueError for images without one, and for actions without finite bounds.
+        Raises ValueError for images without an encoder, and for actions without finite bounds.
         """
         super().__init__()
         self.scale = Scale(action_space, generator.device)
@@ -262,7 +264,7 @@ class ContinuousNetworks(nn.Module):
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.preprocess.images and encoder is None:
             raise ValueError(
-                f"there are images in {observation_space}: this agent learns from vectors, or give it an encoder="
+                f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
             )
         shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
         self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
@@ -270,23 +272,23 @@ class ContinuousNetworks(nn.Module):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
-        """Return actions (N, *A) of a stochastic actor: samples, or modes if there is no generator."""
+        """Return actions `(N, *A)` of a stochastic actor: samples, or modes without a generator."""
         distribution = self.actor.distribution(self.preprocess(observation))
         sample = distribution.mode() if generator is None else distribution.sample(generator)
         return self.scale.to_action(sample.tanh())
 
 
 class DeterministicNetworks(ContinuousNetworks):
-    """With an actor that is not stochastic, and a slower copy of it too."""
+    """Networks with a deterministic actor and a target copy of it."""
 
     def __init__(self, *spaces_and_generator: Any, **shape: Any) -> None:
-        """As `ContinuousNetworks`, but for `stochastic`."""
+        """See `ContinuousNetworks`, which takes the same arguments and `stochastic`."""
         super().__init__(*spaces_and_generator, **shape, stochastic=False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
 
 class StateValue(nn.Module):
-    """An observation -> V(s), by a perceptron whose parameters are drawn under `generator`."""
+    """Value network: an observation -> V(s). Parameters are drawn from `generator`."""
 
     def __init__(
         self,
@@ -303,12 +305,12 @@ class StateValue(nn.Module):
         self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """(B,)."""
+        """Return the values (B,)."""
         return self.head(self.hidden(through(self.encoder, x_BF))[0]).squeeze(-1)
 
 
 class ActionValues(nn.Module):
-    """K independent critics that say what each action is worth, evaluated as one: (B, F) -> (K, B, A)."""
+    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A)."""
 
     def __init__(
         self,
@@ -329,12 +331,12 @@ class ActionValues(nn.Module):
         self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """(K, B, A)."""
+        """Return the values (K, B, A)."""
         return torch.baddbmm(self.bias, self.hidden(through(self.encoder, x_BF)), self.weight)
 
 
 class DiscreteActor(nn.Module):
-    """(B, F) -> a distribution over actions."""
+    """Network from features (B, F) to a categorical distribution over actions."""
 
     def __init__(
         self,
@@ -352,12 +354,12 @@ class DiscreteActor(nn.Module):
         self.head = DiscreteHead(self.hidden.features, space, 0.01, generator)
 
     def forward(self, x_BF: Tensor) -> Distribution:
-        """Categorical."""
+        """Return the distribution over actions."""
         return self.head(self.hidden(through(self.encoder, x_BF))[0])
 
 
 class DiscreteNetworks(nn.Module):
-    """All that an agent of discrete actions learns by an actor, K critics, and slower copies of these as targets."""
+    """Networks of an agent with Discrete actions: an actor, K critics, and target copies of the critics."""
 
     carry_size = 0
 
@@ -374,31 +376,31 @@ class DiscreteNetworks(nn.Module):
         scale_images: bool,
         encoder: EncoderFactory | None = None,
     ) -> None:
-        """`encoder` is that of `encoder_for`: the actor has one and the critics another.
+        """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
-        Raises ValueError for images without one, and for actions that are not Discrete.
+        Raises ValueError for images without an encoder, and for actions that are not Discrete.
         """
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; this agent chooses among Discrete actions")
+            raise ValueError(f"the action space is {action_space}; this agent requires Discrete actions")
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.preprocess.images and encoder is None:
             raise ValueError(
-                f"there are images in {observation_space}: this agent learns from vectors, or give it an encoder="
+                f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
             )
         features, shape = self.preprocess.features, (hidden, activation, generator)
-        own = encoder_for(observation_space, generator, encoder)
-        self.actor = DiscreteActor(features, action_space, *shape, encoder=own)
-        own = encoder_for(observation_space, generator, encoder)
-        self.critics = ActionValues(critics, features, int(action_space.n), *shape, encoder=own)
+        module = encoder_for(observation_space, generator, encoder)
+        self.actor = DiscreteActor(features, action_space, *shape, encoder=module)
+        module = encoder_for(observation_space, generator, encoder)
+        self.critics = ActionValues(critics, features, int(action_space.n), *shape, encoder=module)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @property
     def policy_head(self) -> DiscreteHead:
-        """What makes actions of samples."""
+        """Head that converts samples to actions."""
         return self.actor.head
 
     def policy(self, x_BF: Tensor, carry: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
-        """The distribution over actions, and the carry, of which there is none."""
+        """Return the distribution over actions, and the carry unchanged."""
         return self.actor(x_BF), carry

@@ -1,6 +1,6 @@
-"""The encoder that looks at images.
+"""Convolutional encoder for images.
 
-Shapes: B images, L stacked frames, H height, W width, C channels, F features; "..." for any leading dimensions.
+Shapes: B images, L stacked frames, H height, W width, C channels, F features, "..." any leading dimensions.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from rein.networks.mlp import orthogonal_linear
 
 Layers = Sequence[tuple[int, int, int]]  # each (features, kernel, stride)
 
-LAYERS: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # of Mnih et al. 2015, for 84 x 84
-SMALL_LAYERS: Layers = ((16, 4, 2), (32, 4, 2), (32, 3, 2))  # twice as fine, and for 42 x 42 no more work
-SMALL = 64  # pixels of the shorter side, below which an image is small
+LAYERS: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015, for 84 x 84 pixels
+# half the kernels and strides: the same work for 42 x 42 pixels
+SMALL_LAYERS: Layers = ((16, 4, 2), (32, 4, 2), (32, 3, 2))
+SMALL = 64  # images with a shorter side of fewer pixels are small
 
 
 class Convolution(nn.Module):
-    """Three convolutions and a linear layer, ReLU after each: (..., H, W, C) or (..., C, H, W) -> (..., F).
+    """Three convolutions and a linear layer, each followed by ReLU: (..., H, W, C) or (..., C, H, W) -> (..., F).
 
-    Channels are the smaller one of the image's first and last dimension, and the first where both are equal: frames of
-    (84, 84, 3) and stacks of (4, 84, 84) are what they look like. Bytes may also be of (H, W), one channel, and of
-    (L, H, W, C) or (L, C, H, W), stacked frames, whose channels are taken together. They are divided by 255 here, on
-    the device, so that images are kept and sent as bytes; floats are taken as they are, and best lie in [0, 1].
+    Channels are the smaller one of the first and the last dimension; the first one if both are equal. Bytes can also
+    have the shape (H, W), one channel, and (L, H, W, C) or (L, C, H, W), stacked frames, whose channels are
+    concatenated. Bytes are divided by 255 on the device, so that images are stored and sent as bytes. Floats are used
+    unchanged and should be in [0, 1].
 
-    An image that strides do not divide gets zeros around it, so that every pixel is seen: plain convolutions would
-    leave out its last rows and columns. One whose shorter side has fewer than 64 pixels is looked at with kernels and
-    strides of half that size: of 42 x 42 the others would make 2 x 2 places, too coarse to find a ball in.
+    If the strides do not divide the image, it is padded with zeros, so that its last rows and columns are not ignored.
+    An image whose shorter side has fewer than 64 pixels gets kernels and strides of half the size, because 42 x 42
+    would otherwise shrink to 2 x 2 places, too coarse to locate a ball.
 
-    Weights are orthogonal with gain sqrt(2), biases zero, drawn under `generator`. Raises ValueError for a space that
-    is no image, or too small for `layers`.
+    Weights are orthogonal with gain sqrt(2), biases are zero. They are drawn from `generator`. Raises ValueError if the
+    space is not an image or is too small for `layers`.
 
-    Source: Mnih et al. 2015, "Model architecture" in the methods, which ends in 512 features; small ones are ours.
+    Source: Mnih et al. 2015, "Model architecture" in the methods, with 512 features. The small layers are rein's own.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Convolution(nn.Module):
         *,
         layers: Layers | None = None,
     ) -> None:
-        """`layers` are the convolutions; None for `LAYERS`, or `SMALL_LAYERS` where the image is small."""
+        """Create the layers. `layers` are the convolutions: by default `LAYERS`, or `SMALL_LAYERS` for small images."""
         super().__init__()
         self._image = _image(space)
         size, channels = self._image.size, self._image.frames * self._image.channels
@@ -70,16 +71,18 @@ class Convolution(nn.Module):
 
     @staticmethod
     def size_of(space: spaces.Space[Any]) -> tuple[int, int] | None:
-        """Height and width where it is a space of images; how large they have to be, the layers say."""
-        image = _looked_at(space)
+        """Return height and width if the space is an image of any size, else None."""
+        image = _image_layout(space)
         return None if image is None else image.size
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., F). Raises ValueError for images of another shape than the space's."""
+        """Return the features (..., F). Raises ValueError if the images do not have the shape of the space."""
         image = self._image
         leading = x.shape[: x.ndim - len(image.shape)]
         if (*leading, *image.shape) != x.shape:
-            raise ValueError(f"images of (..., {', '.join(map(str, image.shape))}) are expected, not {tuple(x.shape)}")
+            raise ValueError(
+                f"expected images of shape (..., {', '.join(map(str, image.shape))}), got {tuple(x.shape)}"
+            )
         image_BCHW = image.channels_first(x)
         if any(self._padding):
             image_BCHW = nn.functional.pad(image_BCHW, self._padding)
@@ -87,16 +90,16 @@ class Convolution(nn.Module):
 
 
 class _Image(NamedTuple):
-    """How the images of a space lie in memory."""
+    """Memory layout of the images of a space."""
 
     shape: tuple[int, ...]
     frames: int
     channels_last: bool
-    channels: int  # of a frame
+    channels: int  # per frame
     size: tuple[int, int]  # height and width
 
     def channels_first(self, x: Tensor) -> Tensor:
-        """(..., *shape) -> (B, frames * channels, H, W)."""
+        """Reshape `(..., *shape)` to (B, frames * channels, H, W)."""
         frame = (*self.size, self.channels) if self.channels_last else (self.channels, *self.size)
         image = x.reshape(-1, *(frame if self.frames == 1 else (self.frames, *frame)))
         if self.channels_last:
@@ -105,9 +108,9 @@ class _Image(NamedTuple):
 
 
 def _in_order(image_BCHW: Tensor) -> Tensor:
-    """As float32, bytes divided by 255, and with channels side by side: convolutions on the CPU are faster so.
+    """Convert to float32 in channels-last order, which is faster on the CPU. Bytes are divided by 255.
 
-    Bytes are put in order before they are widened, plane by plane, in half the time of torch's conversion of both.
+    Reordering bytes plane by plane before the conversion takes half the time of torch's combined conversion.
     """
     if image_BCHW.dtype != torch.uint8:
         return image_BCHW.to(torch.float32, memory_format=torch.channels_last)
@@ -116,7 +119,7 @@ def _in_order(image_BCHW: Tensor) -> Tensor:
     return image_BCHW.float().div_(255.0)
 
 
-def _looked_at(space: spaces.Space[Any]) -> _Image | None:
+def _image_layout(space: spaces.Space[Any]) -> _Image | None:
     if not isinstance(space, spaces.Box) or not (len(space.shape) == 3 or _may_be_images(space)):
         return None
     *frames, one, two, three = space.shape if len(space.shape) > 2 else (1, *space.shape)
@@ -126,41 +129,41 @@ def _looked_at(space: spaces.Space[Any]) -> _Image | None:
 
 
 def _may_be_images(box: spaces.Box) -> bool:
-    """Bytes of two or four dimensions; other numbers of as many may be anything."""
+    """Return whether a Box holds bytes of two or four dimensions. Other dtypes of these shapes may be anything."""
     return box.dtype == np.uint8 and len(box.shape) in (2, 4)
 
 
 def _image(space: spaces.Space[Any]) -> _Image:
-    image = _looked_at(space)
+    image = _image_layout(space)
     if image is None:
         raise ValueError(
-            f"an observation in {space} is no image: a Box of (H, W, C) or (C, H, W) is, and one of bytes of (H, W) or "
-            "of stacked frames (L, H, W, C); use an MLP for the rest"
+            f"{space} is not an image: use a Box of shape (H, W, C) or (C, H, W), or of bytes of shape (H, W) or, for "
+            "stacked frames, (L, H, W, C); use an MLP for other observations"
         )
     return image
 
 
 def _padded(length: int, layers: Layers, size: Sequence[int]) -> int:
-    """The least length from `length` on of which the last kernel of every layer ends where its input does."""
+    """Return the smallest length >= `length` at which the last kernel of every layer ends at the end of its input."""
     least, stride = 1, 1
     for layer in reversed(layers):
         if min(layer) < 1:
-            raise ValueError(f"layers={layers}: each is (features, kernel, stride), all 1 or more")
+            raise ValueError(f"layers={layers}: each layer must be (features, kernel, stride), all 1 or more")
         least, stride = (least - 1) * layer[2] + layer[1], stride * layer[2]
     if length < least:
         fits = ((32, min(3, *size), 1),)
         raise ValueError(
             f"images of {size[0]} x {size[1]} are too small for layers={layers}, which need {least} x {least} or "
-            f"more; layers={fits} would work"
+            f"more; try layers={fits}"
         )
-    return least + -(-(length - least) // stride) * stride  # each further output takes one more stride
+    return least + -(-(length - least) // stride) * stride  # each further output needs one more stride
 
 
 class _Convolution(nn.Conv2d):
-    """Left as it was allocated: torch would draw from the global generator."""
+    """Layer without initial values: torch would draw them from the global generator."""
 
     def reset_parameters(self) -> None:
-        """Not here: see `_orthogonal_convolution`."""
+        """Do nothing; see `_orthogonal_convolution`."""
 
 
 def _orthogonal_convolution(

@@ -43,7 +43,7 @@ class ActionDistribution(NamedTuple):
 
 
 class ObservationNetwork(nn.Module):
-    """Preprocessor, for images convolutions, and hidden layers. Subclasses add a head."""
+    """Preprocessor, convolutions for images, and hidden layers. Subclasses add a head."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ObservationNetwork(nn.Module):
 
 
 class ActorNetwork(ObservationNetwork):
-    """Observations (B, ...) -> `ActionDistribution`."""
+    """Network from observations (B, ...) to an `ActionDistribution`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ActorNetwork(ObservationNetwork):
 
 
 class ValueNetwork(ObservationNetwork):
-    """Observations (B, ...) -> values (B,) of states, or (B, A) of actions."""
+    """Network from observations (B, ...) to values (B,) of states, or (B, A) of actions."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def actor(
 
     The distribution has `sample(generator)`, `mode()`, `log_prob(action)` and `entropy()`. It is categorical for
     Discrete and MultiDiscrete actions. For a Box of one dimension it is a Gaussian, squashed by tanh if the bounds are
-    finite. Images go through convolutions, other observations are flattened. Parameters are drawn under `generator`.
+    finite. Images go through convolutions, other observations are flattened. Parameters are drawn from `generator`.
     """
     return ActorNetwork(observation_space, action_space, generator, hidden, activation)
 

@@ -1,7 +1,7 @@
-"""Encoders: from observations of any space to features.
+"""Encoders map observations of any space to features.
 
-`Preprocessor` flattens and normalizes observations, and leaves images as they are. An encoder is the network before the
-hidden layers: convolutions for images, or a network of the user.
+`Preprocessor` flattens and normalizes observations, but keeps images. An encoder is the network before the hidden
+layers: convolutions for images, or a custom network.
 
 Shapes: N environments, B rows, F features, K one-hot vectors in a row.
 """
@@ -24,11 +24,10 @@ Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
 
 class Flatten:
-    """Makes every observation of a space a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
+    """Flattens observations to float32 vectors (F,), like `gymnasium.spaces.flatten`, but N at once.
 
-    Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
-    the parts of a Dict or Tuple in its order. The numbers of each tensor for whose space `scales` returns True are
-    divided by 255.
+    Numbers are concatenated. Each Discrete and each entry of a MultiDiscrete becomes a one-hot vector, and the parts of
+    a Dict or Tuple follow its order. Tensors for whose space `scales` returns True are divided by 255.
     """
 
     def __init__(
@@ -38,35 +37,35 @@ class Flatten:
         *,
         scales: Callable[[spaces.Space[Any]], bool] = lambda _: False,
     ) -> None:
-        """Raises TypeError for a space that is no tensor."""
+        """Raises TypeError for a space whose observations are not tensors."""
         self.features = int(spaces.flatdim(space))
         self._parts = [_part(path, part, torch.device(device), scales(part)) for path, part in tensors_of(space)]
         self._plain = self._parts[0].places is None and not self._parts[0].scaled
 
     def __call__(self, observation: Tree) -> Tensor:
-        """(N, F) float32; the observation itself where it is that already. ValueError for what is of another shape."""
+        """Return (N, F) float32, without a copy if possible. Raises ValueError for observations of another shape."""
         if isinstance(observation, Tensor) and observation.ndim == 2 and self._plain:
             flat_NF = observation.to(torch.float32)
         else:
             flat_NF = torch.cat([part.flat(observation) for part in self._parts], 1)
         if flat_NF.shape[1] != self.features:
             raise ValueError(
-                f"observations of N environments are expected, {self.features} numbers each, not {flat_NF.shape[1]}; "
-                "for one environment, its observation with a first dimension of 1"
+                f"expected observations of N environments with {self.features} numbers each, got {flat_NF.shape[1]}; "
+                "for one environment, add a first dimension of 1"
             )
         return flat_NF
 
 
 class _Part(NamedTuple):
-    """One tensor of an observation, and how it becomes numbers in a row."""
+    """One tensor of an observation and its place in the flat row."""
 
-    path: tuple[str, ...]  # the keys that lead to it
-    places: Tensor | None  # (K,) where its one-hot vectors have the 1 of the value 0; None for plain numbers
-    width: int  # numbers in the row, where it is one-hot
+    path: tuple[str, ...]  # keys that lead to it
+    places: Tensor | None  # (K,) offsets of its one-hot vectors, minus the smallest value; None for plain numbers
+    width: int  # numbers in the row, if it is one-hot
     scaled: bool  # whether its numbers are divided by 255
 
     def flat(self, observation: Tree) -> Tensor:
-        """(N, width) float32."""
+        """Return the flat rows, (N, width) float32."""
         for key in self.path:
             if key not in observation:
                 raise ValueError(f"the observation has no key {key!r}; it has {', '.join(map(str, observation))}")
@@ -80,12 +79,12 @@ class _Part(NamedTuple):
 
 
 def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return the spaces inside a Dict or Tuple by the keys of its tensors; None for a space that is one tensor.
+    """Return the spaces in a Dict or Tuple, by the keys of their tensors; None for a single tensor.
 
     Raises ValueError for an empty Dict or Tuple.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
-        raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor in it")
+        raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor")
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):
@@ -96,7 +95,7 @@ def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
 def tensors_of(
     space: spaces.Space[Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
-    """The spaces of the single tensors of an observation, in the order in which they are laid out, with their keys."""
+    """Yield the keys and spaces of the single tensors of an observation, in flattening order."""
     inner = children(space)
     if inner is None:
         yield path, space
@@ -116,20 +115,20 @@ def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device,
         )
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return _Part(path, None, 0, scaled)
-    raise TypeError(f"an observation in {space} is no tensor; use Box, Discrete, Multi..., Dict or Tuple")
+    raise TypeError(f"observations of {space} are not tensors; use Box, Discrete, Multi..., Dict or Tuple")
 
 
-SMALLEST_IMAGE = 36  # pixels a side; smaller images are flattened, because each number of a grid has its own meaning
-_FEATURES = 512  # of an image
+SMALLEST_IMAGE = 36  # pixels per side; smaller images are flattened, because each cell of a grid has its own meaning
+_FEATURES = 512  # per image
 
 
 def scales(space: spaces.Space[Any]) -> bool:
-    """Whether bytes of this space are divided by 255: those of images for convolutions and of small images."""
+    """Return whether bytes of this space are divided by 255: images for convolutions and small images."""
     return is_small_image(space) or (is_image(space) and space.dtype == np.uint8)
 
 
 def is_small_image(space: spaces.Space[Any]) -> bool:
-    """Whether it is a Box of bytes from 0 to 255 with 1, 3 or 4 channels, too small for convolutions."""
+    """Return whether it is a Box of bytes from 0 to 255 with 1, 3 or 4 channels, too small for convolutions."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3 or is_image(space):
         return False
     channels = {space.shape[0], space.shape[-1]} & {1, 3, 4}
@@ -137,30 +136,30 @@ def is_small_image(space: spaces.Space[Any]) -> bool:
 
 
 def has_small_images(space: spaces.Space[Any]) -> bool:
-    """Whether it is a small image, or a Dict or Tuple with one inside."""
+    """Return whether it is a small image, or a Dict or Tuple that contains one."""
     return any(is_small_image(part) for _, part in tensors_of(space))
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether it is a Box that `Convolution` takes for an image, and not too small."""
+    """Return whether it is a Box that `Convolution` treats as an image, and not too small."""
     size = Convolution.size_of(space)
     return size is not None and min(size) >= SMALLEST_IMAGE
 
 
 def has_images(space: spaces.Space[Any]) -> bool:
-    """Whether it is an image, or a Dict or Tuple with one inside."""
+    """Return whether it is an image, or a Dict or Tuple that contains one."""
     return any(is_image(part) for _, part in tensors_of(space))
 
 
 def default_encoder(space: spaces.Space[Any], generator: torch.Generator) -> Convolution | MixedEncoder | None:
-    """What comes first in a network for observations of this space; None where they are vectors."""
+    """Return the default encoder for observations of this space; None for vectors."""
     if is_image(space):
         return Convolution(space, _FEATURES, generator)
     return MixedEncoder(space, _FEATURES, generator) if has_images(space) else None
 
 
 def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
-    """Which of the F numbers belong to no image, int64."""
+    """Return which of the F numbers do not belong to an image, int64."""
     parts = [part for _, part in tensors_of(space)]
     widths = [int(spaces.flatdim(part)) for part in parts]
     other = np.repeat([not is_image(part) for part in parts], widths)
@@ -168,16 +167,16 @@ def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
 
 
 class MixedEncoder(nn.Module):
-    """Of flat observations (..., F), as `Flatten` makes them, (..., G): the other numbers, and 512 of each image.
+    """Encoder of flat observations (..., F) from `Flatten`: `features` of each image, and other numbers; (..., G).
 
-    Each image has a `Convolution` of its own, in the order of the space. Bytes have been divided by 255 before.
+    Each image has its own `Convolution`, in the order of the space. Bytes must already be divided by 255.
     """
 
     def __init__(self, space: spaces.Space[Any], features: int, generator: torch.Generator) -> None:
         super().__init__()
         self.images = nn.ModuleList()
         self._widths: list[int] = []
-        self._places: list[tuple[bool, tuple[int, ...]]] = []  # whether an image, and its shape
+        self._places: list[tuple[bool, tuple[int, ...]]] = []  # whether it is an image, and its shape
         others = 0
         for _, part in tensors_of(space):
             width, image = int(spaces.flatdim(part)), is_image(part)
@@ -189,7 +188,7 @@ class MixedEncoder(nn.Module):
         self.features = others + features * len(self.images)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., G)."""
+        """Return the features (..., G)."""
         images, found = iter(self.images), []
         for part, (image, shape) in zip(x.split(self._widths, -1), self._places, strict=True):
             found.append(next(images)(part.unflatten(-1, shape)) if image else part)
@@ -197,14 +196,14 @@ class MixedEncoder(nn.Module):
 
 
 class Preprocessor(nn.Module):
-    """Observations of a space as vectors (N, F) float32, normalized if `normalize` is set; images as they are.
+    """Converts observations to vectors (N, F) float32, normalized if `normalize` is set. A single image is unchanged.
 
-    Images are the boxes for which `is_image` returns True; `images` tells whether there are any. A single image is
-    returned as it is. An image in a Dict or Tuple is flattened like all other parts.
+    Images are the boxes for which `is_image` returns True; `images` is whether there are any. An image in a Dict or
+    Tuple is flattened like all other parts.
 
     Bytes for which `scales` returns True are divided by 255: here if they are flattened, otherwise by the convolutions.
-    With `scale_images=False` they become floats from 0 to 255. A custom encoder gets them unscaled, and a single image
-    as bytes.
+    With `scale_images=False` they become floats from 0 to 255. A custom encoder receives them unscaled, and a single
+    image as bytes.
 
     Only `update` changes the statistics of the normalizer. Agents call it between two rollouts, so that acting and
     learning see the same features. Policies share the statistics and never change them.
@@ -219,35 +218,34 @@ class Preprocessor(nn.Module):
         scale_images: bool = True,
         custom_encoder: bool = False,
     ) -> None:
-        """Raises ValueError where nothing but images is to be normalized."""
+        """Raises ValueError with `normalize` if the observations consist only of images."""
         super().__init__()
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
         scaling = {"scales": scales} if scale_images and not custom_encoder else {}
         self._flatten = None if is_image(space) else Flatten(space, device, **scaling)
-        self._as_floats = not (
-            scale_images or custom_encoder
-        )  # so that convolutions, which scale bytes, leave them as they are
+        # convolutions scale bytes, so that unscaled images must be floats
+        self._as_floats = not (scale_images or custom_encoder)
         self.features = 0 if self._flatten is None else self._flatten.features
-        self._others = other_columns(space, device) if self.images else None  # those beside images
+        self._others = other_columns(space, device) if self.images else None  # those that are not images
         normalized = self.features if self._others is None else len(self._others)
         if normalize and not normalized:
             raise ValueError(
-                f"normalize_observation=True: there is nothing beside images in {space}, and these are not normalized; "
-                "without an encoder of your own, bytes are scaled to [0, 1]"
+                f"normalize_observation=True: {space} contains only images, and images are not normalized; "
+                "without a custom encoder, bytes are scaled to [0, 1]"
             )
         self.normalizer = ObservationNormalizer(normalized, device) if normalize else None
 
     @torch.no_grad()
     def forward(self, observation: Tree) -> Tensor:
-        """(N, F). Raises TypeError for an array that is no tensor, ValueError for one observation without its N."""
+        """Return (N, F). Raises TypeError unless observations are tensors, ValueError without a dimension N."""
         if not issubclass(type(observation), (Tensor, dict)):
-            raise TypeError(f"observations are tensors, not {type(observation).__name__}: use torch.as_tensor")
+            raise TypeError(f"observations must be tensors, got {type(observation).__name__}: use torch.as_tensor")
         if self._flatten is None:
             if observation.ndim < self._dimensions:
                 raise ValueError(
-                    f"images of N environments are expected, not one of {tuple(observation.shape)}; "
-                    "for one environment, its observation with a first dimension of 1"
+                    f"expected images of N environments, got one of shape {tuple(observation.shape)}; "
+                    "for one environment, add a first dimension of 1"
                 )
             return observation.float() if self._as_floats else observation
         flat_NF = self._flatten(observation)
@@ -258,7 +256,7 @@ class Preprocessor(nn.Module):
         return flat_NF.index_copy_(1, self._others, self.normalizer(flat_NF[:, self._others]))
 
     def update(self, observation: Tree, valid_N: Tensor | None = None) -> None:
-        """Take these observations into the statistics, if there are any."""
+        """Update the statistics with these observations, if there are any."""
         if self.normalizer is not None and self._flatten is not None:
             flat_NF = self._flatten(observation)
             self.normalizer.update(flat_NF if self._others is None else flat_NF[:, self._others], valid_N)
@@ -266,50 +264,53 @@ class Preprocessor(nn.Module):
 
 EncoderFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> encoder
 
-_VARYING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # what they say varies, while they train
+# their output varies between calls in training mode
+_VARYING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
 def encoder_for(
     space: spaces.Space[Any], generator: torch.Generator, factory: EncoderFactory | None = None
 ) -> nn.Module | None:
-    """Return the encoder for observations of a space: that of `factory`, or the default without a factory.
+    """Return the encoder for observations of a space, from `factory` or the default.
 
-    `factory(observation_space, generator)` returns a module with the attribute `features`, G, that maps B preprocessed
-    observations to (B, G) float32:
+    `factory(observation_space, generator)` must return a module with an attribute `features`, G. The module maps B
+    preprocessed observations to (B, G) float32:
 
-    - A single image is given as it is, (B, *space.shape) in the dtype of the space, with channels where the environment
-      has them. Bytes are not divided by 255.
-    - Other observations are given as (B, F) float32, flattened in the order of `Flatten` and normalized if the agent
+    - A single image is passed unchanged, `(B, *space.shape)` in the dtype of the space, with the channels where the
+      environment has them. Bytes are not divided by 255.
+    - Other observations are passed as (B, F) float32, flattened in the order of `Flatten` and normalized if the agent
       normalizes observations. Images in a Dict or Tuple are floats from 0 to 255.
 
-    Layers that draw from the global generator of torch draw under `generator` here. The global generator does not
-    change. The module is copied, so that no two networks share one, and moved to the device of the generator. Layers
-    whose output varies between calls, such as Dropout and BatchNorm, are refused unless they are in `eval()`.
+    Layers that draw from torch's global generator draw from `generator` here; the global generator does not change. The
+    module is copied, so that no two networks share it, and moved to the device of the generator. Layers whose output
+    varies between calls, such as Dropout and BatchNorm, are rejected unless they are in `eval()`.
 
-    Raises TypeError if the factory returns no module, and ValueError if a trial with two rows of zeros fails.
+    Raises TypeError if the factory does not return a module, and ValueError if a trial with two rows of zeros fails.
     """
     if factory is None:
         return default_encoder(space, generator)
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = "a module" if isinstance(factory, nn.Module) else repr(factory)
         raise TypeError(
-            f"encoder is {kind}: give a factory that is called as encoder(observation_space, generator) and returns "
-            "the module: a class, a function or a functools.partial"
+            f"encoder is {kind}: pass a factory that is called as encoder(observation_space, generator) and returns "
+            "the module, such as a class, a function or a functools.partial"
         )
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         torch.default_generator.manual_seed(int(seed))
-        made = factory(space, generator)
-        if not isinstance(made, nn.Module):
-            raise TypeError(f"encoder: it made a {type(made).__name__}; a torch.nn.Module is wanted, with `features`")
-        made = made.to(generator.device)
-        _try(made, space, generator.device)
-    return copy.deepcopy(made)
+        module = factory(space, generator)
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"encoder: expected a torch.nn.Module with `features` from the factory, got {type(module).__name__}"
+            )
+        module = module.to(generator.device)
+        _try(module, space, generator.device)
+    return copy.deepcopy(module)
 
 
 def features_of(encoder: nn.Module | None, otherwise: int) -> int:
-    """Return the number of features after the encoder, or `otherwise` without an encoder."""
-    return otherwise if encoder is None else encoder.features  # type: ignore[return-value]  # an int, as `_try` has seen
+    """Return the number of features of the encoder, or `otherwise` without an encoder."""
+    return otherwise if encoder is None else encoder.features  # type: ignore[return-value]  # `_try` checks that it is an int
 
 
 def through(encoder: nn.Module | None, x: Tensor) -> Tensor:
@@ -318,7 +319,7 @@ def through(encoder: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> None:
-    """Raise ValueError for an unsuitable encoder. The trial batch initializes lazy layers, such as `nn.LazyLinear`."""
+    """Raise ValueError for an unsuitable encoder. The trial also initializes lazy layers, such as `nn.LazyLinear`."""
     kind, features = type(encoder).__name__, getattr(encoder, "features", None)
     if not isinstance(features, int) or isinstance(features, bool) or features < 1:
         raise ValueError(
@@ -329,8 +330,8 @@ def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> 
         {type(part).__name__ for part in encoder.modules() if isinstance(part, _VARYING) and part.training}
     ):
         raise ValueError(
-            f"encoder: there is {', '.join(found)} in {kind}, which would say another thing of an observation when it "
-            "learns than when it acts: use nn.LayerNorm or nn.GroupNorm, or eval() on that part"
+            f"encoder: {kind} contains {', '.join(found)}, whose output for an observation differs between acting and "
+            "learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on that part"
         )
     if is_image(space):
         zeros = torch.from_numpy(np.zeros((2, *(space.shape or ())), space.dtype)).to(device)
@@ -339,12 +340,12 @@ def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> 
     try:
         with torch.no_grad():
             found = encoder(zeros)
-    except Exception as error:  # of somebody else's module; gets a note, raised again
-        error.add_note(f"encoder: {kind} was given zeros {tuple(zeros.shape)} of {zeros.dtype}, two observations")
+    except Exception as error:  # a custom module may raise anything
+        error.add_note(f"encoder: {kind} was called with two observations, zeros {tuple(zeros.shape)} of {zeros.dtype}")
         raise
     if not isinstance(found, Tensor) or found.shape != (2, features) or found.dtype != torch.float32:
-        said = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ValueError(
-            f"encoder: {kind} makes {said} of two observations {tuple(zeros.shape)} of {zeros.dtype}; (2, {features}) "
-            "of torch.float32 is wanted, its `features` for each"
+            f"encoder: {kind} returned {got} for two observations {tuple(zeros.shape)} of {zeros.dtype}; expected "
+            f"(2, {features}) of torch.float32, according to its `features`"
         )

@@ -1,4 +1,4 @@
-"""Heads: from features to a distribution over actions, and the bounds of continuous actions.
+"""Heads: networks from features to a distribution over actions, and checks of the bounds of continuous actions.
 
 Shapes: B rows, H features, A dimensions of an action.
 """
@@ -17,13 +17,16 @@ from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiD
 
 
 def width(space: spaces.Box) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """high - low (*A): not finite where float32 has no such number, 0 where it has the same one for both bounds."""
+    """Return high - low, `(*A)`: not finite if float32 overflows, 0 if both bounds are equal in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return space.high.astype(np.float32) - space.low.astype(np.float32)
 
 
 def has_width(space: spaces.Box) -> bool:
-    """Whether actions can be mapped to [-1, 1] and back: finite bounds, low < high, high - low finite, in float32."""
+    """Return whether actions can be mapped to [-1, 1] and back.
+
+    In float32, the bounds and high - low must be finite, and low < high.
+    """
     width_A = width(space)
     return bool((np.isfinite(width_A) & (width_A > 0.0)).all())
 
@@ -37,35 +40,35 @@ class DiscreteHead(nn.Module):
         super().__init__()
         single = isinstance(space, spaces.Discrete)
         if not single and len(space.shape or ()) != 1:
-            raise ValueError(f"the action space is {space}; an action of several choices is a vector: flatten it")
-        self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]  # MultiDiscrete's
+            raise ValueError(f"the action space is {space}; a MultiDiscrete action must be a vector: flatten it")
+        self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]  # an attribute of MultiDiscrete
         self.single = single
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
-        start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]  # both have it
+        start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]  # Discrete and MultiDiscrete have it
         self._shifts = bool(start.any())
         self.register_buffer(
             "start", torch.as_tensor(start, dtype=torch.int64, device=generator.device), persistent=False
         )
 
     def forward(self, features_BH: Tensor) -> Distribution:
-        """Categorical, or MultiDiscrete."""
+        """Return a Categorical or MultiDiscrete distribution."""
         return self.distribution(self.linear(features_BH))
 
     def distribution(self, logits: Tensor) -> Distribution:
-        """That of what `linear` puts out."""
+        """Return the distribution for an output of `linear`."""
         return Categorical.from_logits(logits) if self.single else MultiDiscrete.from_logits(logits, self.sizes)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
-        """The action that a sample stands for: counted from the space's `start`."""
+        """Convert a sample to an action, which counts from the `start` of the space."""
         return sample + self.start if self._shifts else sample
 
     def from_action(self, distribution: Distribution, action: Tensor) -> Tensor:
-        """The sample that stands for an action."""
+        """Convert an action to a sample."""
         return action - self.start if self._shifts else action
 
 
 class ContinuousHead(nn.Module):
-    """A Gaussian over a Box: its mean, and of its standard deviation the logarithm, free or of the observation too."""
+    """Gaussian over a Box: its mean and log standard deviation, which is a parameter or an output of the network."""
 
     low: Tensor
     high: Tensor
@@ -83,9 +86,9 @@ class ContinuousHead(nn.Module):
     ) -> None:
         super().__init__()
         if len(space.shape) != 1:
-            raise ValueError(f"the action space is {space}; a continuous action is a vector: flatten it")
+            raise ValueError(f"the action space is {space}; a continuous action must be a vector: flatten it")
         if space.dtype.kind != "f":
-            raise ValueError(f"the action space is {space}; continuous actions are floating-point numbers")
+            raise ValueError(f"the action space is {space}; continuous actions must be floating-point numbers")
         _check_squash(squash, space)
         self.squash, self.state_dependent_std = squash, state_dependent_std
         actions, device = space.shape[0], generator.device
@@ -99,11 +102,11 @@ class ContinuousHead(nn.Module):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device), False)
 
     def forward(self, features_BH: Tensor) -> Distribution:
-        """Normal, clipped to the bounds, SquashedNormal, or BallNormal."""
+        """Return a clipped Normal, a SquashedNormal, or a BallNormal."""
         return self.distribution(self.linear(features_BH))
 
     def distribution(self, output: Tensor) -> Distribution:
-        """That of what `linear` puts out."""
+        """Return the distribution for an output of `linear`."""
         mean, log_std = output.chunk(2, -1) if self.state_dependent_std else (output, self.log_std)
         if self.squash == "ball":
             return BallNormal(mean, log_std, self.high[0])
@@ -111,11 +114,11 @@ class ContinuousHead(nn.Module):
         return kind(mean, log_std, self.low, self.high)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
-        """The action that a sample stands for, within the bounds."""
+        """Convert a sample to an action within the bounds."""
         return distribution.to_action(sample)
 
     def from_action(self, distribution: Distribution, action: Tensor) -> Tensor:
-        """The sample that stands for an action."""
+        """Convert an action to a sample."""
         return distribution.from_action(action)
 
 
@@ -129,21 +132,30 @@ def action_head(
     log_std: float = 0.0,
     state_dependent_std: bool = False,
 ) -> DiscreteHead | ContinuousHead:
-    """The head for an action space: Discrete, or a MultiDiscrete or a floating-point Box of one dimension.
+    """Return the head for an action space: Discrete, MultiDiscrete or a floating-point Box of one dimension.
 
-    A Gaussian's samples are clipped to the Box, or with `squash` mapped into it: with "ball" into the ball within it,
-    whose radius is the bound that all its sides share. Its log standard deviation begins at `log_std`, and is a
-    parameter, or with `state_dependent_std` a second output of the network.
+    Samples of a Gaussian are clipped to the Box by default.
 
-    A small `gain` begins with nearly equal probabilities (Andrychowicz et al. 2021, "What matters for on-policy deep
-    actor-critic methods?"). Raises ValueError for other spaces, and for bounds that do not fit `squash`.
+    Args:
+        features: Number of input features.
+        space: Action space.
+        generator: Source of the initial parameters, which are on its device.
+        gain: Gain of the orthogonal weights. A small gain starts with nearly equal probabilities (Andrychowicz et al.
+            2021, "What matters for on-policy deep actor-critic methods?").
+        squash: If True, map samples into the Box. "ball" maps them into the ball whose radius is the common bound of
+            all sides.
+        log_std: Initial log standard deviation.
+        state_dependent_std: If True, the log standard deviation is an output of the network, otherwise a parameter.
+
+    Raises:
+        ValueError: If the space is not supported or its bounds do not fit `squash`.
     """
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return DiscreteHead(features, space, gain, generator)
     if isinstance(space, spaces.Box):
         how = {"gain": gain, "squash": squash, "log_std": log_std, "state_dependent_std": state_dependent_std}
         return ContinuousHead(features, space, generator, **how)
-    raise ValueError(f"the action space is {space}; there is a head for Discrete, MultiDiscrete and Box")
+    raise ValueError(f"the action space is {space}; use Discrete, MultiDiscrete or Box")
 
 
 def _check_squash(squash: bool | str, space: spaces.Box) -> None:
@@ -152,9 +164,9 @@ def _check_squash(squash: bool | str, space: spaces.Box) -> None:
     if squash and not has_width(space):
         raise ValueError(
             f"squash={squash!r} needs an action space with finite bounds, low < high and high - low finite in float32,"
-            f" not {space}"
+            f" got {space}"
         )
     if squash == "ball" and not space.shape[0]:
-        raise ValueError(f'squash="ball" needs an action space of one or more numbers, not {space}')
+        raise ValueError(f'squash="ball" needs an action space of one or more numbers, got {space}')
     if squash == "ball" and not (np.equal(space.high, space.high[0]) & np.equal(space.low, -space.high[0])).all():
-        raise ValueError(f'squash="ball" needs an action space with bounds -r and r on all sides, not {space}')
+        raise ValueError(f'squash="ball" needs an action space with bounds -r and r on all sides, got {space}')

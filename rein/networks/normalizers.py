@@ -1,6 +1,6 @@
-"""Observations and rewards in units of their own spread. What is stored stays raw: an agent normalizes what it learns.
+"""Normalizers of observations and rewards. Stored data stay raw: an agent normalizes while it learns.
 
-`valid` is boolean; None means that all rows count. What stands in rows that are not valid may be anything, even NaN.
+`valid` is boolean; None means that all rows are valid. Invalid rows may contain anything, even NaN.
 In a process group (`rein.agents.base.data_parallel`), statistics are computed over the rows of all processes.
 
 Shapes: B rows (any number of dimensions), F features of an observation, T steps in time, N environments, P processes.
@@ -19,17 +19,17 @@ from rein.ops.statistics import Moments, deviation, empty_moments, update_moment
 
 
 class ObservationNormalizer(nn.Module):
-    """(x - mean) / sqrt(variance + epsilon) of each feature, kept within [-clip, clip].
+    """Normalizes features: (x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip].
 
-    Mean and variance are those of all rows given to `update`, in float64, and change in nothing else. They are buffers:
-    saved with the module that holds them, loaded with it, and no parameters. Before the first row x is only clipped.
+    Mean and variance are those of all rows passed to `update`, in float64. They are buffers, saved and loaded with the
+    module, and not parameters. Before the first row, x is only clipped.
     """
 
-    rows: Tensor  # () how many
+    rows: Tensor  # () number of rows
     mean: Tensor  # (F,)
     m2: Tensor  # (F,) sum of squared deviations from the mean
-    shift: Tensor  # (F,) float32: what is subtracted
-    divisor: Tensor  # (F,) float32: what is divided by
+    shift: Tensor  # (F,) float32, subtracted
+    divisor: Tensor  # (F,) float32, divided by
 
     def __init__(self, features: int, device: torch.device | str, clip: float = 10.0) -> None:
         super().__init__()
@@ -43,39 +43,42 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def moments(self) -> Moments:
-        """Of all rows so far."""
+        """Moments of all rows so far."""
         return Moments(self.rows, self.mean, self.m2)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """(B, F) float32: `rein.ops.statistics.normalize`, whose square roots were taken at the last update."""
+        """Return normalized features (B, F) float32, like `rein.ops.statistics.normalize` with cached square roots."""
         return (x_BF - self.shift).div_(self.divisor).clamp_(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, x_BF: Tensor, valid_B: Tensor | None = None) -> None:
-        """Take in rows, but for those with a NaN or an infinity, which would stay for ever.
+        """Update the statistics.
 
-        Raises ValueError where they are not F features each.
+        Rows with NaN or infinity are skipped, since they would stay in the statistics forever. Raises ValueError unless
+        the rows have F features.
         """
         finite_B = x_BF.isfinite().all(-1)
         valid_B = finite_B if valid_B is None else valid_B & finite_B
-        for mine, value in zip(self.moments, _take_in(self.moments, x_BF, valid_B), strict=True):
-            mine.copy_(value)  # in place: whoever shares the buffers sees it
+        for buffer, value in zip(self.moments, _updated(self.moments, x_BF, valid_B), strict=True):
+            buffer.copy_(value)  # in place, because policies share the buffers
         _prepare(self)
 
 
 def _prepare(normalizer: ObservationNormalizer, incompatible_keys: Any = None) -> None:
-    """Derive what `forward` uses from the moments, when they have changed or come from a state."""
+    """Recompute `shift` and `divisor` from the moments, after an update or after loading."""
     normalizer.shift.copy_(normalizer.mean)
     normalizer.divisor.copy_(deviation(normalizer.moments))
 
 
 class RewardNormalizer:
-    """Rewards divided by the deviation of the discounted return, and kept within [-clip, clip]; they are never shifted.
+    """Divides rewards by the standard deviation of the discounted return, clipped to [-clip, clip], without a shift.
 
-        R_t = r_t + gamma * R_t-1      running in each environment, beginning at 0 with each episode
-        r_t / sqrt(variance of all R so far + epsilon)
+    The return runs in each environment and restarts at 0 with each episode::
 
-    It lives where the rewards do, and learns from the first of them how many environments there are. Sums are float64.
+        R_t = r_t + gamma * R_t-1
+        scaled_t = r_t / sqrt(variance of all R so far + epsilon)
+
+    The first rewards determine the device and the number of environments. Sums are in float64.
 
     Source: Engstrom et al. 2020, section 3 ("reward scaling").
     """
@@ -87,58 +90,58 @@ class RewardNormalizer:
 
     @torch.no_grad()
     def scale(self, reward_TN: Tensor, ended_TN: Tensor, valid_TN: Tensor | None = None) -> Tensor:
-        """Take in the rewards that came next, and divide them by the deviation that they lead to; (T, N).
+        """Update the statistics with these rewards and return the scaled rewards, (T, N).
 
-        `ended_TN` is where an episode was over after its reward, terminated or truncated. Rows that are not valid
-        change nothing, and their results are 0; a NaN or an infinity is not taken in either, and stays what it is.
-        Raises ValueError for another number of environments than before.
+        `ended_TN` is True if the episode ended after the reward, terminated or truncated. Invalid rows change nothing,
+        and their results are 0. NaN and infinities do not enter the statistics and are returned unchanged. Raises
+        ValueError if the number of environments changes.
         """
         return_N = self._running(reward_TN)
         if valid_TN is None:
             valid_TN = torch.ones_like(ended_TN)
-        counted_TN = valid_TN & reward_TN.isfinite()  # one NaN would stay in the statistics for ever
+        counted_TN = valid_TN & reward_TN.isfinite()  # one NaN would stay in the statistics forever
         return_TN, self._return_N = _running_returns(reward_TN, ended_TN, counted_TN, return_N, self.gamma)
         moments = Moments(*(value.to(reward_TN.device) for value in self._moments))
-        self._moments = _take_in(moments, return_TN, counted_TN)
+        self._moments = _updated(moments, return_TN, counted_TN)
         scaled_TN = (reward_TN / deviation(self._moments)).clamp_(-self.clip, self.clip)
         return torch.where(valid_TN, scaled_TN, 0.0)
 
     def _running(self, reward_TN: Tensor) -> Tensor:
-        """The returns (N,) that go on in the next row."""
+        """Return the running returns (N,)."""
         running_N = self._return_N
         if reward_TN.ndim != 2 or (running_N is not None and len(running_N) != reward_TN.shape[1]):
-            before = "" if running_N is None else f" after those of {len(running_N)} environments"
-            raise ValueError(f"RewardNormalizer: rewards of (T, N) are expected, not {tuple(reward_TN.shape)}{before}")
+            before = "" if running_N is None else f" after rewards of {len(running_N)} environments"
+            raise ValueError(f"RewardNormalizer: expected rewards (T, N), got {tuple(reward_TN.shape)}{before}")
         if running_N is None:
             return reward_TN.new_zeros(reward_TN.shape[1], dtype=torch.float64)
         return running_N.to(reward_TN.device)
 
     def observe_reset(self, mask_N: Tensor) -> None:
-        """The next reward of the environments in `mask_N` (N,) begins an episode.
+        """Start a new episode in the environments of `mask_N` (N,).
 
-        For resets between two calls of `scale`, such as those before its first row; one that came after a row which has
-        yet to be scaled is an end in that row.
+        Call this for resets between two calls of `scale`, such as those before its first row. A reset after a row that
+        is not scaled yet belongs into `ended_TN` of that row.
         """
         if self._return_N is not None:
             self._return_N = torch.where(mask_N.to(self._return_N.device), 0.0, self._return_N)
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments, and the returns that are running; None before the first rewards."""
+        """Return the moments and the running returns, which are None before the first rewards."""
         return {**self._moments._asdict(), "running_return": self._return_N}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for that of another number of environments."""
-        moments = Moments(*(_restored(state, name, mine) for name, mine in self._moments._asdict().items()))
+        """Load the result of `state_dict`. Raises ValueError if the number of environments differs."""
+        moments = Moments(*(_restored(state, name, like) for name, like in self._moments._asdict().items()))
         saved_N = state["running_return"]
         like_N = saved_N if self._return_N is None else self._return_N
         self._return_N = None if saved_N is None else _restored(state, "running_return", like_N)
         self._moments = moments
 
 
-def _take_in(moments: Moments, x_BO: Tensor, valid_B: Tensor) -> Moments:
-    """The moments of all rows so far and of these, and of those that the other processes take in now.
+def _updated(moments: Moments, x_BO: Tensor, valid_B: Tensor) -> Moments:
+    """Return the moments of all rows so far and of these rows, including those of the other processes.
 
-    Source: Chan, Golub & LeVeque 1979, of P + 1 samples at once.
+    Source: Chan, Golub & LeVeque 1979, applied to P + 1 samples at once.
     """
     if processes() == 1:
         return update_moments(moments, x_BO, valid_B)
@@ -155,7 +158,7 @@ def _take_in(moments: Moments, x_BO: Tensor, valid_B: Tensor) -> Moments:
 def _running_returns(
     reward_TN: Tensor, ended_TN: Tensor, valid_TN: Tensor, return_N: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """R_t (T, N), and what goes on after the last row (N,); float64. A row that is not valid hands on what it got."""
+    """Return R_t (T, N) and the running returns after the last row (N,), in float64. Invalid rows change nothing."""
     over_TN = ended_TN & valid_TN
     return_TN = torch.where(valid_TN, reward_TN, 0.0).double()
     discount_TN = torch.ones_like(return_TN).masked_fill_(valid_TN, gamma)
@@ -166,7 +169,7 @@ def _running_returns(
 
 
 def _restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    """A copy of the tensor `state[name]`, where and as `like` is."""
+    """Return a copy of the tensor `state[name]` with the device and dtype of `like`."""
     if state[name].shape != like.shape:
-        raise ValueError(f"{name}: the state has {tuple(state[name].shape)}, this normalizer {tuple(like.shape)}")
+        raise ValueError(f"{name}: expected shape {tuple(like.shape)}, got {tuple(state[name].shape)} in the state")
     return state[name].to(like, copy=True)

@@ -1,7 +1,7 @@
-"""Q-networks: values of all Discrete actions, their quantiles, values with memory, and target networks.
+"""Q-networks: values of all Discrete actions, quantiles of their returns, recurrent values, and target networks.
 
-Shapes: T steps in time, N environments, B rows or sequences, F features of an observation, H features, C numbers of a
-carry or cosines, Q levels, A actions.
+Shapes: T steps in time, N environments, B rows or sequences, F features of an observation, H features, C size of a
+carry or number of cosines, Q levels, A actions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
 
 
 class DuelingHead(nn.Module):
-    """(B, H) -> Q (B, A).
+    """Dueling head, (B, H) -> Q (B, A)::
 
         Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')
 
-    V, the first output of one linear layer, is the mean of the Q of all actions. Weights are orthogonal with gain 1,
-    biases zero, drawn under `generator`.
+    V is the first output of one linear layer and equals the mean of Q over all actions. Weights are orthogonal with
+    gain 1, biases are zero. They are drawn from `generator`.
 
     Source: Wang et al. 2016, equation 9.
     """
@@ -37,20 +37,20 @@ class DuelingHead(nn.Module):
         self.linear = orthogonal_linear(features, 1 + actions, 1.0, generator)
 
     def forward(self, features_BH: Tensor) -> Tensor:
-        """(B, A)."""
+        """Return the values (B, A)."""
         both = self.linear(features_BH)
         value_B1, advantage_BA = both[..., :1], both[..., 1:]
         return advantage_BA + (value_B1 - advantage_BA.mean(-1, keepdim=True))
 
 
 class QNetwork(nn.Module):
-    """Values Q(s, a) of all actions for an observation.
+    """Network of values Q(s, a) of all actions for an observation.
 
     The network consists of an encoder, hidden layers and a linear or dueling head. With `layer_norm`, hidden layers are
     normalized over their features before the activation (Ba et al. 2016). Temporal differences then stay bounded
     without target network and replay (Gallici et al. 2024). The encoder is not normalized.
 
-    Weights are orthogonal with gain sqrt(2), in the head 1. Biases are zero. Parameters are drawn under `generator`, on
+    Weights are orthogonal with gain sqrt(2), in the head 1. Biases are zero. Parameters are drawn from `generator`, on
     its device. Raises ValueError if the actions are not Discrete.
     """
 
@@ -68,10 +68,10 @@ class QNetwork(nn.Module):
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
+        """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.encoder = encoder_for(observation_space, generator, encoder)
@@ -85,7 +85,7 @@ class QNetwork(nn.Module):
         self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """(B, A), of what the encoder made of observations."""
+        """Return the values (B, A) of preprocessed observations."""
         hidden = self.hidden(through(self.encoder, x_BF))
         return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
 
@@ -99,18 +99,20 @@ def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generato
 
 
 class QuantileNetwork(nn.Module):
-    """An implicit quantile network: an observation and a level tau -> Z_tau(s, a) of every action.
+    """Implicit quantile network: an observation and a level tau -> Z_tau(s, a) of every action.
+
+    The quantiles are::
 
         Z_tau(s, .) = f(psi(s) * phi(tau))        phi(tau) = relu(W (cos(pi i tau))_i=0..C-1 + b)
 
-    psi is an encoder (flat numbers or an image), for images a convolutional encoder, and all hidden layers but the last
-    one; f is the last hidden layer and a linear head; * is the product feature by feature.
+    psi is the encoder and all hidden layers but the last one. f is the last hidden layer and a linear head. The product
+    is taken feature by feature.
 
-    Q(s, a) = E Z_tau(s, a) is the mean over `action_quantiles` levels, evenly spaced in (0, risk): with a `risk` below
-    1 of the lowest returns alone, their conditional value at risk.
+    Q(s, a) = E Z_tau(s, a) is the mean over `action_quantiles` levels, evenly spaced in (0, risk). With `risk` below 1
+    it is the mean of the lowest returns only, their conditional value at risk.
 
-    Weights are orthogonal, of gain sqrt(2) and in the head 1, biases zero, drawn under `generator`, on its device.
-    Raises ValueError for actions that are not Discrete.
+    Weights are orthogonal with gain sqrt(2), in the head 1. Biases are zero. Parameters are drawn from `generator`, on
+    its device. Raises ValueError if the actions are not Discrete.
 
     Source: Dabney et al. 2018 (IQN), 3.1 and equation 4.
     """
@@ -133,10 +135,10 @@ class QuantileNetwork(nn.Module):
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """`cosines` is C, `encoder` that of `encoder_for`."""
+        """Create the network. `cosines` is C; see `encoder_for` for `encoder`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
         device = generator.device
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **scaling)
@@ -151,11 +153,11 @@ class QuantileNetwork(nn.Module):
         self.register_buffer("levels", even_levels(action_quantiles, device) * risk, persistent=False)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Q (B, A), of what the encoder made of observations."""
+        """Return Q (B, A) of preprocessed observations."""
         return self.quantiles(x_BF, self.levels.expand(len(x_BF), -1)).mean(1)
 
     def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
-        """Z (B, Q, A) at levels in (0, 1)."""
+        """Return Z (B, Q, A) at levels in (0, 1)."""
         psi_BH = self.before(through(self.encoder, x_BF))[0]
         phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
         both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
@@ -163,17 +165,17 @@ class QuantileNetwork(nn.Module):
 
 
 def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """(Q,), the middles of as many equal parts of (0, 1): the levels of QR-DQN (Dabney et al. 2018), lemma 2."""
+    """Return the midpoints of `count` equal parts of (0, 1), (Q,): levels of QR-DQN (Dabney et al. 2018, lemma 2)."""
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
 
 
 class RecurrentQNetwork(nn.Module):
-    """An encoder (flat numbers or an image), for images a convolutional encoder, hidden layers, a core and a head.
+    """Recurrent Q-network: an encoder, hidden layers, a recurrent core and a linear or dueling head.
 
-    All that it remembers of an environment is one row of numbers, its carry; zeros are the beginning of an episode.
-    Weights are orthogonal, biases zero but for those of cores, drawn under `generator`, on its device.
+    The memory of an environment is its carry, one row of numbers; zeros begin an episode. Weights are orthogonal,
+    biases are zero except in cores. Parameters are drawn from `generator`, on its device.
 
-    Raises ValueError for actions that are not Discrete.
+    Raises ValueError if the actions are not Discrete.
     """
 
     def __init__(
@@ -190,10 +192,10 @@ class RecurrentQNetwork(nn.Module):
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """See `rein.networks.recurrent` for `core`, `DuelingHead` for `dueling`, `encoder_for` for `encoder`."""
+        """Create the network. See `rein.networks.recurrent` for `core`, and `encoder_for` for `encoder`."""
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; values are learned of Discrete actions")
+            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.encoder = encoder_for(observation_space, generator, encoder)
@@ -206,22 +208,22 @@ class RecurrentQNetwork(nn.Module):
 
     @property
     def carry_size(self) -> int:
-        """C."""
+        """Size C of the carry."""
         return self.core.carry_size
 
     def step(self, x_NF: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """The values (N, A), and the carry after this step."""
+        """Return the values (N, A), and the carry after this step."""
         y_NH, carry_NC = self.core.step(self._hidden(x_NF), carry_NC)
         return self.head(y_NH), carry_NC
 
     def sequence(self, x_TBF: Tensor, carry_BC: Tensor) -> Tensor:
-        """The values (T, B, A) that `step` gives at each of T steps of one episode."""
+        """Return the values (T, B, A) of `step` at each of T steps of one episode."""
         hidden_TBH = self._hidden(x_TBF.flatten(0, 1)).unflatten(0, x_TBF.shape[:2])
         never_TB = torch.zeros(x_TBF.shape[:2], dtype=torch.bool, device=x_TBF.device)
         return self.head(self.core.sequence(hidden_TBH, carry_BC, never_TB)[0])
 
     def warm_up(self, x_TBF: Tensor, carry_BC: Tensor, valid_TB: Tensor) -> Tensor:
-        """The carry (B, C) after those steps that are valid, from this one on."""
+        """Return the carry (B, C) after the valid steps, starting from this carry."""
         if not len(x_TBF):
             return carry_BC
         hidden_TBH = self._hidden(x_TBF.flatten(0, 1)).unflatten(0, x_TBF.shape[:2])
@@ -237,7 +239,7 @@ Network = TypeVar("Network", QNetwork, QuantileNetwork, RecurrentQNetwork)
 
 
 class OnlineAndTarget(nn.Module, Generic[Network]):
-    """A network that learns, `online`, and a slower copy of it, `target`, which has no gradient."""
+    """Network that learns, `online`, and a copy of it, `target`, which has no gradient and is updated more slowly."""
 
     def __init__(self, online: Network) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Recurrent cores: what a network remembers of an episode is a row of numbers, handed in and handed back.
+"""Recurrent cores. The memory of an episode, the carry, is a row of numbers that callers pass in and get back.
 
-A core keeps nothing itself. One step in time and a whole sequence give the same numbers, so what was acted with step
-by step is learned from in one go.
+A core has no state. Single steps and a whole sequence compute the same numbers, so that agents act step by step and
+learn from whole sequences.
 
-Shapes: T steps in time, N environments, I inputs, H features, C numbers of carry, G numbers that the gates are made of.
+Shapes: T steps in time, N environments, I inputs, H features, C size of the carry, G size of all gates together.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from rein.networks.mlp import orthogonal_linear
 
 
 class Core(nn.Module, abc.ABC):
-    """A network with memory. A carry of zeros is the beginning of an episode."""
+    """Base class of recurrent cores. A carry of zeros is the beginning of an episode."""
 
     def __init__(self, inputs: int, features: int, carry_size: int) -> None:
         super().__init__()
         self.inputs = inputs  # I
         self.features = features  # H
-        self.carry_size = carry_size  # C: one flat row per environment holds all of its memory
+        self.carry_size = carry_size  # C: one flat row per environment
 
     @abc.abstractmethod
     def step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """One step in time; the output (N, H) and the next carry (N, C), which may be one tensor.
+        """Compute one step: the output (N, H) and the next carry (N, C), which may be the same tensor.
 
-        Raises ValueError for inputs or a carry of another size than this core's.
+        Raises ValueError if the size of inputs or carry does not match.
         """
 
     @abc.abstractmethod
     def sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """T steps; the outputs (T, N, H) and the last carry (N, C).
+        """Compute T steps: the outputs (T, N, H) and the last carry (N, C).
 
-        Where `reset_TN` (bool) is True the carry is zero before that step, and no gradient goes back beyond it. Raises
-        ValueError for inputs or a carry of another size than this core's, or resets of other steps.
+        If `reset_TN` (bool) is True, the carry is zeroed before that step, and no gradient flows back beyond it. Raises
+        ValueError if the size of inputs, carry or resets does not match.
         """
 
     def _check(self, x: Tensor, carry_NC: Tensor, reset_TN: Tensor | None = None) -> None:
         if x.shape[-1] != self.inputs:
-            raise ValueError(f"{type(self).__name__} was built for {self.inputs} inputs, not for {tuple(x.shape)}")
+            raise ValueError(f"{type(self).__name__} expects {self.inputs} inputs, got shape {tuple(x.shape)}")
         if carry_NC.shape != (x.shape[-2], self.carry_size):
             expected = f"({x.shape[-2]}, {self.carry_size})"
-            raise ValueError(f"the carry of {type(self).__name__} is {expected} here, not {tuple(carry_NC.shape)}")
+            raise ValueError(f"{type(self).__name__} expects a carry {expected}, got {tuple(carry_NC.shape)}")
         if reset_TN is not None and reset_TN.shape != x.shape[:-1]:
-            raise ValueError(f"there is a reset for each step, {tuple(x.shape[:-1])}, not {tuple(reset_TN.shape)}")
+            raise ValueError(f"expected one reset for each step, {tuple(x.shape[:-1])}, got {tuple(reset_TN.shape)}")
 
 
 class LayeredCore(Core):
-    """A core of one or several layers, each of which sees at every step what the one below it puts out.
+    """Core of one or several layers. The input of each layer is the output of the layer below, at every step.
 
-    The carry is that of the first layer, then that of the second, and so on. A subclass has the first layer's
-    parameters, the arithmetic of one layer, and a constructor of `inputs`, `features`, `generator` and `layers`.
+    The carry concatenates the carries of all layers, from the first on. A subclass has the parameters of the first
+    layer, the arithmetic of one layer, and a constructor with `inputs`, `features`, `generator` and `layers`.
     """
 
     def __init__(self, inputs: int, features: int, carry_size: int, layers: int) -> None:
-        """`carry_size` is that of one layer. Raises ValueError for less than one layer."""
+        """Create a core. `carry_size` is the size for one layer. Raises ValueError for less than one layer."""
         if layers < 1 or layers != int(layers):
             raise ValueError(f"{type(self).__name__}(layers={layers}): give a whole number, 1 or more")
         super().__init__(inputs, features, int(layers) * carry_size)
@@ -90,27 +90,29 @@ class LayeredCore(Core):
 
     @abc.abstractmethod
     def _step(self, x_NI: Tensor, carry_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """`step` of the first layer, with its part of the carry."""
+        """Compute `step` of the first layer, with its part of the carry."""
 
     @abc.abstractmethod
     def _sequence(self, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        """`sequence` of the first layer, with its part of the carry."""
+        """Compute `sequence` of the first layer, with its part of the carry."""
 
 
 @final
 class LSTM(LayeredCore):
-    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000); C = 2 H a layer.
+    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000); C = 2 H per layer.
+
+    One step computes::
 
         i, f, o = sigmoid(W x + U h + b)     g = tanh(W x + U h + b)
         c <- f c + i g                       h <- o tanh(c)
 
-    The output is h, the carry h and c side by side. Weights are orthogonal, each gate's by itself, biases zero but for
-    the forget gate's 1, so that it begins by remembering (Jozefowicz et al. 2015); drawn under `generator`.
+    The output is h, the carry is (h, c). Weights are orthogonal per gate. Biases are zero, except 1 for the forget
+    gate, which makes the cell remember at first (Jozefowicz et al. 2015). Parameters are drawn from `generator`.
     """
 
     def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
         super().__init__(inputs, features, 2 * features, layers)
-        self.input_weight = _orthogonal(inputs, features, 4, generator)  # in torch's order: i, f, g, o
+        self.input_weight = _orthogonal(inputs, features, 4, generator)  # torch's order: i, f, g, o
         self.hidden_weight = _orthogonal(features, features, 4, generator)
         bias_G = torch.zeros(4 * features, dtype=torch.float32, device=generator.device)
         bias_G[features : 2 * features] = 1.0
@@ -135,19 +137,21 @@ class LSTM(LayeredCore):
 
 @final
 class GRU(LayeredCore):
-    """Gated recurrent unit (Cho et al. 2014); C = H a layer.
+    """Gated recurrent unit (Cho et al. 2014); C = H per layer.
+
+    One step computes::
 
         r, z = sigmoid(W x + U h + b)     n = tanh(W x + b + r (U h + u))
         h <- (1 - z) n + z h
 
-    The reset gate r acts on the product U h and not, as in the paper, on h: then the three products are one. So do
-    cuDNN and `torch.nn.GRU`. Output and carry are h. Weights are orthogonal, each gate's by itself, and biases zero;
-    drawn under `generator`.
+    The reset gate r acts on the product U h instead of on h as in the paper, so that the three products are one. cuDNN
+    and `torch.nn.GRU` do the same. Output and carry are h. Weights are orthogonal per gate, biases are zero. Parameters
+    are drawn from `generator`.
     """
 
     def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
         super().__init__(inputs, features, features, layers)
-        self.input_weight = _orthogonal(inputs, features, 3, generator)  # in torch's order: r, z, n
+        self.input_weight = _orthogonal(inputs, features, 3, generator)  # torch's order: r, z, n
         self.hidden_weight = _orthogonal(features, features, 3, generator)
         self.bias = nn.Parameter(torch.zeros(3 * features, dtype=torch.float32, device=generator.device))
         self.hidden_bias = nn.Parameter(torch.zeros(features, dtype=torch.float32, device=generator.device))  # u
@@ -174,16 +178,20 @@ class GRU(LayeredCore):
 
 @final
 class MinimalGRU(LayeredCore):
-    """The gated recurrent unit reduced to what needs no loop: minGRU of Feng et al. 2024, section 3.1; C = H a layer.
+    """Minimal GRU without a sequential loop: minGRU of Feng et al. 2024, section 3.1; C = H per layer.
+
+    One step computes::
 
         z = sigmoid(W x + b)     n = V x + v
         h <- (1 - z) h + z n
 
-    The gate looks at the input alone, so all gates of a sequence are one product, and the rest is a linear recurrence.
-    What is new is linear in x, as in that section: the logarithms of the paper's appendix need h > 0, which zeros are
-    not, and with coefficients within [0, 1] nothing can overflow without them. Output and carry are h. Weights are
-    orthogonal, each gate's by itself, and biases zero; drawn under `generator`. In one layer it is the input of a step
-    alone that decides how much of it is kept; with `layers` of 2 or more, what came before it has a say as well.
+    The gate depends only on the input. All gates of a sequence are therefore one product, and the rest is a linear
+    recurrence. n is linear in x, as in that section. The logarithms in the paper's appendix need h > 0, which a carry
+    of zeros violates; with coefficients in [0, 1] nothing overflows without them.
+
+    Output and carry are h. Weights are orthogonal per gate, biases are zero. Parameters are drawn from `generator`. In
+    one layer, only the current input decides how much of it is kept; with two or more `layers`, earlier inputs matter
+    too.
     """
 
     def __init__(self, inputs: int, features: int, generator: torch.Generator, layers: int = 1) -> None:
@@ -206,9 +214,9 @@ class MinimalGRU(LayeredCore):
 
 
 def linear_recurrence(keep_TNH: Tensor, new_TNH: Tensor, carry_NH: Tensor) -> Tensor:
-    """h_t = keep_t h_t-1 + new_t, with the carry before h_0; all of them (T, N, H).
+    """Compute h_t = keep_t h_t-1 + new_t for all t, (T, N, H), with the carry before h_0.
 
-    Its gradient is the same recurrence, backwards (Martin & Cundy 2018).
+    The gradient is the same recurrence backwards (Martin & Cundy 2018).
     """
     h_TNH: Any = _LinearRecurrence.apply(keep_TNH, new_TNH, carry_NH)
     return h_TNH
@@ -237,11 +245,11 @@ class _LinearRecurrence(torch.autograd.Function):
 
 
 def _scan_(reach_TNH: Tensor, x_TNH: Tensor) -> None:
-    """x_t <- x_t + reach_t x_t-1, from the first row to the last; overwrites both. Nothing looks at the first reach.
+    """Compute x_t <- x_t + reach_t x_t-1 from the first row to the last. Overwrites both; the first reach is ignored.
 
-    In 3 log2(T) operations, which together do three times the work of a loop over T: the scan of Brent & Kung 1982. On
-    the way up, for d = 1, 2, 4, ..., every 2d-th row takes in the d rows before it; on the way down, the rows between
-    them do. At any time `reach` is the product of the coefficients of all rows that a row has taken in.
+    This is the scan of Brent & Kung 1982: 3 log2(T) operations, which together do three times the work of a loop over
+    T. On the way up, for d = 1, 2, 4, ..., every 2d-th row adds the d rows before it; on the way down, the rows between
+    do so. `reach` is always the product of the coefficients of all rows that a row has added.
     """
     steps, d = len(x_TNH), 1
     while 2 * d <= steps:
@@ -256,20 +264,20 @@ def _scan_(reach_TNH: Tensor, x_TNH: Tensor) -> None:
 
 
 def _orthogonal(inputs: int, features: int, gates: int, generator: torch.Generator) -> nn.Parameter:
-    """A weight (G, I) of several gates, each orthogonal by itself: of them all together, each would be too small."""
+    """Return a weight (G, I) of several gates, orthogonal per gate. A joint orthogonal matrix would be too small."""
     each = [orthogonal_linear(inputs, features, 1.0, generator).weight.detach() for _ in range(gates)]
     return nn.Parameter(torch.cat(each))
 
 
 def _lstm(seen_NG: Tensor, h_NH: Tensor, c_NH: Tensor, weight_GH: Tensor) -> tuple[Tensor, Tensor]:
-    """The next h and c."""
+    """Return the next h and c."""
     i, f, g, o = torch.addmm(seen_NG, h_NH, weight_GH.t()).to(c_NH.dtype).chunk(4, 1)
     c_NH = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c_NH)
     return o.sigmoid() * c_NH.tanh(), c_NH
 
 
 def _gru(gates_NG: Tensor, new_NH: Tensor, h_NH: Tensor, weight_GH: Tensor, bias_H: Tensor) -> Tensor:
-    """The next h."""
+    """Return the next h."""
     features = h_NH.shape[1]
     to_gates_NG, to_new_NH = linear(h_NH, weight_GH).to(h_NH.dtype).split([2 * features, features], 1)
     r, z = (gates_NG + to_gates_NG).sigmoid().chunk(2, 1)

@@ -72,7 +72,9 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
 
 
 def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
-    """Compute the Huber loss: e^2 / 2 if |e| <= delta, else delta * (|e| - delta / 2); (B,). None means infinite delta.
+    """Compute the Huber loss, (B,): `e^2 / 2` if `|e| <= delta`, else `delta * (|e| - delta / 2)`.
+
+    With `delta=None` the loss is `e^2 / 2` everywhere.
 
     Source: Huber 1964.
     """
@@ -84,7 +86,7 @@ def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
 
 
 def expectile(error_B: Tensor, tau: float) -> Tensor:
-    """Compute the expectile loss |tau - [e < 0]| * e^2 with e = target - prediction; (B,). tau = 1/2: half of e^2.
+    """Compute the expectile loss `|tau - [e < 0]| * e^2` with e = target - prediction; (B,). tau = 1/2: half of e^2.
 
     Its minimizer is the expectile `tau` of the targets: their mean for 1/2, approaching their maximum toward 1.
 

@@ -42,7 +42,7 @@ def generator(seed: int, role: str, index: int = 0, device: torch.device | str =
     try:
         created = torch.Generator(device=device)
     except RuntimeError as error:  # its message is about shared libraries
-        raise ValueError(f'device="{device}": torch finds none here; use device="cpu"') from error
+        raise ValueError(f'device="{device}": torch finds no such device on this machine; use device="cpu"') from error
     return created.manual_seed(stream_seed(seed, role, index))
 
 

@@ -86,13 +86,13 @@ def update_moments(moments: Moments, x_BO: Tensor, valid_B: Tensor | None = None
 
 
 def deviation(moments: Moments, epsilon: float = 1e-8) -> Tensor:
-    """Compute sqrt(variance + epsilon) of all rows so far, (*O) float32. Before the first row, the variance is 1."""
+    """Compute sqrt(variance + epsilon) of all rows so far, `(*O)` float32. Before the first row, the variance is 1."""
     variance = torch.where(moments.rows > 0.0, moments.m2 / moments.rows.clamp(min=1.0), 1.0)
     return (variance + epsilon).sqrt().float()
 
 
 def normalize(x_BO: Tensor, moments: Moments, clip: float = 10.0, epsilon: float = 1e-8) -> Tensor:
-    """Compute (x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip]; (B, *O) float32."""
+    """Compute (x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip]; `(B, *O)` float32."""
     return ((x_BO - moments.mean.float()) / deviation(moments, epsilon)).clamp(-clip, clip)
 
 

@@ -282,7 +282,7 @@ def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])
 def test_every_agent_refuses_an_invalid_encoder(case: str) -> None:
-    with pytest.raises(TypeError, match="encoder is 'CNN': give a factory that is called as"):
+    with pytest.raises(TypeError, match="encoder is 'CNN': pass a factory that is called as"):
         made(case, encoder="CNN")
     with pytest.raises(ValueError, match=r"Linear\.features is missing"):
         made(case, encoder=lambda space, drawn: nn.Linear(1, 1))

@@ -186,5 +186,5 @@ def test_nonsense_is_refused_where_it_is_written(options):
 
 
 def test_actions_that_are_not_discrete_are_refused():
-    with pytest.raises(ValueError, match="values are learned of Discrete actions"):
+    with pytest.raises(ValueError, match="requires Discrete actions"):
         DQN(BOX, BOX)

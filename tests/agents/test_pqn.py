@@ -405,7 +405,7 @@ def test_nonsense_is_refused_where_it_is_written(options, text):
 
 
 def test_an_action_space_without_a_value_for_each_action_is_refused():
-    with pytest.raises(ValueError, match="values are learned of Discrete actions"):
+    with pytest.raises(ValueError, match="requires Discrete actions"):
         PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
 
 

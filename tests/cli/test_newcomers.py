@@ -304,7 +304,7 @@ def test_a_mistake_in_python_is_explained_in_one_line(mistake, tmp_path, monkeyp
     ],
 )
 def test_a_device_that_torch_lacks_gives_the_same_message_everywhere(build):
-    with pytest.raises(ValueError, match='device="cuda": torch finds none here; use device="cpu"'):
+    with pytest.raises(ValueError, match='device="cuda": torch finds no such device on this machine; use device="cpu"'):
         build(device="cuda")
 
 

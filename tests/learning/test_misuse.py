@@ -422,5 +422,5 @@ def test_more_than_all_of_the_preference_cannot_be_made_up_for() -> None:
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
 def test_a_device_that_is_not_there_is_told_in_a_sentence(kind: Any) -> None:
     environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
-    with pytest.raises(ValueError, match='device="xpu": torch finds none here; use device="cpu"'):
+    with pytest.raises(ValueError, match='device="xpu": torch finds no such device on this machine; use device="cpu"'):
         made(kind, environment, device="xpu")

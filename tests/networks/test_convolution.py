@@ -158,9 +158,9 @@ def _sizes(size: int, layers: tuple[tuple[int, int, int], ...]) -> list[int]:
 
 @pytest.mark.parametrize("shape", [(2, 2, 1), (5, 5, 3), (3, 10, 35)])
 def test_the_layers_that_an_error_proposes_work(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="would work") as caught:
+    with pytest.raises(ValueError, match="try layers=") as caught:
         Convolution(box(*shape), FEATURES, generator(0, "encoder"))
-    proposed = str(caught.value).split("layers=")[-1].removesuffix(" would work")
+    proposed = str(caught.value).split("layers=")[-1]
     values = [int(x) for x in proposed.replace("(", "").replace(")", "").split(",") if x]
     network = Convolution(box(*shape), FEATURES, generator(0, "encoder"), layers=[tuple(values)])
     assert network(images(2, *shape)).shape == (2, FEATURES)
@@ -186,7 +186,7 @@ NO_IMAGES = [
 @pytest.mark.parametrize("space", NO_IMAGES, ids=str)
 def test_what_is_no_image_is_an_error_that_shows_the_space(space: spaces.Space) -> None:
     assert Convolution.size_of(space) is None
-    with pytest.raises(ValueError, match="is no image") as caught:
+    with pytest.raises(ValueError, match="is not an image") as caught:
         Convolution(space, FEATURES, generator(0, "encoder"))
     assert str(space) in str(caught.value)
 
@@ -211,5 +211,5 @@ def test_channels_of_stacked_frames_are_taken_together(last: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(2, H, W, C), (2, C, W, H), (H, W), (C * H * W,)])
 def test_images_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"images of \(..., {C}, {H}, {W}\) are expected"):
+    with pytest.raises(ValueError, match=rf"expected images of shape \(..., {C}, {H}, {W}\)"):
         encoder(C, H, W)(images(*shape))

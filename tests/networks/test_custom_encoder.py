@@ -119,13 +119,13 @@ def test_what_it_is_tried_with_is_what_the_encoder_makes(
 @pytest.mark.parametrize("given", [3, "LSTM", Linear(BOX, generator(0, "encoder"))], ids=["number", "name", "module"])
 def test_what_makes_nothing_is_refused(given: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"encoder is .*give a factory that is called as encoder\(observation_space, gen"
+        TypeError, match=r"encoder is .*pass a factory that is called as encoder\(observation_space, gen"
     ):
         encoder_for(BOX, generator(0, "encoder"), given)
 
 
 def test_what_makes_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"it made a int; a torch\.nn\.Module is wanted, with `features`"):
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module with `features` from the factory, got int"):
         encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # on purpose
 
 
@@ -147,7 +147,9 @@ def test_a_module_without_features_is_refused() -> None:
 
 
 def test_another_shape_than_it_says_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"makes \(2, 4\) of torch.float32 of two observations \(2, 3\).*\(2, 5\) of"):
+    with pytest.raises(
+        ValueError, match=r"returned \(2, 4\) of torch.float32 for two observations \(2, 3\).*\(2, 5\) of"
+    ):
         encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, says=4))
 
 
@@ -156,7 +158,7 @@ def test_another_type_than_float32_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).half()
 
-    with pytest.raises(ValueError, match=r"makes \(2, 5\) of torch.float16"):
+    with pytest.raises(ValueError, match=r"returned \(2, 5\) of torch.float16"):
         encoder_for(BOX, generator(0, "encoder"), Half)
 
 
@@ -164,7 +166,7 @@ def test_what_it_raises_itself_tells_what_it_was_given() -> None:
     wrong = functools.partial(Linear, spaces.Box(-1.0, 1.0, (8,)))
     with pytest.raises(RuntimeError) as raised:
         encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: wrong(drawn))
-    assert raised.value.__notes__ == ["encoder: Linear was given zeros (2, 3) of torch.float32, two observations"]
+    assert raised.value.__notes__ == ["encoder: Linear was called with two observations, zeros (2, 3) of torch.float32"]
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(5)], ids=["dropout", "batch norm"])
@@ -174,6 +176,6 @@ def test_what_says_another_thing_when_it_learns_is_refused_but_for_evaluation(la
         made.layers.append(layer.train(training))
         return made
 
-    with pytest.raises(ValueError, match=f"there is {type(layer).__name__} in Linear.*use nn.LayerNorm"):
+    with pytest.raises(ValueError, match=f"Linear contains {type(layer).__name__}.*use nn.LayerNorm"):
         encoder_for(BOX, generator(0, "encoder"), functools.partial(factory, training=True))
     assert encoder_for(BOX, generator(0, "encoder"), functools.partial(factory, training=False)) is not None

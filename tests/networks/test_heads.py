@@ -67,10 +67,10 @@ def test_a_ball_bounds_the_length_and_a_box_the_parts() -> None:
 @pytest.mark.parametrize(
     ("space", "text"),
     [
-        (spaces.Box(0, 3, (2,), np.int64), "continuous actions are floating-point numbers"),
-        (spaces.Box(-1.0, 1.0, (2, 2)), "a continuous action is a vector: flatten it"),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "an action of several choices is a vector: flatten it"),
-        (spaces.MultiBinary(2), "there is a head for Discrete, MultiDiscrete and Box"),
+        (spaces.Box(0, 3, (2,), np.int64), "continuous actions must be floating-point numbers"),
+        (spaces.Box(-1.0, 1.0, (2, 2)), "a continuous action must be a vector: flatten it"),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "a MultiDiscrete action must be a vector: flatten it"),
+        (spaces.MultiBinary(2), "use Discrete, MultiDiscrete or Box"),
     ],
     ids=str,
 )
@@ -91,7 +91,7 @@ def test_actions_that_no_head_puts_out_are_refused_before_the_first_step(kind, s
         ("ball", [], [], 'squash="ball" needs an action space of one or more numbers'),
         (True, [-np.inf, -1.0], [1.0, 1.0], "squash=True needs an action space with finite bounds"),
         (True, [-1.0, 0.0], [1.0, 0.0], "squash=True needs .* low < high"),
-        (True, [-3e38, -1.0], [3e38, 1.0], "squash=True needs .* high - low finite in float32, not .*3.*e[+]38"),
+        (True, [-3e38, -1.0], [3e38, 1.0], "squash=True needs .* high - low finite in float32, got .*3.*e[+]38"),
     ],
 )
 def test_bounds_that_do_not_fit_are_refused(squash: bool | str, low: list[float], high: list[float], text: str) -> None:

@@ -126,7 +126,7 @@ def test_whoever_shares_the_buffers_sees_an_update() -> None:
 
 
 def test_observations_of_another_width_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"rows of \(3,\) are expected"):
+    with pytest.raises(ValueError, match=r"expected rows of shape \(3,\)"):
         observed().update(torch.zeros(5, 4))
 
 
@@ -311,14 +311,14 @@ def test_the_rewards_given_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("shape", [(T, N + 1), (N,), (T, N, 1)])
 def test_rewards_of_other_environments_are_an_error(shape: tuple[int, ...]) -> None:
     it, _ = scaled(rollout())
-    with pytest.raises(ValueError, match=rf"\(T, N\) are expected, .* after those of {N} environments"):
+    with pytest.raises(ValueError, match=rf"expected rewards \(T, N\), .* after rewards of {N} environments"):
         it.scale(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
 
 
 def test_a_state_of_other_environments_is_an_error() -> None:
     it, _ = scaled(rollout())
     fewer = {**it.state_dict(), "running_return": torch.zeros(N - 1, dtype=torch.float64)}
-    with pytest.raises(ValueError, match=rf"running_return: the state has \({N - 1},\)"):
+    with pytest.raises(ValueError, match=rf"running_return: expected .* got \({N - 1},\)"):
         it.load_state_dict(fewer)
 
 
@@ -353,7 +353,7 @@ class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
 
     def test_a_state_of_the_wrong_shape_is_refused(self):
         state = super()._stepped().state_dict()
-        with pytest.raises(ValueError, match=r"mean: the state has \(1,\)"):
+        with pytest.raises(ValueError, match=r"mean: expected .* got \(1,\)"):
             self.make().load_state_dict({**state, "mean": state["mean"][None]})
 
 

@@ -100,5 +100,5 @@ def test_it_is_drawn_under_the_generator_alone() -> None:
 
 @pytest.mark.parametrize("space", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([2, 2])])
 def test_actions_that_are_not_discrete_are_refused(space: spaces.Space[Any]) -> None:
-    with pytest.raises(ValueError, match=r"values are learned of Discrete actions"):
+    with pytest.raises(ValueError, match=r"requires Discrete actions"):
         QNetwork(spaces.Box(-1.0, 1.0, (F,)), space, generator(0, "networks"))

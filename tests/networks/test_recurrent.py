@@ -397,14 +397,14 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_said(kind: Kind) -> None:
         lambda: core.step(torch.zeros(N, I + 1), carry_NC),
         lambda: core.sequence(torch.zeros(2, N, I + 1), carry_NC, reset_TN),
     ):
-        with pytest.raises(ValueError, match=f"{kind.__name__} was built for {I} inputs"):
+        with pytest.raises(ValueError, match=f"{kind.__name__} expects {I} inputs"):
             call()
     for wrong in (torch.zeros(N, core.carry_size + 1), torch.zeros(1, core.carry_size)):
-        with pytest.raises(ValueError, match=rf"is \({N}, {core.carry_size}\) here"):
+        with pytest.raises(ValueError, match=rf"expects a carry \({N}, {core.carry_size}\)"):
             core.step(torch.zeros(N, I), wrong)
-        with pytest.raises(ValueError, match=rf"is \({N}, {core.carry_size}\) here"):
+        with pytest.raises(ValueError, match=rf"expects a carry \({N}, {core.carry_size}\)"):
             core.sequence(torch.zeros(2, N, I), wrong, reset_TN)
-    with pytest.raises(ValueError, match=rf"\(2, {N}\), not \(2, 1\)"):
+    with pytest.raises(ValueError, match=rf"\(2, {N}\), got \(2, 1\)"):
         core.sequence(torch.zeros(2, N, I), carry_NC, reset_TN[:, :1])
 
 

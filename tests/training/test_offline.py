@@ -212,7 +212,7 @@ def test_nonsense_is_refused():
         fill(agent(), [rows()._replace(action=None, next_observation=None)])
     with pytest.raises(ValueError, match=r"of shape \(2,\)"):
         fill(agent(), [rows()._replace(action=torch.zeros(64, 2))])
-    with pytest.raises(ValueError, match="1 numbers each, not 2"):
+    with pytest.raises(ValueError, match="1 numbers each, got 2"):
         fill(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
     pictures = DQN(spaces.Box(0, 255, (4, 42, 42), np.uint8), spaces.Discrete(2), frame_stack=4, hidden=(), seed=0)
     with pytest.raises(ValueError, match=r"DQN\(frame_stack=4\) keeps each frame once.*leave frame_stack out"):

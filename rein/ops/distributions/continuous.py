@@ -93,11 +93,11 @@ class SquashedNormal(NamedTuple):
         return self.mean
 
     def log_prob(self, sample: Tensor) -> Tensor:
-        """Return the log-density of the action for u = `sample`, (N,): log N(u) - sum of log |d action / d u|."""
+        """Return the log-density of the action for u = `sample`, (N,): `log N(u)` - sum of `log |d action / d u|`."""
         return self._base().log_prob(sample) - (_log_slope_of_tanh(sample) + self._log_scale()).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy of the action, (N,): H(u) + E[log |d action / d u|], which has no closed form.
+        """Return the entropy of the action, (N,): `H(u) + E[log |d action / d u|]`, which has no closed form.
 
         The expectation is a sum over 17 points per dimension (trapezoidal rule, which converges geometrically for such
         functions; Trefethen & Weideman 2014), without random numbers. The error per dimension is below 4e-4 for std <=
@@ -118,7 +118,10 @@ class SquashedNormal(NamedTuple):
         return torch.lerp(self.low, self.high, torch.sigmoid(2.0 * sample).to(self.low.dtype))
 
     def from_action(self, action: Tensor) -> Tensor:
-        """Return u of an action. In float32, |u| is below 8 for any action; the error is below 1e-3 up to |u| = 4."""
+        """Return u of an action.
+
+        In float32, `|u|` is below 8 for any action. The error is below 1e-3 for `|u|` up to 4.
+        """
         part_NA = (action - self.low) / (self.high - self.low)
         return 0.5 * torch.logit(part_NA, eps=torch.finfo(part_NA.dtype).eps)
 
@@ -139,10 +142,10 @@ _BALL_POINTS, _FIRST, _LAST = 21, -3.2, 1.7  # quadrature in `BallNormal.entropy
 
 
 class BallNormal(NamedTuple):
-    """Actions radius * tanh(|u|) * u / |u| with a Gaussian sample u. Actions are never longer than the radius.
+    """Actions `radius * tanh(|u|) * u / |u|` with a Gaussian sample u. Actions are never longer than the radius.
 
     All directions are treated alike, unlike in a box. In one dimension it equals `SquashedNormal`. The derivative of
-    the action is tanh'(|u|) along u, and tanh(|u|) / |u| in each of the A - 1 orthogonal directions.
+    the action is `tanh'(|u|)` along u, and `tanh(|u|) / |u|` in each of the A - 1 orthogonal directions.
     """
 
     mean: Tensor  # (N, A) mean of u
@@ -166,7 +169,7 @@ class BallNormal(NamedTuple):
         return self.mean
 
     def log_prob(self, sample: Tensor) -> Tensor:
-        """Return the log-density of the action for u = `sample`, (N,): log N(u) - log |det d action / d u|."""
+        """Return the log-density of the action for u = `sample`, (N,): `log N(u) - log |det d action / d u|`."""
         square_N = sample.square().sum(-1)
         length_N = square_N.clamp(min=1e-12).sqrt()
         log_along_N = 2.0 * (_LOG_2 - length_N - F.softplus(-2.0 * length_N))
@@ -175,9 +178,9 @@ class BallNormal(NamedTuple):
         return self._base().log_prob(sample) - log_det_N
 
     def entropy(self) -> Tensor:
-        """Return the entropy of the action, (N,): H(u) + E[log |det d action / d u|], a sum over 21 points for any A.
+        """Return the entropy of the action, (N,): `H(u) + E[log |det d action / d u|]`, a sum over 21 points for any A.
 
-        By the product formulas of cosh and sinh, log |det| is a mixture of exp(-t |u|^2), t > 0, whose means are known.
+        By the product formulas of cosh and sinh, `log |det|` is a mixture of `exp(-t |u|^2)`, t > 0, with known means.
         With a_k = (k - 1/2)^2 pi^2, b_k = k^2 pi^2, k = 1, 2, ...::
 
             E[log |det|] = A log radius - integral over t of (1 - E[exp(-t |u|^2)]) w(t) / t
@@ -207,7 +210,10 @@ class BallNormal(NamedTuple):
         return action_NA.clamp(-self.radius, self.radius)
 
     def from_action(self, action: Tensor) -> Tensor:
-        """Return u of an action of any length. In float32, |u| is below 9; the error is below 1e-3 for |u| up to 4."""
+        """Return u of an action of any length.
+
+        In float32, `|u|` is below 9. The error is below 1e-3 for `|u|` up to 4.
+        """
         part_NA = action / self.radius
         length_N1 = _length(part_NA)
         most = 1.0 - torch.finfo(part_NA.dtype).eps
