@@ -1,4 +1,4 @@
-"""Attaching and detaching handlers: order, decorators, many events at once, and whatever Python can call."""
+"""Attaching and detaching handlers: order, decorators, several events, and all kinds of callables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note(log: list[Any], what: Any) -> Callable[[rein.State], None]:
     return lambda state: log.append(what)
 
 
-def test_handlers_run_in_the_order_in_which_they_were_attached() -> None:
+def test_handlers_run_in_the_order_of_attachment() -> None:
     loop, log = rein.Loop(nothing), []
     for number in range(20):
         loop.epoch_started.attach(note(log, number))
@@ -28,7 +28,7 @@ def test_handlers_run_in_the_order_in_which_they_were_attached() -> None:
     assert log == list(range(20))
 
 
-def test_filtered_and_unfiltered_handlers_keep_that_order_too() -> None:
+def test_filtered_and_unfiltered_handlers_keep_the_order() -> None:
     loop, log = rein.Loop(nothing), []
     for number in range(6):
         loop.iteration_completed(note(log, number), **({"every": 1} if number % 2 else {}))
@@ -36,7 +36,7 @@ def test_filtered_and_unfiltered_handlers_keep_that_order_too() -> None:
     assert log == list(range(6))
 
 
-def test_each_handler_sees_what_the_one_before_it_assigned() -> None:
+def test_handler_sees_assignments_of_earlier_handlers() -> None:
     loop = rein.Loop(lambda state: 1)
 
     @loop.iteration_completed
@@ -51,7 +51,7 @@ def test_each_handler_sees_what_the_one_before_it_assigned() -> None:
     assert loop.run(iterations=1).memory == {"seen": 5}
 
 
-def test_decorators_stack_and_return_the_function_itself() -> None:
+def test_decorators_stack_and_return_the_function() -> None:
     loop, log = rein.Loop(nothing), []
 
     def handler(state: rein.State) -> None:
@@ -64,7 +64,7 @@ def test_decorators_stack_and_return_the_function_itself() -> None:
     assert loop.epoch_ended.observe(handler) is handler
 
 
-def test_one_function_may_hang_on_an_event_more_than_once() -> None:
+def test_function_can_be_attached_to_an_event_twice() -> None:
     loop, log = rein.Loop(nothing), []
     handler = note(log, "x")
     loop.epoch_ended(every=2)(loop.epoch_ended(handler))
@@ -73,7 +73,7 @@ def test_one_function_may_hang_on_an_event_more_than_once() -> None:
     assert loop.epoch_ended.handlers == (handler, handler)
 
 
-def test_a_handle_detaches_its_own_attachment_and_may_do_so_twice() -> None:
+def test_handle_detaches_only_its_attachment_and_can_repeat() -> None:
     loop, log = rein.Loop(nothing), []
     handler = note(log, "x")
     first, second = loop.epoch_ended.attach(handler), loop.epoch_ended.attach(handler, every=2)
@@ -85,7 +85,7 @@ def test_a_handle_detaches_its_own_attachment_and_may_do_so_twice() -> None:
     assert loop.epoch_ended.handlers == ()
 
 
-def test_detaching_by_function_takes_off_every_attachment_of_it() -> None:
+def test_detaching_a_function_removes_all_its_attachments() -> None:
     loop = rein.Loop(nothing)
     for _ in range(3):
         loop.epoch_ended(nothing)
@@ -96,7 +96,7 @@ def test_detaching_by_function_takes_off_every_attachment_of_it() -> None:
         loop.epoch_ended.detach(nothing)
 
 
-def test_a_bound_method_is_detached_though_each_look_at_it_makes_a_new_one() -> None:
+def test_bound_method_can_be_detached() -> None:
     class Part:
         def handle(self, state: rein.State) -> None: ...
 
@@ -108,7 +108,7 @@ def test_a_bound_method_is_detached_though_each_look_at_it_makes_a_new_one() -> 
 
 @attrs.define(eq=True)
 class Equal:
-    """A handler that is equal to others of its kind."""
+    """Handler that is equal to all others of its class."""
 
     log: list[str] = attrs.field(eq=False)
     name: str = attrs.field(eq=False)
@@ -117,7 +117,7 @@ class Equal:
         self.log.append(self.name)
 
 
-def test_handlers_that_are_equal_are_detached_one_by_one() -> None:
+def test_equal_handlers_are_detached_separately() -> None:
     loop, log = rein.Loop(nothing), []
     one, other = Equal(log, "one"), Equal(log, "other")
     assert one == other
@@ -128,7 +128,7 @@ def test_handlers_that_are_equal_are_detached_one_by_one() -> None:
     assert log == ["other"]
 
 
-def test_actions_that_are_equal_are_all_taken() -> None:
+def test_equal_actions_are_all_called() -> None:
     loop, log = rein.Loop(nothing), []
 
     @loop.epoch_ended
@@ -141,7 +141,7 @@ def test_actions_that_are_equal_are_all_taken() -> None:
     assert log == ["one", "other"]
 
 
-def test_attaching_to_many_events_by_name() -> None:
+def test_attach_to_several_events_by_name() -> None:
     loop, log = rein.Loop(nothing), []
 
     @loop.on("epoch_started", "epoch_ended", every=2)
@@ -152,7 +152,7 @@ def test_attaching_to_many_events_by_name() -> None:
     assert log == [None, "completed", None, "completed"]
 
 
-def test_attaching_to_all_events_includes_your_own() -> None:
+def test_on_all_includes_custom_events() -> None:
     loop, fired = rein.Loop(nothing), []
     sampled = loop.define("sampled")
     loop.on_all(lambda state: fired.append(state.epoch))
@@ -162,7 +162,7 @@ def test_attaching_to_all_events_includes_your_own() -> None:
 
 
 @pytest.mark.parametrize("attach", [lambda loop: loop.on("epoch_end"), lambda loop: loop.event("epoch_end")])
-def test_an_unknown_event_is_an_error_that_knows_what_was_meant(attach: Callable[[rein.Loop], Any]) -> None:
+def test_unknown_event_suggests_the_closest_name(attach: Callable[[rein.Loop], Any]) -> None:
     with pytest.raises(ValueError, match="a loop has no event 'epoch_end'; did you mean 'epoch_ended'"):
         attach(rein.Loop(nothing))
     with pytest.raises(ValueError, match="no event 'xyz'; its events are started, epoch_started, "):
@@ -171,14 +171,14 @@ def test_an_unknown_event_is_an_error_that_knows_what_was_meant(attach: Callable
         rein.Loop(nothing).on()
 
 
-def test_an_unknown_event_as_an_attribute_is_an_attribute_error() -> None:
+def test_unknown_event_attribute_raises_attribute_error() -> None:
     loop = rein.Loop(nothing)
     with pytest.raises(AttributeError, match="a loop has no event 'iteration_complete'; did you mean 'iteration_comp"):
         loop.iteration_complete(nothing)
     assert not hasattr(loop, "epoch_end")
 
 
-def test_a_muted_event_calls_nothing_and_is_counted_all_the_same() -> None:
+def test_muted_event_calls_nothing_but_is_counted() -> None:
     loop, log = rein.Loop(nothing), []
     loop.epoch_ended(every=2)(lambda state: log.append(state.epoch))
     loop.epoch_ended.observe(lambda loop, state: log.append(-state.epoch))
@@ -190,7 +190,7 @@ def test_a_muted_event_calls_nothing_and_is_counted_all_the_same() -> None:
     assert log == [4, -4]
 
 
-def test_what_a_clock_crossed_while_muted_is_not_made_up_for() -> None:
+def test_clock_crossings_during_muting_are_dropped() -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=10)), []
     loop.iteration_completed(every=40, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
     loop.iteration_completed(once=50, unit="env_steps")(lambda state: log.append("once"))
@@ -200,7 +200,7 @@ def test_what_a_clock_crossed_while_muted_is_not_made_up_for() -> None:
     assert log == [80, 120]
 
 
-def test_an_event_is_heard_again_when_what_was_muted_fails() -> None:
+def test_muting_ends_if_the_body_raises() -> None:
     loop, log = rein.Loop(nothing), []
     loop.epoch_ended(note(log, "x"))
     with pytest.raises(KeyError), loop.muted("epoch_ended"):
@@ -209,7 +209,7 @@ def test_an_event_is_heard_again_when_what_was_muted_fails() -> None:
     assert log == ["x"]
 
 
-def test_attaching_and_detaching_while_an_event_fires_hold_from_the_next_firing_on() -> None:
+def test_attaching_during_a_firing_takes_effect_at_the_next_one() -> None:
     loop, log = rein.Loop(nothing), []
     late = note(log, "late")
 
@@ -231,15 +231,15 @@ def test_attaching_and_detaching_while_an_event_fires_hold_from_the_next_firing_
     "filters", [{"once": 1}, {"every": 1}, {"every": 1, "when": lambda state: True}, {"once": 1, "before": 9}]
 )
 @pytest.mark.parametrize("unit", ["env_steps", "iteration"])
-def test_a_filtered_handler_may_be_detached_by_the_one_before_it(filters: dict[str, Any], unit: str) -> None:
+def test_filtered_handler_can_be_detached_by_an_earlier_one(filters: dict[str, Any], unit: str) -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=1)), []
     loop.iteration_completed(lambda state: handle.detach())
     handle = loop.iteration_completed.attach(note(log, "x"), unit=unit, **filters)
     final = loop.run(iterations=3)
-    assert handle.key not in final.counts, "it leaves no memory behind that the next of its name would go by"
+    assert handle.key not in final.counts, "its memory must not be reused by a handler of the same name"
 
 
-def test_a_handler_may_detach_itself() -> None:
+def test_handler_can_detach_itself() -> None:
     loop, log = rein.Loop(nothing), []
 
     @loop.iteration_completed(when=lambda state: True)
@@ -266,7 +266,7 @@ class CallableObject:
         log.append(state.iteration)
 
 
-def test_whatever_can_be_called_with_the_state_is_a_handler() -> None:
+def test_any_callable_that_accepts_the_state_is_a_handler() -> None:
     loop, log = rein.Loop(nothing), []
     part = CallableObject(log)
     loop.iteration_completed(part)
@@ -308,7 +308,7 @@ class AsynchronousObject:
         ),
     ],
 )
-def test_what_is_no_handler_is_refused_where_it_is_attached(handler: Any, text: str) -> None:
+def test_invalid_handler_is_rejected_when_attached(handler: Any, text: str) -> None:
     loop = rein.Loop(nothing)
     with pytest.raises(TypeError, match=text):
         loop.epoch_ended(handler)
@@ -318,7 +318,7 @@ def test_what_is_no_handler_is_refused_where_it_is_attached(handler: Any, text: 
 
 
 @pytest.mark.parametrize("filters", [{}, {"every": 1, "unit": "iterations"}, {"every": 1, "unit": "iteration"}])
-def test_a_handler_that_is_detached_while_the_event_fires_is_called_in_this_firing_still(filters: dict) -> None:
+def test_handler_detached_during_a_firing_still_runs_in_it(filters: dict) -> None:
     loop, seen = rein.Loop(nothing, epochs=1, iterations=4), []
 
     def detach(state: rein.State) -> None:
@@ -335,7 +335,7 @@ def test_a_handler_that_is_detached_while_the_event_fires_is_called_in_this_firi
 
 
 @pytest.mark.parametrize("unit", ["iterations", "iteration"])
-def test_muting_and_unmuting_while_the_event_fires_hides_nothing_of_this_firing(unit: str) -> None:
+def test_muting_and_unmuting_during_a_firing_hides_nothing_of_it(unit: str) -> None:
     loop, seen = rein.Loop(nothing, epochs=1, iterations=6), []
 
     @loop.iteration_completed

@@ -1,4 +1,4 @@
-"""Counters, limits and clocks: what they say in a handler, after a run, and after another one."""
+"""Counters, limits and clocks: their values in handlers, after a run, and after a second run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def nothing(state: rein.State) -> None:
     return None
 
 
-def test_a_bare_step_runs_one_epoch_by_default_and_returns_the_state() -> None:
+def test_default_is_one_epoch_and_run_returns_the_state() -> None:
     loop = rein.Loop(lambda state: state.step_state + 1)
     final = loop.run(iterations=5, init=0)
     assert final is loop.state
     assert (final.step_state, final.epoch, final.iteration, final.status) == (5, 1, 5, "completed")
 
 
-def test_the_step_sees_how_many_iterations_are_finished() -> None:
+def test_step_sees_the_number_of_finished_iterations() -> None:
     seen = []
     rein.Loop(lambda state: seen.append((state.epoch, state.iteration, state.total_iterations))).run(
         epochs=2, iterations=2
@@ -32,7 +32,7 @@ def test_the_step_sees_how_many_iterations_are_finished() -> None:
     assert seen == [(1, 0, 0), (1, 1, 1), (2, 0, 2), (2, 1, 3)]
 
 
-def test_epochs_is_a_total_so_the_second_run_runs_nothing() -> None:
+def test_epochs_is_a_total_over_all_runs() -> None:
     loop, fired = rein.Loop(nothing), []
     for name in loop.events:
         loop.on(name)(lambda state, name=name: fired.append(name))
@@ -44,14 +44,14 @@ def test_epochs_is_a_total_so_the_second_run_runs_nothing() -> None:
     assert (loop.state.epoch, loop.state.total_iterations) == (12, 12)
 
 
-def test_defaults_of_the_loop_are_those_of_its_runs() -> None:
+def test_limits_of_the_loop_are_defaults_of_run() -> None:
     final = rein.Loop(nothing, epochs=3, iterations=2).run()
     assert (final.epoch, final.total_iterations) == (3, 6)
     again = rein.Loop(nothing, epochs=3, iterations=2).run(epochs=1, iterations=5)
     assert (again.epoch, again.total_iterations) == (1, 5)
 
 
-def test_no_limit_of_epochs_or_iterations_runs_until_a_halt() -> None:
+def test_run_without_limits_ends_with_a_halt() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(every=7)(rein.State.halt_epoch)
     loop.epoch_ended(once=4)(rein.State.halt_loop)
@@ -61,7 +61,7 @@ def test_no_limit_of_epochs_or_iterations_runs_until_a_halt() -> None:
 
 @pytest.mark.parametrize("name", ["epochs", "iterations"])
 @pytest.mark.parametrize("value", [0, -1, True])
-def test_less_than_one_is_an_error_that_says_what_to_give(name: str, value: int) -> None:
+def test_limit_below_one_raises(name: str, value: int) -> None:
     expected = f"{name}={value!r}: give 1 or more, or None for no limit"
     with pytest.raises(ValueError) as built:
         rein.Loop(nothing, **{name: value})
@@ -69,17 +69,17 @@ def test_less_than_one_is_an_error_that_says_what_to_give(name: str, value: int)
     with pytest.raises(ValueError) as run:
         loop.run(**{name: value})
     assert str(built.value) == str(run.value) == expected
-    assert loop.state.status is None, "it is refused before anything has happened"
+    assert loop.state.status is None, "the error is raised before anything happens"
 
 
 @pytest.mark.parametrize("value", [2.0, "3", [1]])
-def test_a_limit_that_is_no_whole_number_is_an_error(value: object) -> None:
+def test_non_integer_limit_raises(value: object) -> None:
     with pytest.raises(TypeError, match="give a whole number, or None for no limit"):
-        rein.Loop(nothing).run(epochs=value)  # type: ignore[arg-type]  # wrong on purpose
+        rein.Loop(nothing).run(epochs=value)  # type: ignore[arg-type]  # invalid on purpose
 
 
 @pytest.mark.parametrize("number", [np.int64, np.uint8, torch.tensor])
-def test_whole_numbers_of_numpy_and_torch_are_limits(number: type) -> None:
+def test_limits_accept_numpy_and_torch_integers(number: type) -> None:
     final = rein.Loop(nothing).run(epochs=number(2), iterations=number(3))
     assert (final.epoch, final.total_iterations) == (2, 6)
     assert type(final.max_iterations) is int
@@ -93,14 +93,14 @@ def test_counters_are_read_only_for_handlers(name: str) -> None:
         loop.run(iterations=1)
 
 
-def test_a_misspelled_field_of_the_state_is_an_error() -> None:
+def test_misspelled_attribute_of_the_state_raises() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(lambda state: setattr(state, "step_sate", 7))
     with pytest.raises(AttributeError, match="step_sate"):
         loop.run(iterations=1)
 
 
-def test_whether_an_epoch_is_open_is_a_flag_of_its_own() -> None:
+def test_epoch_open_during_an_epoch() -> None:
     loop, seen = rein.Loop(nothing), []
     loop.on_all(lambda state: seen.append(state.epoch_open))
     loop.run(epochs=2, iterations=1)
@@ -108,7 +108,7 @@ def test_whether_an_epoch_is_open_is_a_flag_of_its_own() -> None:
     assert seen == [False, *in_an_epoch, *in_an_epoch, False]
 
 
-def test_how_an_epoch_ends_is_known_in_its_end_events_only() -> None:
+def test_epoch_status_is_set_only_in_end_events() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=1)(rein.State.halt_epoch)
     seen = []
@@ -117,25 +117,25 @@ def test_how_an_epoch_ends_is_known_in_its_end_events_only() -> None:
     assert seen == [None, None, "halted", None, None, "completed"]
 
 
-def test_what_remains_of_the_budget_goes_from_one_to_nothing() -> None:
+def test_remaining_goes_from_one_to_zero() -> None:
     loop, seen = rein.Loop(nothing), []
     loop.on("started", "iteration_completed", "epoch_ended", "completed")(lambda state: seen.append(state.remaining))
     loop.run(epochs=2, iterations=2)
     assert seen == [1.0, 0.75, 0.5, 0.5, 0.25, 0.0, 0.0, 0.0]
 
 
-def test_what_remains_is_unknown_without_a_limit_of_epochs() -> None:
+def test_remaining_is_nan_without_a_limit_of_epochs() -> None:
     assert math.isnan(rein.State().remaining)
 
 
-def test_clocks_of_the_loop_advance_before_the_event_that_reports_them() -> None:
+def test_loop_clocks_advance_before_their_event() -> None:
     loop, seen = rein.Loop(nothing), []
     loop.on_all(lambda state: seen.append((state.clocks.iterations, state.clocks.epochs)))
     loop.run(epochs=1, iterations=2)
     assert seen == [(0, 0), (0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 1)]
 
 
-def test_parts_advance_their_clocks_and_no_others() -> None:
+def test_parts_can_advance_only_their_clocks() -> None:
     clocks = rein.State().clocks
     clocks.advance(env_steps=16, vector_steps=1)
     clocks.env_steps += 4
@@ -149,7 +149,7 @@ def test_parts_advance_their_clocks_and_no_others() -> None:
             setattr(clocks, name, 3)
 
 
-def test_a_clock_may_hold_a_tensor_and_is_fetched_when_read() -> None:
+def test_clock_with_a_tensor_is_fetched_when_read() -> None:
     clocks = rein.State().clocks
     ended = torch.tensor(3)
     clocks.advance(episodes=ended)
@@ -157,10 +157,10 @@ def test_a_clock_may_hold_a_tensor_and_is_fetched_when_read() -> None:
     assert isinstance(clocks._episodes, torch.Tensor)
     assert clocks.episodes == 5 and type(clocks.episodes) is int
     assert type(clocks._episodes) is int
-    assert ended == 3, "the part's own tensor is left alone"
+    assert ended == 3, "the tensor of the part must not change"
 
 
-def test_seconds_count_while_the_loop_runs_and_stand_still_in_between() -> None:
+def test_seconds_count_only_while_the_loop_runs() -> None:
     loop = rein.Loop(lambda state: time.sleep(0.01))
     after = loop.run(epochs=1, iterations=1).clocks.seconds
     assert after >= 0.01
@@ -169,14 +169,14 @@ def test_seconds_count_while_the_loop_runs_and_stand_still_in_between() -> None:
     assert loop.run(epochs=2, iterations=1).clocks.seconds >= after + 0.01
 
 
-def test_an_epoch_says_how_long_it_took() -> None:
+def test_epoch_record_contains_its_duration() -> None:
     loop = rein.Loop(lambda state: time.sleep(0.01))
     final = loop.run(epochs=2, iterations=1)
     assert all(0.01 <= record.seconds <= final.clocks.seconds for record in final.history)
     assert final.times["epoch"] == final.history[-1].seconds
 
 
-def test_times_are_those_of_one_epoch() -> None:
+def test_times_are_reset_in_each_epoch() -> None:
     loop, seen = rein.Loop(nothing), []
     loop.epoch_started(once=1)(lambda state: state.times.__setitem__("mine", 1.0))
     loop.epoch_ended(lambda state: seen.append(set(state.times)))
@@ -184,7 +184,7 @@ def test_times_are_those_of_one_epoch() -> None:
     assert seen == [{"mine", "epoch"}, {"epoch"}]
 
 
-def test_two_loops_at_once_share_nothing() -> None:
+def test_nested_loops_share_no_state() -> None:
     inner = rein.Loop(nothing, epochs=100)
     outer = rein.Loop(lambda state: inner.run(epochs=inner.state.epoch + 1, iterations=3).total_iterations)
     counted = []
@@ -194,7 +194,7 @@ def test_two_loops_at_once_share_nothing() -> None:
     assert counted == list(range(1, 13))
 
 
-def test_a_state_can_be_copied_to_look_at_later() -> None:
+def test_state_can_be_deep_copied() -> None:
     loop = rein.Loop(lambda state: torch.tensor(float(state.total_iterations)))
     loop.metric("value", lambda state: state.step_state)
     loop.run(epochs=1, iterations=3)

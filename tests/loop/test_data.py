@@ -1,4 +1,4 @@
-"""Data: what is iterated anew, what is used up, what is given back, and where it is moved to."""
+"""Data: iterables, iterators, elements that are given back, and the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collecting(**options: Any) -> tuple[rein.Loop, list[tuple[int, Any]]]:
 
 
 class Counted:
-    """Can be iterated anew, without a length; says how often it was."""
+    """Iterable without a length that counts its iterations."""
 
     def __init__(self, elements: int) -> None:
         self.elements, self.iterated = elements, 0
@@ -32,28 +32,28 @@ class Counted:
         return iter(range(self.elements))
 
 
-def test_data_is_iterated_anew_in_each_epoch() -> None:
+def test_iterable_is_iterated_once_per_epoch() -> None:
     loop, log = collecting()
     final = loop.run(data := Counted(2), epochs=3)
     assert log == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert (data.iterated, final.batch) == (3, None)
 
 
-def test_an_epoch_ends_at_whichever_comes_first_the_limit_or_the_end_of_data() -> None:
+def test_epoch_ends_at_the_limit_or_the_end_of_the_data() -> None:
     for iterations, expected in ((2, [2, 2]), (5, [3, 3]), (None, [3, 3])):
         final = collecting()[0].run([1, 2, 3], epochs=2, iterations=iterations)
         assert [record.iterations for record in final.history] == expected
         assert {record.status for record in final.history} == {"completed"}
 
 
-def test_the_batch_is_there_for_the_handlers_of_its_iteration_only() -> None:
+def test_batch_is_set_only_during_its_iteration() -> None:
     loop, seen = rein.Loop(lambda state: None), []
     loop.on_all(lambda state: seen.append(state.batch))
     loop.run([1, 2])
     assert seen == [None, None, 1, 1, 2, 2, None, None, None]
 
 
-def test_an_iterator_loses_no_element_over_the_epochs_and_ends_the_run_as_completed() -> None:
+def test_iterator_is_used_up_over_epochs_and_completes_the_run() -> None:
     loop, log = collecting()
     final = loop.run(iter(range(7)), epochs=None, iterations=3)
     assert [batch for _, batch in log] == list(range(7))
@@ -61,7 +61,7 @@ def test_an_iterator_loses_no_element_over_the_epochs_and_ends_the_run_as_comple
     assert final.status == "completed"
 
 
-def test_an_iterator_that_ends_with_an_epoch_begins_no_other() -> None:
+def test_iterator_that_ends_with_an_epoch_starts_no_further_one() -> None:
     loop, log = collecting()
     begun = []
     loop.epoch_started(lambda state: begun.append(state.epoch))
@@ -69,14 +69,14 @@ def test_an_iterator_that_ends_with_an_epoch_begins_no_other() -> None:
     assert (len(log), begun, final.epoch, final.status) == (6, [1, 2], 2, "completed")
 
 
-def test_an_iterator_is_not_asked_for_more_than_the_epochs_need() -> None:
+def test_iterator_is_not_advanced_beyond_the_epochs() -> None:
     iterator = iter(range(10))
     collecting()[0].run(iterator, epochs=2, iterations=3)
     assert next(iterator) == 6
 
 
 @pytest.mark.parametrize("ask", [rein.State.halt_epoch, rein.State.halt_loop])
-def test_an_element_whose_step_was_skipped_is_given_back(ask: Any) -> None:
+def test_element_of_a_skipped_step_is_given_back(ask: Any) -> None:
     loop, log = collecting()
     iterator = iter(range(6))
     loop.iteration_started(once=2)(ask)
@@ -85,7 +85,7 @@ def test_an_element_whose_step_was_skipped_is_given_back(ask: Any) -> None:
     assert [batch for _, batch in log] == list(range(6))
 
 
-def test_an_element_that_was_looked_up_before_a_halted_epoch_is_not_lost() -> None:
+def test_element_fetched_before_a_halted_epoch_is_not_lost() -> None:
     loop, log = collecting()
     iterator = iter(range(4))
     loop.epoch_started(once=2)(rein.State.halt_epoch)
@@ -96,7 +96,7 @@ def test_an_element_that_was_looked_up_before_a_halted_epoch_is_not_lost() -> No
     assert [batch for _, batch in log if batch is not None] == [0, 1, 2, 3]
 
 
-def test_an_element_whose_step_failed_is_given_back() -> None:
+def test_element_of_a_failed_step_is_given_back() -> None:
     due, log = [True], []
 
     def step(state: rein.State) -> None:
@@ -112,7 +112,7 @@ def test_an_element_whose_step_failed_is_given_back() -> None:
     assert log == [0, 1, 2, 3]
 
 
-def test_an_iterator_goes_on_in_the_epoch_that_was_interrupted() -> None:
+def test_iterator_continues_in_an_interrupted_epoch() -> None:
     loop, log = collecting()
     iterator = iter(range(5))
     loop.iteration_completed(every=2)(lambda state: loop.interrupt())
@@ -121,7 +121,7 @@ def test_an_iterator_goes_on_in_the_epoch_that_was_interrupted() -> None:
     assert log == [(1, number) for number in range(5)]
 
 
-def test_data_that_can_be_iterated_anew_skips_what_the_open_epoch_has_had() -> None:
+def test_iterable_skips_finished_elements_of_the_open_epoch() -> None:
     loop, log = collecting()
     loop.iteration_completed(every=2)(lambda state: loop.interrupt())
     while loop.run([5, 6, 7, 8, 9], epochs=2).status != "completed":
@@ -129,7 +129,7 @@ def test_data_that_can_be_iterated_anew_skips_what_the_open_epoch_has_had() -> N
     assert log == [(epoch, number) for epoch in (1, 2) for number in (5, 6, 7, 8, 9)]
 
 
-def test_data_that_has_become_shorter_than_the_open_epoch_is_an_error() -> None:
+def test_data_shorter_than_the_open_epoch_raises() -> None:
     loop, _ = collecting()
     loop.iteration_completed(once=3)(lambda state: loop.interrupt())
     loop.run([1, 2, 3, 4])
@@ -140,14 +140,14 @@ def test_data_that_has_become_shorter_than_the_open_epoch_is_an_error() -> None:
 @pytest.mark.parametrize(
     "empty", [[], {}, torch.zeros(0, 3), np.zeros((0, 2)), DataLoader(TensorDataset(torch.zeros(0)))]
 )
-def test_empty_data_is_refused_before_anything_happens(empty: Any) -> None:
+def test_empty_data_is_rejected_before_the_run_starts(empty: Any) -> None:
     loop, _ = collecting()
     with pytest.raises(ValueError, match=EMPTY):
         loop.run(empty)
     assert (loop.state.status, loop.state.counts) == (None, {})
 
 
-def test_data_that_was_emptied_between_two_runs_is_refused_as_well() -> None:
+def test_data_emptied_between_two_runs_is_rejected() -> None:
     loop, data = collecting()[0], [1]
     loop.run(data)
     data.clear()
@@ -157,7 +157,7 @@ def test_data_that_was_emptied_between_two_runs_is_refused_as_well() -> None:
 
 
 @pytest.mark.parametrize("empty", [lambda: iter([]), lambda: (x for x in []), lambda: Counted(0)])
-def test_empty_data_that_does_not_know_its_length_is_an_error_all_the_same(empty: Any) -> None:
+def test_empty_data_without_a_length_raises(empty: Any) -> None:
     loop, log = collecting()
     loop.failed(lambda state: log.append((state.epoch, "failed")))
     with pytest.raises(ValueError, match=EMPTY):
@@ -166,18 +166,18 @@ def test_empty_data_that_does_not_know_its_length_is_an_error_all_the_same(empty
 
 
 @pytest.mark.parametrize("data", [3, 1.5, object()])
-def test_what_is_no_iterable_is_refused(data: Any) -> None:
+def test_non_iterable_data_is_rejected(data: Any) -> None:
     with pytest.raises(TypeError, match=r"run\(data=...\): expected an iterable of batches, got"):
         collecting()[0].run(data)
 
 
-def test_elements_may_be_anything_also_none() -> None:
+def test_elements_can_be_anything_including_none() -> None:
     loop, log = collecting()
     loop.run([None, 0, "", ()])
     assert [batch for _, batch in log] == [None, 0, "", ()]
 
 
-def test_a_data_loader_is_data() -> None:
+def test_data_loader_as_data() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=4)
     loop = rein.Loop(lambda state: int(state.batch[0].sum()) + (state.step_state or 0))
     final = loop.run(loader, epochs=2)
@@ -189,26 +189,26 @@ class Stream(IterableDataset):
         return iter(range(3))
 
 
-def test_a_data_loader_over_a_stream_does_not_know_its_length_and_is_data_too() -> None:
+def test_data_loader_over_a_stream_without_a_length() -> None:
     loop, log = collecting()
     loop.run(DataLoader(Stream(), batch_size=None), epochs=2)
     assert log == [(epoch, number) for epoch in (1, 2) for number in range(3)]
 
 
-def test_arrays_and_tensors_are_data_by_their_rows() -> None:
+def test_arrays_and_tensors_yield_their_rows() -> None:
     for rows in (np.eye(3), torch.eye(3)):
         loop = rein.Loop(lambda state: state.batch.argmax())
         assert loop.run(rows).step_state == 2
 
 
-def test_batches_are_moved_to_the_device_whatever_holds_them() -> None:
+def test_nested_batches_are_moved_to_the_device() -> None:
     loop, log = collecting(device="meta")
     loop.run([{"x": torch.zeros(2), "y": (torch.zeros(1), 3)}])
     batch = log[0][1]
     assert (batch["x"].device.type, batch["y"][0].device.type, batch["y"][1]) == ("meta", "meta", 3)
 
 
-def test_without_a_device_a_batch_is_handed_over_as_it_is() -> None:
+def test_batch_is_unchanged_without_a_device() -> None:
     element = {"x": torch.zeros(2)}
     loop, log = collecting()
     loop.run([element])
@@ -216,7 +216,7 @@ def test_without_a_device_a_batch_is_handed_over_as_it_is() -> None:
 
 
 class Shuffled:
-    """Gives the same elements in another order whenever it is iterated."""
+    """Iterable with another order of its elements in each iteration."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ class Shuffled:
 
 
 @pytest.mark.parametrize("cut_by", ["an interrupt", "an error"])
-def test_an_epoch_that_was_left_open_goes_on_in_the_order_that_it_began_in(cut_by: str) -> None:
+def test_open_epoch_continues_in_its_original_order(cut_by: str) -> None:
     loop, log = collecting()
     cut = (lambda state: loop.interrupt()) if cut_by == "an interrupt" else (lambda state: 1 / 0)
     data, handle = Shuffled(), loop.iteration_started.attach(cut, once=4)
@@ -239,7 +239,7 @@ def test_an_epoch_that_was_left_open_goes_on_in_the_order_that_it_began_in(cut_b
     assert log == [(epoch, element) for epoch in (1, 2) for element in expected]
 
 
-def test_data_that_was_cut_at_its_end_ends_there_in_the_next_run_too() -> None:
+def test_data_interrupted_at_its_end_stays_at_its_end() -> None:
     loop, log = collecting()
     data, handle = Counted(3), loop.epoch_completed.attach(lambda state: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -249,7 +249,7 @@ def test_data_that_was_cut_at_its_end_ends_there_in_the_next_run_too() -> None:
     assert [element for _, element in log] == [0, 1, 2]
 
 
-def test_data_that_failed_is_iterated_anew_past_what_was_had() -> None:
+def test_failed_data_restarts_and_skips_finished_elements() -> None:
     class Faulty(Counted):
         def __iter__(self) -> Iterator[int]:
             self.iterated += 1
@@ -266,12 +266,12 @@ def test_data_that_failed_is_iterated_anew_past_what_was_had() -> None:
     assert (log, data.iterated) == ([(1, element) for element in range(5)], 2)
 
 
-def test_a_loader_seeded_by_the_epoch_is_resumed_in_its_order() -> None:
-    """The lines are those of docs/reference/loop.md."""
+def test_loader_seeded_by_epoch_resumes_in_its_order() -> None:
+    """The code is the example in docs/reference/loop.md."""
 
     def composed() -> tuple[rein.Loop, list[tuple[int, Any]], DataLoader[Any]]:
         order = torch.Generator()
-        loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=order)  # type: ignore[arg-type]  # a range is read by index
+        loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=order)  # type: ignore[arg-type]  # a range is indexable
         loop = rein.Loop(lambda state: log.append((state.epoch, state.batch.tolist())), epochs=3)
         log: list[tuple[int, Any]] = []
 

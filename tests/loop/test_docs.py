@@ -1,4 +1,4 @@
-"""The code of docs/reference/loop.md runs, and its tables name what there is."""
+"""The code of docs/reference/loop.md runs, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rein.loop.filters import UNITS, Filter
 PAGE = (Path(__file__).parents[2] / "docs/reference/loop.md").read_text(encoding="utf-8")
 
 
-def test_the_code_of_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
     exec("\n".join(blocks), {"__name__": "__main__"})
     assert capsys.readouterr().out.startswith("1 6\n2 12\n")
 
 
-def test_the_page_names_every_filter_unit_clock_and_option() -> None:
+def test_page_names_every_filter_unit_clock_and_option() -> None:
     filters = set(Filter.__annotations__) - {"event"}
     cells = set(re.findall(r"^\| `\"?(\w+)", PAGE, re.MULTILINE))
     assert filters <= cells
@@ -31,8 +31,8 @@ def test_the_page_names_every_filter_unit_clock_and_option() -> None:
     assert all(name in PAGE for name in CLOCKS)
 
 
-def test_the_drawing_of_the_page_is_the_one_of_the_package() -> None:
+def test_diagram_of_the_page_equals_that_of_the_package() -> None:
     drawing = re.search(r"^```\n(started.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert drawing is not None
-    own = [line.strip() for line in (rein.loop.__doc__ or "").splitlines() if line.startswith("    ")]
-    assert [line.strip() for line in drawing[1].splitlines()] == own
+    diagram = [line.strip() for line in (rein.loop.__doc__ or "").splitlines() if line.startswith("    ")]
+    assert [line.strip() for line in drawing[1].splitlines()] == diagram

@@ -1,4 +1,4 @@
-"""What is raised: where it says it was raised, what fires then, and where the loop stands."""
+"""Exceptions: their notes, the events that fire, and the state of the loop afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERYWHERE = ["started", "epoch_started", "iteration_started", "iteration_comple
 
 @pytest.mark.parametrize("event", [*EVERYWHERE, "completed"])
 @pytest.mark.parametrize("filters", [{}, {"every": 1}])
-def test_a_handler_that_raises_is_named_with_event_epoch_and_iteration(event: str, filters: dict[str, Any]) -> None:
+def test_failing_handler_is_named_with_event_epoch_and_iteration(event: str, filters: dict[str, Any]) -> None:
     loop, seen = rein.Loop(nothing), []
     loop.event(event).attach(lambda state: seen.append((state.epoch, state.iteration)))
     loop.event(event).attach(fail, **filters)
@@ -41,15 +41,15 @@ def test_a_handler_that_raises_is_named_with_event_epoch_and_iteration(event: st
 
 
 def assign(state: rein.State) -> None:
-    state.my_best = 5  # type: ignore[attr-defined]  # what is to be refused
+    state.my_best = 5  # type: ignore[attr-defined]  # invalid on purpose
 
 
 def read(state: rein.State) -> None:
-    state.my_best  # type: ignore[attr-defined]  # noqa: B018  # what is to be refused
+    state.my_best  # type: ignore[attr-defined]  # noqa: B018  # invalid on purpose
 
 
 @pytest.mark.parametrize("handler", [assign, read])
-def test_an_attribute_of_ones_own_on_the_state_is_told_where_it_belongs(handler: Any) -> None:
+def test_custom_attribute_of_the_state_suggests_memory(handler: Any) -> None:
     loop = rein.Loop(nothing)
     loop.on("epoch_started")(handler)
     where, hint = notes_of(loop, AttributeError)
@@ -57,7 +57,7 @@ def test_an_attribute_of_ones_own_on_the_state_is_told_where_it_belongs(handler:
 
 
 @pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
-def test_in_a_later_iteration_the_right_event_is_named_too(event: str) -> None:
+def test_error_in_a_later_iteration_names_the_right_event(event: str) -> None:
     def fail_later(state: rein.State) -> None:
         if state.total_iterations > 1:
             raise KeyError
@@ -69,7 +69,7 @@ def test_in_a_later_iteration_the_right_event_is_named_too(event: str) -> None:
     assert note.endswith(f".fail_later on {event}, epoch 1, iteration 2")
 
 
-def test_a_partial_and_a_callable_object_are_named_too() -> None:
+def test_failing_partial_and_callable_object_are_named() -> None:
     class Watcher:
         def __call__(self, state: rein.State) -> None:
             raise KeyError
@@ -80,20 +80,20 @@ def test_a_partial_and_a_callable_object_are_named_too() -> None:
         assert notes_of(loop) == [f"in handler {name} on epoch_ended, epoch 1, iteration 2"]
 
 
-def test_a_step_that_raises_is_named_with_epoch_and_iteration() -> None:
+def test_failing_step_is_named_with_epoch_and_iteration() -> None:
     def step(state: rein.State) -> None:
         if state.total_iterations == 3:
             raise KeyError
 
     (note,) = notes_of(rein.Loop(step))
-    assert note.startswith("in step test_a_step_that") and note.endswith(".step, epoch 2, iteration 1")
+    assert note.startswith("in step test_failing_step_is_named") and note.endswith(".step, epoch 2, iteration 1")
 
 
-def test_the_step_is_named_under_strict_too() -> None:
+def test_failing_step_is_named_with_strict() -> None:
     assert notes_of(rein.Loop(fail, strict=True)) == ["in step fail, epoch 1, iteration 0"]
 
 
-def test_a_handler_of_an_event_that_the_step_emits_is_named_before_the_step() -> None:
+def test_failing_handler_of_an_emitted_event_is_named_before_the_step() -> None:
     loop = rein.Loop(lambda state: loop.emit("phase"))
     loop.define("phase").attach(fail)
     first, second = notes_of(loop)
@@ -101,14 +101,14 @@ def test_a_handler_of_an_event_that_the_step_emits_is_named_before_the_step() ->
     assert second.startswith("in step ") and second.endswith("epoch 1, iteration 0")
 
 
-def test_a_metric_that_raises_is_named() -> None:
+def test_failing_metric_is_named() -> None:
     loop = rein.Loop(nothing)
     loop.metric("loss", fail)
     loop.iteration_completed(nothing)
     assert notes_of(loop) == ["in metric 'loss', epoch 1, iteration 1"]
 
 
-def test_data_that_raises_is_named_and_no_handler_is_blamed() -> None:
+def test_failing_data_is_named() -> None:
     def data():
         yield 1
         raise KeyError
@@ -118,7 +118,7 @@ def test_data_that_raises_is_named_and_no_handler_is_blamed() -> None:
     assert notes_of(loop, data=data()) == ["in the data, epoch 1, iteration 1"]
 
 
-def test_an_action_at_the_edge_that_raises_is_named_and_no_handler_is_blamed() -> None:
+def test_failing_request_is_named() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(lambda state: state.request(fail))
     assert notes_of(loop) == ["in fail, requested with state.request, epoch 1, iteration 1"]
@@ -126,7 +126,7 @@ def test_an_action_at_the_edge_that_raises_is_named_and_no_handler_is_blamed() -
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("where", ["step", "handler"])
-def test_what_ends_a_program_fires_failed_and_propagates(error: type[BaseException], where: str) -> None:
+def test_program_exit_fires_failed_and_propagates(error: type[BaseException], where: str) -> None:
     def leave(state: rein.State) -> None:
         raise error
 
@@ -139,7 +139,7 @@ def test_what_ends_a_program_fires_failed_and_propagates(error: type[BaseExcepti
     assert not loop.running
 
 
-def test_an_observer_that_is_interrupted_is_not_blamed_for_it() -> None:
+def test_interrupted_observer_stays_connected() -> None:
     loop, fired = rein.Loop(nothing), []
 
     def observer(loop: rein.Loop, state: rein.State) -> None:
@@ -152,8 +152,8 @@ def test_an_observer_that_is_interrupted_is_not_blamed_for_it() -> None:
     assert fired == ["failed"]
 
 
-def test_a_step_that_runs_out_of_something_is_not_taken_for_the_end_of_the_run() -> None:
-    """A StopIteration may not leave a generator; Python makes a RuntimeError of it, and the cause is kept."""
+def test_stop_iteration_in_a_step_does_not_end_the_run_silently() -> None:
+    """A StopIteration cannot leave a generator. Python raises RuntimeError instead, with the cause."""
     iterator, fired = iter([1, 2]), []
     loop = rein.Loop(lambda state: next(iterator))
     loop.failed(lambda state: fired.append(state.total_iterations))
@@ -165,16 +165,16 @@ def test_a_step_that_runs_out_of_something_is_not_taken_for_the_end_of_the_run()
 
 
 @pytest.mark.parametrize("event", [*EVERYWHERE, "completed"])
-def test_failed_fires_once_or_the_final_event_has_fired_already(event: str) -> None:
+def test_failed_fires_once_unless_a_final_event_has_fired(event: str) -> None:
     loop, fired = rein.Loop(nothing), []
     loop.event(event).attach(fail)
     loop.on("completed", "halted", "failed")(lambda state: fired.append(state.status))
     notes_of(loop)
-    assert fired == ([] if event == "completed" else ["failed"]), "the handler after the failing one is not called"
+    assert fired == ([] if event == "completed" else ["failed"]), "handlers after the failing one are not called"
     assert loop.state.status == ("completed" if event == "completed" else "failed")
 
 
-def test_the_first_error_is_raised_and_the_second_one_told_along_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_second_error_becomes_a_note_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
     loop = rein.Loop(fail)
 
     @loop.failed
@@ -188,9 +188,7 @@ def test_the_first_error_is_raised_and_the_second_one_told_along_with_it(caplog:
 @pytest.mark.parametrize("returned", [False, 0, "halt_epoch", (1, 2), NotImplemented])
 @pytest.mark.parametrize("event", ["started", "iteration_started", "iteration_completed", "epoch_ended", "completed"])
 @pytest.mark.parametrize("filters", [{}, {"every": 1}])
-def test_a_handler_that_returns_something_is_named_with_its_event(
-    returned: Any, event: str, filters: dict[str, Any]
-) -> None:
+def test_handler_that_returns_a_value_is_named(returned: Any, event: str, filters: dict[str, Any]) -> None:
     def wrong(state: rein.State) -> Any:
         return returned
 
@@ -200,7 +198,7 @@ def test_a_handler_that_returns_something_is_named_with_its_event(
         loop.run(iterations=1)
 
 
-def test_the_epoch_stays_open_and_the_next_run_goes_on_in_it() -> None:
+def test_failed_epoch_stays_open_and_the_next_run_continues_it() -> None:
     due = [True]
 
     def fail_once(state: rein.State) -> None:
@@ -216,7 +214,7 @@ def test_the_epoch_stays_open_and_the_next_run_goes_on_in_it() -> None:
 
 
 @pytest.mark.parametrize("event", ["epoch_completed", "epoch_halted", "epoch_ended"])
-def test_an_epoch_that_fails_in_its_end_has_not_ended_and_ends_in_the_same_way_again(event: str) -> None:
+def test_epoch_that_fails_in_an_end_event_ends_again_in_the_next_run(event: str) -> None:
     due, fired = [True], []
 
     def fail_once(state: rein.State) -> None:
@@ -239,7 +237,7 @@ def test_an_epoch_that_fails_in_its_end_has_not_ended_and_ends_in_the_same_way_a
     assert (len(final.history), final.total_iterations) == (1, 1 if event == "epoch_halted" else 2)
 
 
-def test_a_metric_that_cannot_be_read_at_the_epochs_end_leaves_the_epoch_open() -> None:
+def test_unreadable_metric_leaves_the_epoch_open() -> None:
     loop = rein.Loop(nothing)
     loop.metrics.compute("broken", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -249,7 +247,7 @@ def test_a_metric_that_cannot_be_read_at_the_epochs_end_leaves_the_epoch_open() 
 
 @pytest.mark.parametrize("event", ["started", "iteration_completed", "epoch_ended", "completed", "failed"])
 @pytest.mark.parametrize("what", ["run", "stream", "load_state_dict"])
-def test_a_loop_is_not_run_or_loaded_from_its_own_handlers(event: str, what: str) -> None:
+def test_loop_cannot_be_run_or_loaded_in_its_handlers(event: str, what: str) -> None:
     loop, saved = rein.Loop(nothing if event != "failed" else fail), rein.Loop(nothing).state_dict()
     calls: dict[str, Callable[[], Any]] = {
         "run": loop.run,
@@ -283,14 +281,14 @@ def test_a_loop_is_not_run_or_loaded_from_its_own_handlers(event: str, what: str
         ),
     ],
 )
-def test_what_is_no_step_is_refused(step: Any, text: str) -> None:
+def test_invalid_step_is_rejected(step: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         rein.Loop(step)
 
 
 @pytest.mark.parametrize("event", ["started", "iteration_completed", "epoch_ended", "completed"])
 @pytest.mark.parametrize("filters", [{}, {"every": 1}])
-def test_stop_iteration_of_a_handler_keeps_the_name_of_the_handler(event: str, filters: dict) -> None:
+def test_stop_iteration_in_a_handler_keeps_the_name_of_the_handler(event: str, filters: dict) -> None:
     def careless(state: rein.State) -> None:
         next(iter(()))
 
@@ -301,7 +299,7 @@ def test_stop_iteration_of_a_handler_keeps_the_name_of_the_handler(event: str, f
     assert any("careless" in note and event in note for note in error.value.__notes__)
 
 
-def test_stop_iteration_of_a_step_keeps_the_name_of_the_step() -> None:
+def test_stop_iteration_in_a_step_keeps_the_name_of_the_step() -> None:
     def careless(state: rein.State) -> None:
         next(iter(()))
 
@@ -317,14 +315,14 @@ def test_stop_iteration_of_a_step_keeps_the_name_of_the_step() -> None:
         (lambda state: (n for n in range(3)), "returned a generator"),
     ],
 )
-def test_what_a_step_returns_is_checked_after_the_first_iteration(step: Callable[..., Any], text: str) -> None:
+def test_result_of_the_step_is_checked_after_the_first_iteration(step: Callable[..., Any], text: str) -> None:
     loop = rein.Loop(step, iterations=9)
     with pytest.raises(TypeError, match=text):
         loop.run()
     assert loop.state.total_iterations == 1
 
 
-def test_a_step_may_keep_a_generator_that_it_was_given() -> None:
+def test_step_can_return_the_generator_passed_as_init() -> None:
     numbers = (n for n in range(3))
     state = rein.Loop(lambda state: state.step_state, iterations=2).run(init=numbers)
     assert state.step_state is numbers

@@ -1,4 +1,4 @@
-"""When a filtered handler runs: each filter, on its event's own count and on every clock."""
+"""Filters: each one on the event's own count and on every clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rein.loop.filters import NOT_GIVEN, UNITS
 
 
 def firings(epochs: int, iterations: int, event: str = "iteration_completed", **filters: Any) -> list[int]:
-    """At which of its event's firings, counted from 1, a filtered handler runs."""
+    """Return the firings of the event, counted from 1, at which a filtered handler runs."""
     loop, log = rein.Loop(lambda state: None), []
     fired = itertools.count(1)
     now = [0]
@@ -29,7 +29,7 @@ def firings(epochs: int, iterations: int, event: str = "iteration_completed", **
     return log
 
 
-def test_every_runs_at_the_nth_and_its_multiples() -> None:
+def test_every_runs_at_multiples() -> None:
     assert firings(5, 10, every=2) == list(range(2, 51, 2))
     assert firings(3, 10, every=3) == list(range(3, 31, 3))
     assert firings(4, 3, "epoch_ended", every=2) == [2, 4]
@@ -37,7 +37,7 @@ def test_every_runs_at_the_nth_and_its_multiples() -> None:
 
 @pytest.mark.parametrize("never", [0, None])
 @pytest.mark.parametrize("unit", [None, "env_steps", "iteration"])
-def test_every_nothing_means_never(never: int | None, unit: str | None) -> None:
+def test_every_zero_or_none_means_never(never: int | None, unit: str | None) -> None:
     assert firings(2, 5, every=never, unit=unit) == []
 
 
@@ -60,14 +60,14 @@ def test_all_filters_must_hold() -> None:
     assert firings(5, 10, once=30, when=lambda state: False) == []
 
 
-def test_when_alone_is_asked_at_every_firing() -> None:
+def test_when_is_evaluated_at_every_firing() -> None:
     assert firings(2, 5, when=lambda state: state.total_iterations == 5) == [5]
     assert firings(1, 3, when=lambda state: np.bool_(True)) == [1, 2, 3]
     assert firings(1, 3, when=lambda state: torch.tensor(True)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
-def test_the_unit_iteration_counts_within_the_epoch(event: str) -> None:
+def test_unit_iteration_counts_within_the_epoch(event: str) -> None:
     assert firings(3, 5, event, every=2, unit="iteration") == [2, 4, 7, 9, 12, 14]
     assert firings(3, 5, event, once=1, unit="iteration") == [1, 6, 11]
     assert firings(3, 5, event, once=2, unit="iteration") == [2, 7, 12]
@@ -75,13 +75,13 @@ def test_the_unit_iteration_counts_within_the_epoch(event: str) -> None:
     assert firings(3, 5, event, before=2, unit="iteration") == [1, 6, 11]
 
 
-def test_the_unit_iteration_in_an_epochs_end_events_says_how_long_it_was() -> None:
+def test_unit_iteration_in_end_events_is_the_length_of_the_epoch() -> None:
     assert firings(2, 5, "epoch_ended", once=5, unit="iteration") == [1, 2]
     assert firings(2, 5, "epoch_ended", once=6, unit="iteration") == []
 
 
 @pytest.mark.parametrize("event", ["iteration_started", "iteration_completed"])
-def test_the_unit_iteration_starts_anew_after_a_halted_epoch(event: str) -> None:
+def test_unit_iteration_restarts_after_a_halted_epoch(event: str) -> None:
     loop, log = rein.Loop(lambda state: None), []
     loop.event(event).attach(lambda state: log.append(state.epoch), every=1, unit="iteration")
     loop.event(event).attach(lambda state: log.append(-state.epoch), once=1, unit="iteration")
@@ -90,7 +90,7 @@ def test_the_unit_iteration_starts_anew_after_a_halted_epoch(event: str) -> None
     assert log == [1, -1, 1, 2, -2, 2, 3, -3, 3]
 
 
-def test_the_units_iterations_and_epochs_are_the_loops_own_clocks() -> None:
+def test_units_iterations_and_epochs_are_the_loop_clocks() -> None:
     assert firings(3, 5, "epoch_ended", every=5, unit="iterations") == [1, 2, 3]
     assert firings(3, 5, "epoch_ended", every=2, unit="epochs") == [2]
     assert firings(3, 5, "iteration_started", once=2, unit="epochs") == [11]
@@ -100,7 +100,7 @@ def test_the_units_iterations_and_epochs_are_the_loops_own_clocks() -> None:
 def crossings(
     advance: int, iterations: int, clock: str = "env_steps", tensor: bool = False, **filters: Any
 ) -> list[int]:
-    """The values of a clock, which advances by `advance` in each iteration, at which a handler runs."""
+    """Return the clock values at which a handler runs, if the clock advances by `advance` per iteration."""
     amount = torch.tensor(advance) if tensor else advance
     loop, log = rein.Loop(lambda state: state.clocks.advance(**{clock: amount})), []
     loop.iteration_completed(unit=clock, **filters)(lambda state: log.append(getattr(state.clocks, clock)))
@@ -110,17 +110,17 @@ def crossings(
 
 @pytest.mark.parametrize("clock", ["env_steps", "vector_steps", "updates", "episodes"])
 @pytest.mark.parametrize("tensor", [False, True])
-def test_every_on_a_clock_runs_when_a_multiple_was_crossed(clock: str, tensor: bool) -> None:
+def test_every_on_a_clock_runs_at_crossings(clock: str, tensor: bool) -> None:
     assert crossings(16, 26, clock, tensor, every=100) == [112, 208, 304, 400]
     assert crossings(64, 4, clock, tensor, every=100) == [128, 256]
-    assert crossings(250, 3, clock, tensor, every=100) == [250, 500, 750], "once, however many were crossed"
+    assert crossings(250, 3, clock, tensor, every=100) == [250, 500, 750], "once for several crossings"
     assert crossings(16, 10, clock, tensor, once=100) == [112]
     assert crossings(16, 10, clock, tensor, after=100, before=140) == [112, 128]
     assert crossings(16, 40, clock, tensor, every=100, after=112, before=400) == [208, 304]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(1, 60))
-def test_a_crossing_is_seen_once_whatever_a_clock_does(amounts: list[int], every: int) -> None:
+def test_crossing_is_detected_once_for_any_amounts(amounts: list[int], every: int) -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=state.batch)), []
     loop.iteration_completed(every=every, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
     loop.run(amounts)
@@ -128,14 +128,14 @@ def test_a_crossing_is_seen_once_whatever_a_clock_does(amounts: list[int], every
     assert log == [new for old, new in itertools.pairwise([0, *values]) if new // every > old // every]
 
 
-def test_a_crossing_that_another_condition_refuses_is_not_made_up_for() -> None:
+def test_crossing_rejected_by_another_filter_is_used_up() -> None:
     open_from = lambda value: lambda state: state.clocks.env_steps >= value  # noqa: E731  # short
     assert crossings(16, 20, every=100, when=open_from(128)) == [208, 304]
     assert crossings(16, 20, once=100, when=open_from(128)) == []
     assert crossings(16, 20, every=100, after=128) == [208, 304]
 
 
-def test_seconds_may_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_can_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
     loop, log = rein.Loop(lambda state: now.__setitem__(0, state.batch)), []
@@ -145,7 +145,7 @@ def test_seconds_may_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log == [-0.4, 0.6, 1.0]
 
 
-def test_on_a_clock_a_filter_counts_from_where_the_clock_stands_when_attached() -> None:
+def test_filter_on_a_clock_starts_at_the_clock_value_when_attached() -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=16)), []
     loop.run(iterations=10)
     loop.iteration_completed(every=100, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
@@ -155,7 +155,7 @@ def test_on_a_clock_a_filter_counts_from_where_the_clock_stands_when_attached() 
     assert log == ["reached later", 208, 304]
 
 
-def test_within_an_epoch_too_a_filter_counts_from_where_it_was_attached() -> None:
+def test_filter_within_an_epoch_starts_at_the_iteration_when_attached() -> None:
     loop, log = rein.Loop(lambda state: None), []
 
     @loop.iteration_completed(once=3)
@@ -169,7 +169,7 @@ def test_within_an_epoch_too_a_filter_counts_from_where_it_was_attached() -> Non
     assert log == [(1, 4), (2, 2), (2, 4)]
 
 
-def test_once_is_never_when_attached_later_on_the_events_own_count_too() -> None:
+def test_once_never_runs_if_attached_later() -> None:
     loop, log = rein.Loop(lambda state: None), []
     loop.run(epochs=5, iterations=2)
     loop.epoch_ended(once=3)(lambda state: log.append(state.epoch))
@@ -179,7 +179,7 @@ def test_once_is_never_when_attached_later_on_the_events_own_count_too() -> None
     assert log == [7]
 
 
-def test_iteration_events_are_counted_though_nobody_heard_them() -> None:
+def test_iteration_events_are_counted_without_handlers() -> None:
     loop, log = rein.Loop(lambda state: None), []
     loop.run(epochs=1, iterations=5)
     loop.iteration_started(every=4)(lambda state: log.append(("started", state.total_iterations + 1)))
@@ -188,7 +188,7 @@ def test_iteration_events_are_counted_though_nobody_heard_them() -> None:
     assert log == [("started", 8), ("completed", 8)]
 
 
-def test_a_firing_whose_step_was_skipped_is_counted_so_that_once_is_once() -> None:
+def test_firing_of_a_skipped_step_is_counted() -> None:
     loop = rein.Loop(lambda state: None)
     log = []
     loop.iteration_started(once=3)(rein.State.halt_epoch)
@@ -198,7 +198,7 @@ def test_a_firing_whose_step_was_skipped_is_counted_so_that_once_is_once() -> No
     assert log == [2]
 
 
-def test_two_filters_of_one_name_remember_apart() -> None:
+def test_filters_of_handlers_with_equal_names_have_separate_memory() -> None:
     loop, log = rein.Loop(lambda state: state.clocks.advance(env_steps=1)), []
     for every in (2, 3):
         loop.iteration_completed(every=every, unit="env_steps")(lambda state, n=every: log.append(n))
@@ -206,12 +206,12 @@ def test_two_filters_of_one_name_remember_apart() -> None:
     assert log == [2, 3, 2, 2, 3]
 
 
-def test_the_plain_filters_agree_with_each_other_on_every_unit_that_counts_iterations() -> None:
+def test_plain_filters_agree_on_all_units_that_count_iterations() -> None:
     for filters in ({"every": 3}, {"once": 4}, {"before": 5}, {"after": 5}, {"every": 2, "after": 3}):
         assert firings(2, 7, **filters) == firings(2, 7, unit="iterations", **filters)
 
 
-def test_a_predicate_may_be_wrapped_by_a_function_of_the_state() -> None:
+def test_predicate_can_be_a_wrapped_function() -> None:
     def of_the_state(function: Callable[[int], bool]) -> Callable[[rein.State], bool]:
         @functools.wraps(function)
         def wrapped(state: rein.State) -> bool:
@@ -261,7 +261,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize(("filters", "error", "text"), NONSENSE, ids=lambda case: str(case).split(" at 0x")[0][:40])
-def test_nonsense_fails_where_it_is_written(filters: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_invalid_filter_raises_at_the_decorator(filters: dict[str, Any], error: type[Exception], text: str) -> None:
     loop = rein.Loop(lambda state: None)
     with pytest.raises(error, match=re.escape(text)):
         loop.epoch_ended(**filters)
@@ -270,12 +270,12 @@ def test_nonsense_fails_where_it_is_written(filters: dict[str, Any], error: type
     assert loop.epoch_ended.handlers == ()
 
 
-def test_whole_numbers_of_any_type_count() -> None:
+def test_integers_of_any_type_are_accepted() -> None:
     for n in (3, 3.0, np.int64(3), np.float32(3)):
         assert firings(1, 7, every=n) == crossings(1, 7, every=n) == [3, 6]
     assert firings(1, 3, every=1e6) == []
 
 
-def test_no_filter_at_all_is_none() -> None:
+def test_no_filter_gives_none() -> None:
     assert firings(1, 3, when=None) == firings(1, 3, when=None, unit=None) == [1, 2, 3]
     assert repr(NOT_GIVEN) == "not given"

@@ -1,4 +1,4 @@
-"""Gradients that are accumulated over iterations are part of the saved state."""
+"""Saving and loading of gradients that are accumulated over iterations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.handlers.checkpoint import checkpoint
 
 
 class Owner:
-    """A part that holds its network and optimizer inside of other objects."""
+    """Part that holds its network and optimizer inside other objects."""
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.networks, self.optimizers = {"main": network}, [optimizer]
@@ -30,7 +30,7 @@ class Owner:
 
 
 def accumulating(owner: str, set_to_none: bool = True) -> rein.Loop:
-    """A loop whose optimizer steps in every third iteration, by the sum of three gradients."""
+    """Return a loop whose optimizer steps in every third iteration, with the sum of three gradients."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
     unused = nn.Linear(1, 1)
@@ -135,7 +135,7 @@ def test_agents_of_rein_have_no_gradients_between_steps() -> None:
     loop = rein.training_loop(PPO(*spaces, hidden=(4,), rollout_steps=4, seed=0), environment, iterations=8)
     loop.run()
     assert loop.state_dict()["gradients"] == {}
-    for parameter in loop.parts["agent"].networks.parameters():  # by a step or a handler of the user's
+    for parameter in loop.parts["agent"].networks.parameters():  # custom steps and handlers may leave gradients there
         parameter.sum().backward()
     names = {name for name, _ in loop.parts["agent"].networks.named_parameters(prefix="networks")}
     assert loop.state_dict()["gradients"]["agent"].keys() == names

@@ -1,4 +1,4 @@
-"""Asking for an end: from handlers, from other threads and from signals; what wins, and what is left afterwards."""
+"""Halts from handlers, threads and signals: which one wins, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def nothing(state: rein.State) -> None:
     "event", ["started", "epoch_started", "iteration_started", "iteration_completed", "epoch_ended"]
 )
 @pytest.mark.parametrize("ask", [rein.State.halt_epoch, rein.State.halt_loop])
-def test_all_handlers_of_the_event_run_though_one_before_them_asked_for_an_end(
-    event: str, ask: Callable[[rein.State], None]
-) -> None:
+def test_halt_does_not_skip_later_handlers_of_the_event(event: str, ask: Callable[[rein.State], None]) -> None:
     loop, log = rein.Loop(nothing), []
     loop.event(event).attach(ask)
     loop.event(event).attach(lambda state: log.append("plain"))
@@ -42,7 +40,7 @@ ASKS: dict[str, Callable[[rein.Loop], None]] = {
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["halt_epoch", "halt_loop", "interrupt"])))
-def test_the_strongest_halt_wins_in_whatever_order_they_are_asked_for(order: tuple[str, ...]) -> None:
+def test_strongest_halt_wins_in_any_order(order: tuple[str, ...]) -> None:
     loop = rein.Loop(nothing)
     for name in order:
         loop.iteration_completed.attach(lambda state, name=name: ASKS[name](loop), once=2)
@@ -51,7 +49,7 @@ def test_the_strongest_halt_wins_in_whatever_order_they_are_asked_for(order: tup
 
 
 @pytest.mark.parametrize("order", [("halt_epoch", "halt_loop"), ("halt_loop", "halt_epoch")])
-def test_a_halt_of_the_loop_is_stronger_than_one_of_the_epoch(order: tuple[str, ...]) -> None:
+def test_halt_of_the_loop_is_stronger_than_halt_of_the_epoch(order: tuple[str, ...]) -> None:
     loop = rein.Loop(nothing)
     for name in order:
         loop.iteration_completed.attach(lambda state, name=name: ASKS[name](loop), once=2)
@@ -59,7 +57,7 @@ def test_a_halt_of_the_loop_is_stronger_than_one_of_the_epoch(order: tuple[str, 
     assert (final.status, final.reason, final.epoch, final.history[-1].status) == ("halted", "loop", 1, "halted")
 
 
-def test_a_halt_is_never_taken_back_by_a_weaker_one_later() -> None:
+def test_later_weaker_halt_does_not_replace_a_halt() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(lambda state: state.halt_loop("first"))
     loop.epoch_halted(rein.State.halt_epoch)
@@ -68,7 +66,7 @@ def test_a_halt_is_never_taken_back_by_a_weaker_one_later() -> None:
     assert (final.status, final.epoch) == ("halted", 1)
 
 
-def test_the_first_reason_is_kept_and_a_halt_without_one_does_not_hide_it() -> None:
+def test_first_reason_is_kept() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(lambda state: state.halt_loop())
     loop.iteration_completed(lambda state: state.halt_loop("solved"))
@@ -79,7 +77,7 @@ def test_the_first_reason_is_kept_and_a_halt_without_one_does_not_hide_it() -> N
     assert reasons == ["solved"] * 3
 
 
-def test_a_reason_does_not_outlive_its_run() -> None:
+def test_reason_is_reset_by_the_next_run() -> None:
     loop = rein.Loop(nothing)
     loop.epoch_ended(once=1)(lambda state: state.halt_loop("enough"))
     assert loop.run(epochs=3, iterations=1).reason == "enough"
@@ -87,7 +85,7 @@ def test_a_reason_does_not_outlive_its_run() -> None:
     assert (final.status, final.reason, final.epoch) == ("completed", None, 3)
 
 
-def test_a_halted_epoch_is_followed_by_a_whole_one() -> None:
+def test_halted_epoch_is_followed_by_a_whole_epoch() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=2)(rein.State.halt_epoch)
     final = loop.run(epochs=3, iterations=5)
@@ -98,7 +96,7 @@ def test_a_halted_epoch_is_followed_by_a_whole_one() -> None:
     ]
 
 
-def test_a_halt_between_two_epochs_ends_neither_of_them() -> None:
+def test_halt_between_two_epochs_ends_neither() -> None:
     loop = rein.Loop(nothing)
     loop.epoch_ended(lambda state: state.request(rein.State.halt_epoch))
     for state in loop.stream(epochs=3, iterations=2):
@@ -107,7 +105,7 @@ def test_a_halt_between_two_epochs_ends_neither_of_them() -> None:
 
 
 @pytest.mark.parametrize("ask", ["stop", "interrupt"])
-def test_a_run_is_ended_from_another_thread(ask: str) -> None:
+def test_run_can_be_ended_from_another_thread(ask: str) -> None:
     loop, entered = rein.Loop(lambda state: entered.set() or time.sleep(0)), threading.Event()
 
     def other() -> None:
@@ -122,8 +120,8 @@ def test_a_run_is_ended_from_another_thread(ask: str) -> None:
 
 
 @pytest.mark.parametrize("ask", ["stop", "interrupt"])
-def test_a_run_is_ended_from_a_signal_even_in_the_middle_of_another_halt(ask: str) -> None:
-    """A handler of SIGALRM runs between any two instructions: also inside `halt_epoch`, where a lock would be held."""
+def test_run_can_be_ended_from_a_signal_during_another_halt(ask: str) -> None:
+    """A handler of SIGALRM runs between any two instructions, also inside `halt_epoch`, which uses no lock."""
     loop = rein.Loop(nothing)
     loop.iteration_completed(rein.State.halt_epoch)
     before = signal.signal(signal.SIGALRM, lambda *_: getattr(loop, ask)("signal"))
@@ -137,7 +135,7 @@ def test_a_run_is_ended_from_a_signal_even_in_the_middle_of_another_halt(ask: st
 
 
 @pytest.mark.parametrize("ask", [*ASKS])
-def test_a_halt_is_ignored_with_a_warning_where_nothing_runs(ask: str) -> None:
+def test_halt_without_a_run_warns_and_is_ignored(ask: str) -> None:
     loop = rein.Loop(nothing)
     with pytest.warns(RuntimeWarning, match="a halt requested before a run is ignored"):
         ASKS[ask](loop)
@@ -149,7 +147,7 @@ def test_a_halt_is_ignored_with_a_warning_where_nothing_runs(ask: str) -> None:
     assert [record.status for record in final.history] == ["completed"] * 3
 
 
-def test_an_interrupt_finishes_the_iteration_in_which_it_comes() -> None:
+def test_interrupt_finishes_the_current_iteration() -> None:
     loop, log = rein.Loop(lambda state: log.append("step")), []
     loop.iteration_started(once=2)(lambda state: loop.interrupt())
     loop.iteration_completed(lambda state: log.append("completed"))
@@ -158,7 +156,7 @@ def test_an_interrupt_finishes_the_iteration_in_which_it_comes() -> None:
     assert (final.iteration, final.epoch_open) == (2, True)
 
 
-def test_an_interrupt_in_every_iteration_still_gets_somewhere() -> None:
+def test_interrupt_in_every_iteration_still_makes_progress() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_started(lambda state: loop.interrupt())
     for finished in (1, 2, 3):
@@ -166,7 +164,7 @@ def test_an_interrupt_in_every_iteration_still_gets_somewhere() -> None:
     assert loop.run(iterations=3).status == "completed"
 
 
-def test_a_run_that_goes_on_after_a_halt_of_the_loop_begins_the_next_epoch() -> None:
+def test_run_after_a_halt_of_the_loop_starts_the_next_epoch() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=2)(rein.State.halt_loop)
     loop.run(epochs=2, iterations=5)
@@ -175,7 +173,7 @@ def test_a_run_that_goes_on_after_a_halt_of_the_loop_begins_the_next_epoch() -> 
 
 
 @pytest.mark.parametrize("how", ["halt_epoch", "halt_loop", "stop"])
-def test_an_epoch_that_was_halted_and_interrupted_is_ended_as_halted_by_the_next_run(how: str) -> None:
+def test_halted_and_interrupted_epoch_ends_as_halted_in_the_next_run(how: str) -> None:
     loop, log = rein.Loop(nothing), []
     loop.iteration_completed(once=2)(lambda state: loop.interrupt())
     loop.iteration_completed(once=2)(lambda state: ASKS[how](loop))
@@ -187,7 +185,7 @@ def test_an_epoch_that_was_halted_and_interrupted_is_ended_as_halted_by_the_next
     assert [(r.status, r.iterations) for r in final.history] == [("halted", 2), ("completed", 5)]
 
 
-def test_a_loop_may_run_with_other_limits_after_an_interrupt() -> None:
+def test_interrupted_loop_can_continue_with_other_limits() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=4)(lambda state: loop.interrupt())
     loop.run(iterations=10)

@@ -1,4 +1,4 @@
-"""What is told of the code that a run was made with."""
+"""The description of a run: git commit and versions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BRANCH = "# branch.head main\n# branch.upstream origin/main\n# branch.ab +1 -0\n
 CHANGED = f"1 .M N... 100644 100644 100644 {COMMIT} {COMMIT} rein/a file.py\n"
 
 
-def git_says(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> Any:
-    """What a run tells of git, where git gives that answer."""
+def git_entry(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> Any:
+    """Return the git entry of a run if git gives this answer."""
 
     def run(command: list[str], **_: Any) -> Any:
         if isinstance(answer, Exception):
@@ -29,8 +29,8 @@ def git_says(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> Any:
 
 
 @pytest.mark.parametrize("changes", ["", CHANGED])
-def test_the_commit_and_whether_anything_is_changed(monkeypatch: pytest.MonkeyPatch, changes: str) -> None:
-    told = git_says(monkeypatch, f"# branch.oid {COMMIT}\n{BRANCH}{changes}")
+def test_commit_and_whether_files_are_changed(monkeypatch: pytest.MonkeyPatch, changes: str) -> None:
+    told = git_entry(monkeypatch, f"# branch.oid {COMMIT}\n{BRANCH}{changes}")
     assert told == {"commit": COMMIT, "changed": bool(changes)}
 
 
@@ -44,12 +44,12 @@ def test_the_commit_and_whether_anything_is_changed(monkeypatch: pytest.MonkeyPa
     ],
     ids=["no commit yet", "no git", "no repository", "a slow disk"],
 )
-def test_nothing_where_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
-    assert git_says(monkeypatch, answer) is None
+def test_no_git_entry_without_a_commit(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
+    assert git_entry(monkeypatch, answer) is None
 
 
-def test_versions_are_those_that_are_installed() -> None:
+def test_versions_are_the_installed_ones() -> None:
     versions = run_info(Loop(lambda state: None))["versions"]
     for package in ("torch", "numpy", "gymnasium", "h5py", "attrs", "blinker"):
-        said, installed = versions[package], importlib.metadata.version(package)
-        assert said.partition("+")[0] == installed.partition("+")[0]  # torch's module adds what it is built for
+        version, installed = versions[package], importlib.metadata.version(package)
+        assert version.partition("+")[0] == installed.partition("+")[0]  # torch's module version includes its build

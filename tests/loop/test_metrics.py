@@ -1,4 +1,4 @@
-"""Metrics: what they count, when they start anew, and in which form they are kept."""
+"""Metrics: accumulation, reset per epoch, and storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCED = {"mean": 2.0, "sum": 6.0, "min": 1.0, "max": 3.0, "last": 3.0}
 
 
 def run(values: list[Any], reduce: Any = "mean", epochs: int = 1, **options: Any) -> rein.State:
-    """The end of a run whose metric `x` takes these values in each epoch."""
+    """Return the final state of a run whose metric `x` takes these values in each epoch."""
     loop = rein.Loop(lambda state: {"x": state.batch}, **options)
     loop.metric("x", "x", reduce)
     return loop.run(values, epochs=epochs)
@@ -26,25 +26,25 @@ def run(values: list[Any], reduce: Any = "mean", epochs: int = 1, **options: Any
 
 @pytest.mark.parametrize("reduce", REDUCED)
 @pytest.mark.parametrize("number", [float, int, torch.tensor, np.float32, lambda x: torch.tensor([x])])
-def test_each_reduction_of_numbers_and_of_tensors(reduce: str, number: Any) -> None:
+def test_reductions_of_numbers_and_tensors(reduce: str, number: Any) -> None:
     final = run([number(2), number(1), number(3)], reduce)
     assert final.metrics["x"] == REDUCED[reduce]
     assert type(final.metrics["x"]) is float
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_a_mean_is_the_mean(values: list[float]) -> None:
+def test_mean_equals_the_mean_of_the_values(values: list[float]) -> None:
     assert run(values).metrics["x"] == pytest.approx(sum(values) / len(values), abs=1e-6)
     assert run([torch.tensor(v, dtype=torch.float64) for v in values]).metrics["x"] == pytest.approx(
         sum(values) / len(values), abs=1e-6
     )
 
 
-def test_a_long_sum_of_single_precision_is_kept_in_double() -> None:
+def test_long_sum_of_float32_is_accumulated_in_float64() -> None:
     assert run([torch.tensor(16_777_216.0), *[torch.tensor(1.0)] * 50], "sum").metrics["x"] == 16_777_266.0
 
 
-def test_a_reduction_of_ones_own_is_told_what_is_accumulated_and_how_many_came_before() -> None:
+def test_custom_reduction_receives_accumulated_value_and_count() -> None:
     told = []
 
     def product(accumulated: float | None, value: float, count: int) -> float:
@@ -55,13 +55,13 @@ def test_a_reduction_of_ones_own_is_told_what_is_accumulated_and_how_many_came_b
     assert told == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
 
 
-def test_an_exponential_moving_average_begins_with_the_first_value() -> None:
+def test_exponential_moving_average_starts_at_the_first_value() -> None:
     assert run([4.0, 8.0], ema(0.25)).metrics["x"] == 5.0
     with pytest.raises(ValueError, match=r"ema\(alpha=0\): the weight of the newest value must be in \(0, 1\]"):
         ema(0)
 
 
-def test_a_mean_counts_only_the_iterations_that_reported() -> None:
+def test_mean_counts_only_iterations_that_reported() -> None:
     assert run([1.0, None, 3.0, None]).metrics["x"] == 2.0
     loop = rein.Loop(lambda state: {"x": 5.0} if state.iteration == 2 else {})
     loop.metric("x", "x")
@@ -69,12 +69,12 @@ def test_a_mean_counts_only_the_iterations_that_reported() -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCED)
-def test_what_was_never_reported_is_not_a_number(reduce: str) -> None:
+def test_unreported_metric_is_nan(reduce: str) -> None:
     final = run([None, None], reduce)
     assert math.isnan(final.metrics["x"]) and math.isnan(final.history[-1].metrics["x"])
 
 
-def test_a_metric_has_this_iterations_value_when_it_is_completed() -> None:
+def test_metric_includes_the_iteration_that_is_completed() -> None:
     loop, seen = rein.Loop(lambda state: {"x": float(state.total_iterations)}), []
     loop.metric("x", "x", "last")
     loop.iteration_completed(lambda state: seen.append(state.metrics["x"]))
@@ -82,7 +82,7 @@ def test_a_metric_has_this_iterations_value_when_it_is_completed() -> None:
     assert seen == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_metrics_start_anew_in_each_epoch_also_after_one_that_was_halted() -> None:
+def test_metrics_reset_in_each_epoch_also_after_a_halt() -> None:
     loop, begun = rein.Loop(lambda state: {"x": 1.0}), []
     loop.metric("x", "x", "sum")
     loop.epoch_started(lambda state: begun.append(state.metrics["x"]))
@@ -92,12 +92,12 @@ def test_metrics_start_anew_in_each_epoch_also_after_one_that_was_halted() -> No
     assert all(math.isnan(x) for x in begun)
 
 
-def test_the_finished_epochs_metrics_can_be_read_after_the_run() -> None:
+def test_metrics_of_the_last_epoch_are_readable_after_the_run() -> None:
     assert run([1.0, 3.0], epochs=2).metrics["x"] == 2.0
 
 
 @pytest.mark.parametrize("source", [lambda state: state.step_state["x"] * 2, "x"])
-def test_a_metric_comes_from_a_key_or_from_a_function_of_the_state(source: Any) -> None:
+def test_source_is_a_key_or_a_function_of_the_state(source: Any) -> None:
     loop = rein.Loop(lambda state: {"x": 1.5})
     loop.metric("y", source)
     assert loop.run(iterations=2).metrics["y"] == (1.5 if source == "x" else 3.0)
@@ -108,26 +108,26 @@ class Reporting(NamedTuple):
     x: float = 7.0
 
 
-def test_a_key_is_looked_up_in_the_metrics_of_the_step_state_where_it_has_some() -> None:
+def test_key_is_looked_up_in_the_metrics_of_the_step_state() -> None:
     for step_state, expected in ((Reporting({"x": 1.0}), 1.0), (Reporting({}), math.nan), (Reporting(None), math.nan)):
         loop = rein.Loop(lambda state, step_state=step_state: step_state)
         loop.metric("x", "x")
         assert loop.run(iterations=1).metrics["x"] == pytest.approx(expected, nan_ok=True)
 
 
-def test_values_stay_tensors_without_a_gradient_until_they_are_read() -> None:
+def test_values_stay_detached_tensors_until_read() -> None:
     weight = torch.ones((), requires_grad=True)
     loop = rein.Loop(lambda state: {"x": weight * 2})
     loop.metric("x", "x")
     final = loop.run(epochs=2, iterations=3)
-    kept = final.metrics._accumulators["x"].accumulated  # type: ignore[attr-defined]  # looks inside
+    kept = final.metrics._accumulators["x"].accumulated  # type: ignore[attr-defined]  # private access
     assert isinstance(kept, torch.Tensor) and not kept.requires_grad
     frozen = final.history[-1].metrics
-    assert isinstance(frozen._values["x"], torch.Tensor)  # type: ignore[attr-defined]  # looks inside
+    assert isinstance(frozen._values["x"], torch.Tensor)  # type: ignore[attr-defined]  # private access
     assert frozen["x"] == 2.0 and dict(frozen) == {"x": 2.0}
 
 
-def test_what_is_no_single_number_is_an_error_that_names_the_metric() -> None:
+def test_value_that_is_not_one_number_raises_with_the_name() -> None:
     with pytest.raises(
         ValueError, match=r"metric 'x' has shape \(3,\); a metric must be one number per iteration: reduce it"
     ):
@@ -137,7 +137,7 @@ def test_what_is_no_single_number_is_an_error_that_names_the_metric() -> None:
             run([wrong])
 
 
-def test_a_handler_may_assign_a_metric_for_this_epoch() -> None:
+def test_handler_can_assign_a_metric_for_this_epoch() -> None:
     loop = rein.Loop(lambda state: {"x": 1.0})
     loop.metric("x", "x")
 
@@ -154,7 +154,7 @@ def test_a_handler_may_assign_a_metric_for_this_epoch() -> None:
     assert final.metrics.get("score", -1.0) == -1.0
 
 
-def test_what_is_assigned_must_be_one_number() -> None:
+def test_assigned_value_must_be_one_number() -> None:
     metrics = Metrics()
     with pytest.raises(ValueError, match=r"metrics\['x'\]: a metric must be one number, got a tensor of shape \(2,\)"):
         metrics["x"] = torch.zeros(2)
@@ -166,7 +166,7 @@ def test_what_is_assigned_must_be_one_number() -> None:
     assert len(metrics) == 0
 
 
-def test_a_metric_may_be_computed_when_it_is_read() -> None:
+def test_metric_can_be_computed_when_read() -> None:
     loop, value = rein.Loop(lambda state: None), [1.0]
     loop.metrics.compute("computed", lambda: value[0])
     assert loop.run(iterations=1).history[-1].metrics["computed"] == 1.0
@@ -175,7 +175,7 @@ def test_a_metric_may_be_computed_when_it_is_read() -> None:
     assert loop.state.history[-1].metrics["computed"] == 1.0
 
 
-def test_a_metric_that_is_new_in_mid_epoch_counts_from_there() -> None:
+def test_metric_added_within_an_epoch_starts_there() -> None:
     loop = rein.Loop(lambda state: {"x": float(state.iteration)})
     loop.iteration_completed(once=2)(lambda state: loop.metric("x", "x", "min"))
     assert loop.run(iterations=4).metrics["x"] == 2.0
@@ -186,7 +186,7 @@ def test_history_keeps_the_last_thousand_epochs() -> None:
     assert [final.history[0].epoch, final.history[-1].epoch, len(final.history)] == [3, 1002, 1000]
 
 
-def test_bad_metrics_fail_where_they_are_written() -> None:
+def test_invalid_metric_raises_at_once() -> None:
     loop = rein.Loop(lambda state: None)
     loop.metric("x", "x")
     with pytest.raises(ValueError, match="the loop already has a metric 'x'; choose another name"):
@@ -198,22 +198,22 @@ def test_bad_metrics_fail_where_they_are_written() -> None:
     with pytest.raises(
         TypeError, match="metric 'y': source must be a key of the step's metrics or a function of the state"
     ):
-        loop.metric("y", 3)  # type: ignore[arg-type]  # wrong on purpose
+        loop.metric("y", 3)  # type: ignore[arg-type]  # invalid on purpose
     with pytest.raises(TypeError, match="metric 'y': reduce must be a name or a function, got None"):
-        loop.metric("y", "y", reduce=None)  # type: ignore[arg-type]  # wrong on purpose
+        loop.metric("y", "y", reduce=None)  # type: ignore[arg-type]  # invalid on purpose
     with pytest.raises(TypeError, match="the name of a metric must be a string, got 3"):
-        loop.metric(3, "y")  # type: ignore[arg-type]  # wrong on purpose
+        loop.metric(3, "y")  # type: ignore[arg-type]  # invalid on purpose
     assert list(loop.metrics) == ["x"]
 
 
 @pytest.mark.parametrize("name", [0, None, b"loss", ("a", 1)])
-def test_the_name_of_a_metric_is_a_string_in_the_line_that_gives_it(name: Any) -> None:
+def test_metric_name_must_be_a_string(name: Any) -> None:
     with pytest.raises(TypeError, match="the name of a metric must be a string, got"):
         Metrics()[name] = 1.0
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
-def test_a_name_that_no_file_holds_is_refused_in_the_line_that_gives_it(name: str) -> None:
+def test_metric_name_that_files_cannot_store_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="files cannot store it"):
         Metrics()[name] = 1.0
     with pytest.raises(ValueError, match="files cannot store it"):
@@ -223,13 +223,13 @@ def test_a_name_that_no_file_holds_is_refused_in_the_line_that_gives_it(name: st
 @pytest.mark.parametrize("reduce", ["min", "max"])
 @pytest.mark.parametrize("number", [float, torch.tensor])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_the_extreme_of_what_is_no_number_is_none_wherever_it_came(reduce: str, number: Any, place: int) -> None:
+def test_extreme_with_a_nan_is_nan_at_any_place(reduce: str, number: Any, place: int) -> None:
     values = [1.0, 3.0]
     values.insert(place, math.nan)
     assert math.isnan(run([number(value) for value in values], reduce=reduce).metrics["x"])
 
 
-def test_metrics_read_like_a_dictionary() -> None:
+def test_metrics_behave_like_a_mapping() -> None:
     final = run([2.0])
     final.metrics["assigned"] = 3
     assert dict(final.metrics) == {"x": 2.0, "assigned": 3.0}
@@ -243,9 +243,7 @@ def test_metrics_read_like_a_dictionary() -> None:
     ("reduce", "expected"),
     [("mean", 2.5), ("sum", 5.0), ("min", 2.0), ("max", 3.0), ("last", 3.0), (ema(0.5), 2.5), (lambda a, x, n: x, 3.0)],
 )
-def test_a_tensor_that_is_written_to_later_counts_as_what_it_was(
-    reduce: Any, expected: float, kind: torch.dtype
-) -> None:
+def test_tensor_modified_later_keeps_its_reported_value(reduce: Any, expected: float, kind: torch.dtype) -> None:
     learned = torch.nn.Parameter(torch.tensor(1.0, dtype=kind))
 
     @rein.Loop
@@ -260,7 +258,7 @@ def test_a_tensor_that_is_written_to_later_counts_as_what_it_was(
 
 
 @pytest.mark.parametrize("returned", [None, "1", torch.ones(2), (1.0, 2)])
-def test_what_reduce_returns_is_checked_in_the_first_iteration(returned: Any) -> None:
+def test_result_of_reduce_is_checked_in_the_first_iteration(returned: Any) -> None:
     loop = rein.Loop(lambda state: None, iterations=5)
     loop.metric("x", lambda state: 1.0, reduce=lambda accumulated, value, count: returned)
     with pytest.raises(TypeError, match=r"metric 'x': reduce returned .*; return one number"):

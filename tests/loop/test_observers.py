@@ -1,4 +1,4 @@
-"""Observers and events of one's own."""
+"""Observers and custom events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def nothing(state: rein.State) -> None:
     return None
 
 
-def test_an_observer_is_sent_the_loop_and_the_state_by_name() -> None:
+def test_observer_receives_loop_and_state() -> None:
     loop, seen = rein.Loop(nothing), []
 
     def observer(sender: rein.Loop, *, state: rein.State) -> None:
@@ -25,7 +25,7 @@ def test_an_observer_is_sent_the_loop_and_the_state_by_name() -> None:
     assert seen == [(loop, loop.state)]
 
 
-def test_observers_come_after_the_handlers_in_the_order_in_which_they_were_attached() -> None:
+def test_observers_run_after_handlers_in_the_order_of_attachment() -> None:
     loop, log = rein.Loop(nothing), []
     for number in range(50):
         loop.epoch_ended.observe(lambda loop, state, number=number: log.append(number))
@@ -34,7 +34,7 @@ def test_observers_come_after_the_handlers_in_the_order_in_which_they_were_attac
     assert log == ["handler", *range(50)]
 
 
-def test_observers_are_held_strongly_and_what_they_return_is_nobodys_business() -> None:
+def test_observers_are_held_strongly_and_their_results_ignored() -> None:
     loop, log = rein.Loop(nothing), []
 
     def attach() -> None:
@@ -49,7 +49,7 @@ def test_observers_are_held_strongly_and_what_they_return_is_nobodys_business() 
     assert log == ["x", "x"]
 
 
-def test_an_observer_that_raises_is_reported_once_and_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_observer_is_logged_once_and_disconnected(caplog: pytest.LogCaptureFixture) -> None:
     loop, log = rein.Loop(nothing), []
 
     def broken(loop: rein.Loop, state: rein.State) -> None:
@@ -64,12 +64,12 @@ def test_an_observer_that_raises_is_reported_once_and_disconnected(caplog: pytes
     assert final.status == "completed"
     assert log == ["before", "broken", "after", "before", "after"]
     (record,) = caplog.records
-    assert record.message.startswith("observer test_an_observer_that_raises")
+    assert record.message.startswith("observer test_failing_observer_is_logged_once")
     assert record.message.endswith("broken of epoch_ended failed and is disconnected")
     assert record.exc_info is not None and isinstance(record.exc_info[1], KeyError)
 
 
-def test_an_event_whose_last_observer_was_disconnected_costs_nothing_again() -> None:
+def test_event_without_observers_costs_nothing() -> None:
     loop = rein.Loop(nothing)
     loop.epoch_ended.observe(lambda loop, state: 1 / 0)
     assert len(loop.epoch_ended.calls) == 1
@@ -77,7 +77,7 @@ def test_an_event_whose_last_observer_was_disconnected_costs_nothing_again() -> 
     assert loop.epoch_ended.calls == ()
 
 
-def test_an_event_that_nobody_hears_has_nothing_to_call() -> None:
+def test_event_without_handlers_calls_nothing() -> None:
     loop = rein.Loop(nothing)
     assert all(event.calls == () for event in loop.events.values())
     loop.epoch_ended(every=0)(nothing)
@@ -86,7 +86,7 @@ def test_an_event_that_nobody_hears_has_nothing_to_call() -> None:
     assert loop.epoch_ended.calls == (nothing,)
 
 
-def test_observers_of_one_loop_hear_no_other() -> None:
+def test_observers_receive_only_events_of_their_loop() -> None:
     first, second, log = rein.Loop(nothing), rein.Loop(nothing), []
     first.epoch_ended.observe(lambda loop, state: log.append(loop is first))
     second.run(iterations=1)
@@ -95,12 +95,12 @@ def test_observers_of_one_loop_hear_no_other() -> None:
     assert log == [True]
 
 
-def test_what_cannot_be_called_is_no_observer() -> None:
+def test_non_callable_observer_is_rejected() -> None:
     with pytest.raises(TypeError, match="epoch_ended: an observer must be callable with"):
-        rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # wrong on purpose
+        rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # invalid on purpose
 
 
-def test_an_event_of_ones_own_has_the_same_rights() -> None:
+def test_custom_event_behaves_like_a_built_in_one() -> None:
     loop, log = rein.Loop(lambda state: loop.emit("sampled")), []
     sampled = loop.define("sampled")
     assert loop.sampled is sampled is loop.event("sampled")
@@ -114,20 +114,20 @@ def test_an_event_of_ones_own_has_the_same_rights() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "two words", "1st", "class", "a-b", 3, None])
-def test_an_events_name_is_one_that_can_be_written(name: Any) -> None:
+def test_event_name_must_be_an_identifier(name: Any) -> None:
     with pytest.raises(ValueError, match="the name of an event must be a Python identifier"):
         rein.Loop(nothing).define(name)
 
 
 @pytest.mark.parametrize("name", ["epoch_ended", "run", "state", "parts", "epochs", "step", "metrics", "_debug", "own"])
-def test_an_events_name_hides_nothing_that_the_loop_has(name: str) -> None:
+def test_event_name_cannot_hide_an_attribute_of_the_loop(name: str) -> None:
     with pytest.raises(
         ValueError, match=f"define\\('{name}'\\): the loop already has an attribute or event with this name"
     ):
         rein.Loop(nothing).define(name)
 
 
-def test_defining_an_event_twice_is_an_error() -> None:
+def test_defining_an_event_twice_raises() -> None:
     loop = rein.Loop(nothing)
     loop.define("sampled")
     with pytest.raises(ValueError, match="the loop already has an attribute or event with this name"):
@@ -135,7 +135,7 @@ def test_defining_an_event_twice_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("event", ["iteration_completed", "epoch_ended", "completed"])
-def test_an_observer_hears_of_an_event_in_which_a_handler_raised(event: str) -> None:
+def test_observer_runs_even_if_a_handler_raised(event: str) -> None:
     loop, heard = rein.Loop(nothing), []
     loop.event(event).attach(lambda state: 1 / 0)
     loop.event(event).observe(lambda loop, state: heard.append(event))

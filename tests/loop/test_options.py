@@ -1,4 +1,4 @@
-"""What a loop is built with (strict, compile, debug), what it owns, how it looks, and that it cannot be copied."""
+"""Options of a loop (strict, compile, debug), owned parts, repr, and copying."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outer(NamedTuple):
 
 
 def drifting(second: Any) -> Any:
-    """A step that returns Outer at first and `second` afterwards."""
+    """Return a step that returns Outer first and `second` afterwards."""
     return lambda state: second if state.iteration else Outer(Inner(torch.zeros(2, 3)))
 
 
@@ -53,7 +53,7 @@ def drifting(second: Any) -> Any:
         ),
     ],
 )
-def test_strict_names_by_path_what_drifted_in_step_state(second: Any, text: str) -> None:
+def test_strict_names_the_path_that_changed_in_step_state(second: Any, text: str) -> None:
     with pytest.raises(TypeError, match=re.escape("strict: step_state drifted: ")) as raised:
         rein.Loop(drifting(second), strict=True).run(iterations=3)
     assert text in str(raised.value)
@@ -61,14 +61,14 @@ def test_strict_names_by_path_what_drifted_in_step_state(second: Any, text: str)
     rein.Loop(drifting(second)).run(iterations=3)
 
 
-def test_strict_lets_values_change() -> None:
+def test_strict_allows_other_values() -> None:
     loop = rein.Loop(
         lambda state: Outer(Inner(torch.full((2, 3), float(state.iteration))), state.iteration), strict=True
     )
     assert loop.run(epochs=2, iterations=3, init=None).step_state.total == 2
 
 
-def test_debug_logs_every_event_with_the_time_since_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_debug_logs_every_event_with_the_elapsed_time(caplog: pytest.LogCaptureFixture) -> None:
     loop = rein.Loop(lambda state: loop.emit("phase"), debug=True)
     loop.define("phase")
     with caplog.at_level(logging.INFO, "rein"):
@@ -87,13 +87,13 @@ def test_debug_logs_every_event_with_the_time_since_the_one_before(caplog: pytes
     ]
 
 
-def test_without_debug_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "rein"):
         rein.Loop(nothing).run(iterations=1)
     assert caplog.messages == []
 
 
-def test_compile_passes_the_step_through_the_compiler_with_its_options() -> None:
+def test_compile_passes_its_options_to_the_compiler() -> None:
     graphs = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -106,8 +106,8 @@ def test_compile_passes_the_step_through_the_compiler_with_its_options() -> None
     loop = rein.Loop(step, compile={"backend": backend}, strict=True)
     final = loop.run(iterations=4, init=torch.zeros(3))
     assert torch.equal(final.step_state, torch.full((3,), 15.0))
-    assert len(graphs) == 1, "compiled once, for all iterations"
-    assert repr(loop).startswith("Loop(test_compile_passes"), "it keeps its name"
+    assert len(graphs) == 1, "compiled once for all iterations"
+    assert repr(loop).startswith("Loop(test_compile_passes"), "the step keeps its name"
 
 
 class Saved:
@@ -118,10 +118,10 @@ class Saved:
 
 
 class Configured:
-    config: dict[str, Any] = {}  # noqa: RUF012  # never changed
+    config: dict[str, Any] = {}  # noqa: RUF012  # never modified
 
 
-def test_a_loop_owns_what_has_state_or_configuration() -> None:
+def test_own_accepts_parts_with_state_or_configuration() -> None:
     loop, part, configured = rein.Loop(nothing), Saved(), Configured()
     assert loop.own("agent", part) is part
     assert loop.own("environment", configured) is configured
@@ -132,7 +132,7 @@ def test_a_loop_owns_what_has_state_or_configuration() -> None:
         loop.own("x", 3)
 
 
-def test_a_loop_shows_its_handlers_metrics_and_parts() -> None:
+def test_repr_shows_handlers_metrics_and_parts() -> None:
     loop = rein.Loop(nothing, epochs=3)
     loop.epoch_ended(nothing)
     loop.metric("loss", "loss")
@@ -147,22 +147,22 @@ def test_a_loop_shows_its_handlers_metrics_and_parts() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_loop_is_not_copied_because_its_handlers_would_not_be(duplicate: Any) -> None:
+def test_loop_cannot_be_copied_or_pickled(duplicate: Any) -> None:
     loop = rein.Loop(nothing)
     with pytest.raises(TypeError, match=r"cannot be copied or pickled: build a new one and load loop.state_dict\(\)"):
         duplicate(loop)
     assert loop.run(iterations=1).status == "completed"
 
 
-def test_copying_only_the_metrics_or_the_memory_of_a_state_works() -> None:
+def test_metrics_and_memory_can_be_copied() -> None:
     loop = rein.Loop(lambda state: {"x": torch.tensor(1.0)})
     loop.metric("x", "x")
     loop.run(iterations=2)
     assert dict(copy.deepcopy(loop.state.metrics)) == {"x": 1.0}
 
 
-def test_a_run_that_only_the_step_can_end_says_so_first(caplog: pytest.LogCaptureFixture) -> None:
-    told = "neither data nor iterations: an epoch ends only when the step halts it"
+def test_endless_run_warns_first(caplog: pytest.LogCaptureFixture) -> None:
+    warning = "neither data nor iterations: an epoch ends only when the step halts it"
 
     def step(state: rein.State) -> None:
         if state.iteration == 3:
@@ -171,26 +171,26 @@ def test_a_run_that_only_the_step_can_end_says_so_first(caplog: pytest.LogCaptur
     loop = rein.Loop(step)
     loop.epoch_ended(nothing)
     loop.run(epochs=2)
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(warning) == 1
     loop.run([1], epochs=3)
     loop.run(epochs=4, iterations=2)
-    loop.iteration_completed(nothing)  # which may halt
+    loop.iteration_completed(nothing)  # it could halt
     loop.run(epochs=5)
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(warning) == 1
 
 
-def test_another_first_step_state_for_a_run_that_goes_on_is_ignored_and_that_is_said(
+def test_other_init_of_a_continued_run_is_ignored_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = "run(init=...) is ignored: the run continues"
+    warning = "run(init=...) is ignored: the run continues"
     loop, init = rein.Loop(lambda state: state.step_state + 1, iterations=2), 300
     for epochs in (1, 2):
         loop.run(epochs=epochs, init=init)
     loop.run(epochs=3)
-    assert told not in caplog.text
+    assert warning not in caplog.text
     assert loop.run(epochs=4, init=50).step_state == 308
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(warning) == 1
     resumed = rein.Loop(lambda state: state.step_state + 1, iterations=2)
     resumed.load_state_dict(loop.state_dict())
     assert resumed.run(epochs=5, init=0).step_state == 310
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(warning) == 1

@@ -1,7 +1,7 @@
-"""Every event of every kind of run, compared with traces derived from the tables of docs/reference/loop.md.
+"""The events of every kind of run, compared with traces derived from the tables of docs/reference/loop.md.
 
-The model below knows no more than what stands in the tables: what follows an event, with which counters, and what
-follows where something was asked for or raised in it. Neither the loop nor its code is looked at.
+The model below uses only the tables: the event after each event, the counters, and the effect of each halt and
+exception. It does not use the code of the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAYS = ("state.halt_epoch()", "state.halt_loop()", "loop.interrupt()", "an excep
 
 
 def table(first_heading: str) -> dict[str, dict[str, str]]:
-    """A table of the page as {first cell: {heading: cell}}; the first cells are names in backticks."""
+    """Return a table of the page as {first cell: {heading: cell}}. First cells are names in backticks."""
     page = PAGE[PAGE.index(f"| {first_heading} ") :].splitlines()
     lines = itertools.takewhile(lambda line: line.startswith("|"), page)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Something asked for in an event, the `at`-th time that it fires."""
+    """A halt or exception in an event, at its `at`-th firing."""
 
     event: str
     way: str
@@ -57,7 +57,7 @@ class Ask(NamedTuple):
 
 
 def expected(ask: Ask | None) -> Iterator[Seen]:
-    """The trace that the tables promise for EPOCHS x ITERATIONS, with something asked for once."""
+    """Yield the trace that the tables predict for EPOCHS x ITERATIONS, with one halt or exception."""
     k, i, seen = 0, 0, Seen("", 0, 0, 0, 0)
     times: collections.Counter[str] = collections.Counter()
     due = ["started"]
@@ -80,14 +80,14 @@ def expected(ask: Ask | None) -> Iterator[Seen]:
 
 
 def following(event: str, k: int, i: int) -> list[str]:
-    """What comes after an event by itself: the first name while something is left to do, else the last."""
+    """Return the event after an event: the first name while something is left to do, else the last."""
     left = {"started": k < EPOCHS, "epoch_ended": k < EPOCHS, "iteration_completed": i < ITERATIONS}
     choice = names(EVENTS[event]["then"])
     return choice[:1] if left.get(event, True) else choice[-1:]
 
 
 def composed(ask: Ask | None, trace: list[Seen], step: Callable[[rein.State], Any] | None = None) -> rein.Loop:
-    """A loop that records every event in `trace`, and asks."""
+    """Return a loop that records every event in `trace` and applies `ask`."""
     loop = rein.Loop(step or (lambda state: loop.emit("phase")), epochs=EPOCHS, iterations=ITERATIONS)
     loop.define("phase")
     for name in loop.events:
@@ -111,7 +111,7 @@ def record_and_ask(loop: rein.Loop, name: str, ask: Ask | None, trace: list[Seen
 
 
 def recorded(ask: Ask | None) -> tuple[rein.Loop, list[Seen]]:
-    """The loop and the trace of a run in which it is asked for; what is raised there propagates."""
+    """Return the loop and the trace of a run with `ask`. Exceptions propagate."""
     trace: list[Seen] = []
     loop = composed(ask, trace)
     with pytest.raises(ZeroDivisionError) if ask and ask.way == "an exception" else contextlib.nullcontext():
@@ -129,19 +129,19 @@ ASKS = [
 ]
 
 
-def test_the_tables_know_every_event_of_a_loop_and_no_other() -> None:
+def test_tables_list_all_events_of_a_loop() -> None:
     loop = rein.Loop(lambda state: None)
     assert set(EVENTS) == set(HALTS) == {*loop.events, "phase"}
 
 
-def test_a_run_that_completes_fires_what_the_table_says() -> None:
+def test_completed_run_follows_the_tables() -> None:
     trace = recorded(None)[1]
     assert trace == list(expected(None))
     assert len(trace) == 2 + EPOCHS * (3 + 3 * ITERATIONS)
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: f"{ask.way} in {ask.event} {ask.at}")
-def test_what_is_asked_for_does_what_the_tables_say(ask: Ask) -> None:
+def test_halt_or_exception_follows_the_tables(ask: Ask) -> None:
     loop, trace = recorded(ask)
     assert trace == list(expected(ask))
     assert loop.state.status == trace[-1].event
@@ -149,8 +149,8 @@ def test_what_is_asked_for_does_what_the_tables_say(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_asked_for_in_epoch_halted_does_what_the_tables_say(way: str) -> None:
-    """`epoch_halted` fires only when something else has halted the epoch: its own row is applied to that trace."""
+def test_halt_or_exception_in_epoch_halted_follows_the_tables(way: str) -> None:
+    """`epoch_halted` fires only if something else has halted the epoch, so its row is applied to that trace."""
     cell = HALTS["epoch_halted"][way]
     trace: list[Seen] = []
     loop = composed(Ask("epoch_halted", way, 1), trace)
@@ -167,7 +167,7 @@ def test_what_is_asked_for_in_epoch_halted_does_what_the_tables_say(way: str) ->
 
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_asked_for_in_a_final_event_comes_too_late(final: str, way: str) -> None:
+def test_halt_in_a_final_event_is_too_late(final: str, way: str) -> None:
     cell, trace = HALTS[final][way], list[Seen]()
 
     def fail(state: rein.State) -> None:

@@ -1,4 +1,4 @@
-"""What a loop owns of torch: optimizers and generators, saved without pickle and resumed to the bit."""
+"""Optimizers, schedulers and generators owned by a loop: saved without pickle and resumed exactly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rein.handlers.checkpoint import checkpoint
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
-    "Rprop": torch.optim.Rprop,  # has a pair among its settings and in none of its state
+    "Rprop": torch.optim.Rprop,  # has a tuple in its settings but not in its state
 }
 
 
 def adversaries(kind: str = "Adam") -> rein.Loop:
-    """Two models, each with an optimizer of its own, and the noise of a generator."""
+    """Return a loop with two models, an optimizer for each, and noise from a generator."""
     torch.manual_seed(0)
     maker, judge = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
     makes, judges = OPTIMIZERS[kind](maker.parameters()), OPTIMIZERS[kind](judge.parameters())
@@ -55,7 +55,7 @@ def losses(loop: rein.Loop) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_two_models_with_an_optimizer_each_are_resumed_from_a_file_to_the_bit(kind: str, tmp_path: Path) -> None:
+def test_two_optimizers_resume_exactly_from_a_file(kind: str, tmp_path: Path) -> None:
     whole, first, second = adversaries(kind), adversaries(kind), adversaries(kind)
     whole.run()
     checkpoint(first, rein.Checkpoints(tmp_path))
@@ -70,7 +70,7 @@ def test_two_models_with_an_optimizer_each_are_resumed_from_a_file_to_the_bit(ki
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-def test_a_saved_state_of_an_optimizer_stands_apart_from_the_one_it_is_loaded_into() -> None:
+def test_loaded_optimizer_does_not_share_memory_with_the_saved_state() -> None:
     first, second = adversaries(), adversaries()
     first.run(epochs=2)
     saved = first.state_dict()
@@ -81,7 +81,7 @@ def test_a_saved_state_of_an_optimizer_stands_apart_from_the_one_it_is_loaded_in
 
 
 class Table(lr_scheduler.LRScheduler):
-    """A scheduler of somebody's, with settings by epoch, in dictionaries and in a list."""
+    """Custom scheduler with settings by epoch, in dictionaries and in a list."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.factors, self.further = {0: 1.0, 2: 0.3}, [{4: 0.1}, {"of": {}}]
@@ -108,7 +108,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler
 
 
 def scheduled(kind: str) -> tuple[rein.Loop, list[float]]:
-    """A loop that notes the learning rate of its steps, which a scheduler changes after each epoch."""
+    """Return a loop that records the learning rate of its steps; a scheduler changes it after each epoch."""
     torch.manual_seed(0)
     rates: list[float] = []
     model = nn.Linear(1, 1)
@@ -128,11 +128,11 @@ def scheduled(kind: str) -> tuple[rein.Loop, list[float]]:
     return loop, rates
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # left between the one and the other
-@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # torch's own SequentialLR
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the warning depends on the interruption
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # raised by torch's SequentialLR
 @pytest.mark.parametrize("left_at", [1, 5, 8])
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_scheduler_is_resumed_from_a_file_to_the_bit(kind: str, left_at: int, tmp_path: Path) -> None:
+def test_scheduler_resumes_exactly_from_a_file(kind: str, left_at: int, tmp_path: Path) -> None:
     whole, expected = scheduled(kind)
     whole.run()
     first, before = scheduled(kind)
@@ -146,7 +146,7 @@ def test_a_scheduler_is_resumed_from_a_file_to_the_bit(kind: str, left_at: int, 
     assert second.parts["scheduler"].state_dict() == whole.parts["scheduler"].state_dict()
 
 
-def test_the_milestones_of_a_scheduler_are_counted_by_epoch_after_a_resume_too() -> None:
+def test_scheduler_milestones_keep_integer_keys_after_a_resume() -> None:
     first, second = scheduled("MultiStepLR")[0], scheduled("none")[0]
     saved = first.state_dict()
     assert saved["parts"]["scheduler"]["milestones"] == {"integer_keys": "Counter", "entries": {"1": 1, "3": 2}}
@@ -155,7 +155,7 @@ def test_the_milestones_of_a_scheduler_are_counted_by_epoch_after_a_resume_too()
     assert (type(milestones), milestones) == (Counter, Counter([1, 3, 3]))
 
 
-def test_an_optimizer_of_other_parameters_is_refused_or_left() -> None:
+def test_optimizer_of_other_parameters_is_rejected_or_skipped() -> None:
     first, second = adversaries(), rein.Loop(lambda state: None)
     first.run(epochs=1)
     for name, part in first.parts.items():
@@ -166,14 +166,14 @@ def test_an_optimizer_of_other_parameters_is_refused_or_left() -> None:
     assert second.load_state_dict(first.state_dict(), strict=False)[0].startswith("makes: ")
 
 
-def test_what_a_name_is_taken_by_and_how_to_give_another_is_said() -> None:
+def test_taken_name_of_a_part_raises_with_a_hint() -> None:
     loop = rein.Loop(lambda state: None)
     loop.own("noise", torch.Generator())
     with pytest.raises(ValueError, match=r"a part with this name, Generator; .*\(plug-ins accept name="):
         loop.own("noise", torch.Generator())
 
 
-def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+def test_numpy_numbers_are_saved_as_numbers(tmp_path: Path) -> None:
     import numpy as np
 
     loop, resumed = (rein.Loop(lambda state: {"x": np.float64(state.iteration)}) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What is asked for at an edge, and the loop as a stream of epochs."""
+"""Requests for edges, and the loop as a stream of epochs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def nothing(state: rein.State) -> None:
 
 
 def log_of_edges(event: str, **limits: Any) -> list[Any]:
-    """What fires around an action that is asked for in `event`."""
+    """Return what fires around an action that is requested in `event`."""
     loop, log = rein.Loop(nothing), []
 
     def action(state: rein.State) -> None:
@@ -33,7 +33,7 @@ def yields(state: rein.State) -> Any:
 
 
 @pytest.mark.parametrize("action", [yields, None, int])
-def test_what_would_do_nothing_at_an_edge_is_refused_where_it_is_asked_for(action: Any) -> None:
+def test_invalid_action_is_rejected_when_requested(action: Any) -> None:
     with pytest.raises(TypeError, match=r"state.request\(...\): .*callback"):
         rein.Loop(nothing).state.request(action)
 
@@ -55,12 +55,12 @@ ALL = [
     + [(event, "epoch_ended") for event in ALL[4:6]]
     + [("completed", "completed")],
 )
-def test_an_action_is_taken_once_at_the_next_edge_when_all_handlers_have_run(event: str, edge: str) -> None:
+def test_action_is_called_once_at_the_next_edge_after_all_handlers(event: str, edge: str) -> None:
     at = ALL.index(edge) + 1
     assert log_of_edges(event) == [*ALL[:at], "action", *ALL[at:]]
 
 
-def test_an_action_sees_counters_that_are_done_and_an_epoch_that_is_closed() -> None:
+def test_action_sees_final_counters_and_a_closed_epoch() -> None:
     loop, seen = rein.Loop(nothing), []
 
     def action(state: rein.State) -> None:
@@ -71,7 +71,7 @@ def test_an_action_sees_counters_that_are_done_and_an_epoch_that_is_closed() -> 
     assert seen == [(1, True, 0, 0), (2, True, 0, 0), (2, False, 1, 1)]
 
 
-def test_actions_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+def test_actions_are_called_in_the_order_of_requests() -> None:
     loop, log = rein.Loop(nothing), []
     for n in range(5):
         action = lambda state, n=n: log.append(n)  # noqa: E731  # short
@@ -80,14 +80,14 @@ def test_actions_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
     assert log == list(range(5))
 
 
-def test_an_action_may_ask_for_an_end_which_holds_at_once() -> None:
+def test_action_can_halt_the_run() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=2)(lambda state: state.request(lambda state: state.halt_loop("disk full")))
     final = loop.run(iterations=5)
     assert (final.iteration, final.status, final.reason) == (2, "halted", "disk full")
 
 
-def test_an_action_may_ask_for_the_next_edge() -> None:
+def test_action_can_request_the_next_edge() -> None:
     loop, log = rein.Loop(nothing), []
 
     def again(state: rein.State) -> None:
@@ -99,7 +99,7 @@ def test_an_action_may_ask_for_the_next_edge() -> None:
     assert log == [1, 2, 3, 3, 3]
 
 
-def test_an_action_of_a_halted_run_is_taken_at_the_edge_and_after_the_final_event() -> None:
+def test_action_of_a_halted_run_is_called_at_the_edge_and_final_event() -> None:
     loop, log = rein.Loop(nothing), []
     loop.iteration_completed(once=2)(lambda state: loop.interrupt())
     loop.iteration_completed(lambda state: state.request(lambda state: log.append(state.status)))
@@ -108,7 +108,7 @@ def test_an_action_of_a_halted_run_is_taken_at_the_edge_and_after_the_final_even
     assert log == ["running", "running", "halted"]
 
 
-def test_an_action_that_was_asked_for_in_an_iteration_that_fails_is_not_taken() -> None:
+def test_action_requested_in_a_failing_iteration_is_not_called() -> None:
     loop, log = rein.Loop(nothing), []
     loop.iteration_completed(lambda state: state.request(lambda state: log.append("edge")))
     loop.iteration_completed(lambda state: 1 / 0)
@@ -118,7 +118,7 @@ def test_an_action_that_was_asked_for_in_an_iteration_that_fails_is_not_taken() 
     assert log == ["final"]
 
 
-def test_a_stream_yields_the_state_at_each_epochs_end() -> None:
+def test_stream_yields_the_state_at_the_end_of_each_epoch() -> None:
     loop = rein.Loop(lambda state: {"x": state.batch})
     loop.metric("x", "x", "sum")
     seen = [(state.epoch, state.metrics["x"], state.epoch_open) for state in loop.stream([1, 2, 3], epochs=3)]
@@ -126,14 +126,15 @@ def test_a_stream_yields_the_state_at_each_epochs_end() -> None:
     assert loop.state.status == "completed"
 
 
-def test_a_stream_and_a_run_do_the_same() -> None:
+def test_stream_and_run_are_equivalent() -> None:
     traces = []
     for use in (lambda loop: loop.run(epochs=4, iterations=3), lambda loop: [*loop.stream(epochs=4, iterations=3)]):
         loop, trace = rein.Loop(nothing), []
         loop.iteration_completed(once=5)(rein.State.halt_epoch)
         loop.epoch_ended(once=3)(rein.State.halt_loop)
         for name in loop.events:
-            loop.on(name)(lambda state, name=name: trace.append((name, state.epoch, state.iteration)))  # noqa: B023  # run in this turn
+            # called in this iteration
+            loop.on(name)(lambda state, name=name: trace.append((name, state.epoch, state.iteration)))  # noqa: B023
         use(loop)
         traces.append(trace)
     assert traces[0] == traces[1]
@@ -150,7 +151,7 @@ def test_leaving_a_stream_early_halts_the_loop() -> None:
     assert loop.run(epochs=3, iterations=2).status == "completed"
 
 
-def test_an_exception_in_the_body_of_the_for_is_not_the_loops() -> None:
+def test_exception_in_the_loop_body_does_not_fire_failed() -> None:
     loop, fired = rein.Loop(nothing), []
     loop.on("halted", "failed")(lambda state: fired.append(state.status))
 
@@ -163,7 +164,7 @@ def test_an_exception_in_the_body_of_the_for_is_not_the_loops() -> None:
     assert fired == ["halted"]
 
 
-def test_what_is_asked_for_in_the_body_of_the_for_holds_between_the_epochs() -> None:
+def test_halt_in_the_loop_body_applies_between_epochs() -> None:
     loop = rein.Loop(nothing)
     for state in loop.stream(epochs=10, iterations=1):
         if state.epoch == 3:
@@ -171,14 +172,14 @@ def test_what_is_asked_for_in_the_body_of_the_for_holds_between_the_epochs() -> 
     assert (loop.state.epoch, loop.state.status, loop.state.reason) == (3, "halted", "seen enough")
 
 
-def test_an_epoch_that_is_left_open_is_not_yielded() -> None:
+def test_open_epoch_is_not_yielded() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_completed(once=3)(lambda state: loop.interrupt())
     assert [state.epoch for state in loop.stream(epochs=3, iterations=2)] == [1]
     assert [state.epoch for state in loop.stream(epochs=3, iterations=2)] == [2, 3]
 
 
-def test_a_stream_refuses_bad_arguments_before_it_is_iterated() -> None:
+def test_stream_checks_its_arguments_before_iteration() -> None:
     loop = rein.Loop(nothing)
     with pytest.raises(ValueError, match="epochs=0"):
         loop.stream(epochs=0)
@@ -186,10 +187,10 @@ def test_a_stream_refuses_bad_arguments_before_it_is_iterated() -> None:
         loop.stream([])
 
 
-def test_a_second_stream_has_to_wait_for_the_first() -> None:
+def test_second_stream_must_wait_for_the_first() -> None:
     loop = rein.Loop(nothing)
     first, second = loop.stream(epochs=2, iterations=1), loop.stream(epochs=2, iterations=1)
-    assert loop.state.status is None, "nothing runs before the first state is asked for"
+    assert loop.state.status is None, "nothing runs before the first state is requested"
     next(first)
     with pytest.raises(
         RuntimeError, match="the loop is running; call this outside of handlers, after the stream is closed"
@@ -197,5 +198,5 @@ def test_a_second_stream_has_to_wait_for_the_first() -> None:
         next(second)
     with pytest.raises(RuntimeError, match="the loop is running"):
         loop.run()
-    first.close()  # type: ignore[attr-defined]  # a generator
+    first.close()  # type: ignore[attr-defined]  # streams are generators
     assert [state.epoch for state in loop.stream(epochs=2, iterations=1)] == [2]

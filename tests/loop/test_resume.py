@@ -1,4 +1,4 @@
-"""Going on: in the same loop and in a new one, from every edge, as if nothing had happened."""
+"""Resuming in the same loop and in a new one, from every edge, is exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Position(NamedTuple):
 
 
 class Walker:
-    """A part with a state of its own."""
+    """Part with state."""
 
     def __init__(self) -> None:
         self.seed = 1
@@ -42,7 +42,7 @@ UNITS = [None, "iteration", "iterations", "epochs", "env_steps", "vector_steps"]
 
 
 def composed(seed: int, trace: list[Any], cut_at: set[int]) -> rein.Loop:
-    """A loop with handlers, filters and halts at random, the same for the same seed; interrupted at some firings."""
+    """Return a loop with handlers, filters and halts drawn from a seed, interrupted at some firings."""
     rng, walker = random.Random(seed), Walker()
 
     def step(state: rein.State) -> Position:
@@ -77,7 +77,7 @@ def recorder(loop: rein.Loop, name: str, trace: list[Any], cut_at: set[int]) -> 
 
 
 def action(rng: random.Random, number: int) -> Callable[[rein.State], None]:
-    """Something that a handler may do, and that shows afterwards."""
+    """Return a random action of a handler with a visible effect."""
 
     def remember(state: rein.State) -> None:
         state.memory[f"seen_{number}"] = state.memory.get(f"seen_{number}", 0) + state.memory["tick"]
@@ -107,7 +107,7 @@ def filters(rng: random.Random) -> dict[str, Any]:
 
 
 def stored(value: Any) -> Any:
-    """What a file gives back: equal values of the plain kinds, keys in another order, and nothing shared."""
+    """Return a value as a file returns it: equal plain values, sorted keys, and no shared objects."""
     if isinstance(value, dict):
         assert all(isinstance(key, str) for key in value)
         return {key: stored(value[key]) for key in sorted(value)}
@@ -120,7 +120,7 @@ def stored(value: Any) -> Any:
 
 
 def outcome(state: rein.State) -> dict[str, Any]:
-    """Everything that a run leaves behind but for seconds and the number of its starts."""
+    """Return everything that a run leaves behind, except seconds and the number of its starts."""
     clocks = {name: value for name, value in state.clocks.as_dict().items() if name != "seconds"}
     history = [record._replace(seconds=0.0, metrics=plain(record.metrics)) for record in state.history]
     counts = {name: value for name, value in state.counts.items() if name not in ("started", "halted", "completed")}
@@ -141,7 +141,7 @@ START = Position(torch.tensor(0.0, dtype=torch.float64))
 def run_to_the_end(
     loop: rein.Loop, again: Callable[[rein.Loop], rein.Loop] = lambda loop: loop
 ) -> tuple[rein.Loop, int]:
-    """Run until all epochs are done, going on after every halt, and say how many runs that took."""
+    """Run until all epochs have ended, continuing after every halt. Return the loop and the number of runs."""
     runs = 1
     while loop.run(DATA, init=START).status != "completed":
         loop, runs = again(loop), runs + 1
@@ -150,7 +150,7 @@ def run_to_the_end(
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_run_cut_anywhere_ends_as_one_that_was_not(seed: int, anew: bool) -> None:
+def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, anew: bool) -> None:
     def load(loop: rein.Loop) -> rein.Loop:
         saved = stored(loop.state_dict())
         loop = composed(seed, trace, cut_at)
@@ -168,8 +168,8 @@ def test_a_run_cut_anywhere_ends_as_one_that_was_not(seed: int, anew: bool) -> N
 
 
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_what_is_saved_at_an_edge_in_a_run_that_goes_on_ends_as_that_run(seed: int) -> None:
-    """Not interrupted at all: as after a kill, when the last checkpoint is all there is."""
+def test_state_saved_at_an_edge_resumes_to_the_same_end(seed: int) -> None:
+    """The run is not interrupted, as after a kill, when only the last checkpoint is left."""
     expected: list[Any] = []
     loop, chance = composed(seed, expected, set()), random.Random(seed)
     saved: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""A resumed loop: seconds, requests, and parts that do not fit."""
+"""Resuming: seconds, requests, and parts that do not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import rein
 
-STEP = 0.005  # seconds that a step takes at least
+STEP = 0.005  # minimum duration of a step in seconds
 
 
 def composed() -> rein.Loop:
@@ -21,7 +21,7 @@ def composed() -> rein.Loop:
     return rein.Loop(step, epochs=2, iterations=5)
 
 
-def test_the_seconds_of_a_resumed_epoch_are_those_before_and_after_the_break():
+def test_seconds_of_a_resumed_epoch_add_up():
     first, second = composed(), composed()
     first.iteration_completed(once=8)(lambda state: first.interrupt())
     state = first.run()
@@ -30,12 +30,12 @@ def test_the_seconds_of_a_resumed_epoch_are_those_before_and_after_the_break():
     second.load_state_dict(first.state_dict())
     state = second.run()
     assert state.clocks.seconds >= so_far + 2 * STEP
-    assert state.times["epoch"] >= 5 * STEP  # three steps before the break, two after it
+    assert state.times["epoch"] >= 5 * STEP  # three steps before the interruption, two after it
     assert state.times["epoch"] == state.history[1].seconds
-    assert sum(record.seconds for record in state.history) <= state.clocks.seconds  # the first epoch's are not in it
+    assert sum(record.seconds for record in state.history) <= state.clocks.seconds  # does not include the first epoch
 
 
-def test_what_was_asked_for_before_loading_is_forgotten():
+def test_requests_are_cleared_by_loading():
     saved = composed()
     saved.run(epochs=1, iterations=1)
     for loads in (False, True):
@@ -48,7 +48,7 @@ def test_what_was_asked_for_before_loading_is_forgotten():
 
 
 class Picky:
-    """A part that takes over one half of a state before it finds the other half wrong."""
+    """Part that loads one half of a state before it rejects the other half."""
 
     def __init__(self, size: int) -> None:
         self.config = {"size": size}
@@ -62,7 +62,7 @@ class Picky:
         self.second_S.copy_(state["second"])
 
 
-def test_without_strict_a_part_that_does_not_fit_stays_as_it_was() -> None:
+def test_without_strict_a_part_that_does_not_fit_is_unchanged() -> None:
     def make(size: int) -> rein.Loop:
         loop = rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=3, iterations=4)
         loop.own("picky", Picky(size))
@@ -76,11 +76,11 @@ def test_without_strict_a_part_that_does_not_fit_stays_as_it_was() -> None:
     assert len(left) == 1 and left[0].startswith("picky: ")
     assert loop.parts["picky"].first_S.tolist() == [0.0] * 3
     assert loop.state.total_iterations == 6
-    assert (loop.state.epoch, loop.state.epoch_open, loop.state.step_state) == (1, False, None)  # epoch 2 begins anew
+    assert (loop.state.epoch, loop.state.epoch_open, loop.state.step_state) == (1, False, None)  # epoch 2 restarts
     assert loop.run().total_iterations == 6 + 2 * 4
 
 
-def test_without_strict_parts_on_one_side_are_told_and_the_open_epoch_goes_on() -> None:
+def test_without_strict_missing_parts_are_returned_and_the_epoch_continues() -> None:
     saved, loop = (rein.Loop(lambda state: (state.step_state or 0) + 1, epochs=3, iterations=4) for _ in range(2))
     saved.own("old", Picky(1))
     loop.own("new", Picky(1))
@@ -99,7 +99,7 @@ def test_without_strict_parts_on_one_side_are_told_and_the_open_epoch_goes_on() 
 @pytest.mark.parametrize("unit", [None, "epochs"])
 @pytest.mark.parametrize("fails_in", ["epoch_completed", "epoch_ended"])
 @pytest.mark.parametrize("failing", [1, 2])
-def test_an_epoch_that_failed_in_its_end_is_counted_once_by_the_filters_of_its_events(
+def test_epoch_that_failed_in_an_end_event_is_counted_once_by_filters(
     unit: str | None, fails_in: str, failing: int
 ) -> None:
     loop, fired, due = rein.Loop(lambda state: None, epochs=6, iterations=1), list[tuple[str, int]](), [True]
@@ -115,7 +115,7 @@ def test_an_epoch_that_failed_in_its_end_is_counted_once_by_the_filters_of_its_e
         loop.run()
     before = dict(loop.state.counts)
     loop.run()
-    again = [("epoch_completed", 2)] if (failing, fails_in) == (2, "epoch_ended") else []  # it was heard before
+    again = [("epoch_completed", 2)] if (failing, fails_in) == (2, "epoch_ended") else []  # it was called before
     assert fired == again + [(event, epoch) for epoch in (2, 4, 6) for event in ("epoch_completed", "epoch_ended")]
     assert before.get("epoch_ended", 0) == failing - 1
     assert (loop.state.counts["epoch_completed"], loop.state.counts["epoch_ended"]) == (6, 6)

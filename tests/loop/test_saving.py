@@ -1,4 +1,4 @@
-"""What is saved and what is not, what a loaded loop knows, and what it refuses."""
+"""Saving and loading: the contents of a state, the state of a loaded loop, and rejected states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(saved: dict[str, Any], step: Callable[[rein.State], Any] = nothing) -
 
 
 def left(how: str) -> rein.Loop:
-    """A loop as a run of 2 x 3 leaves it that was cut in one of the ways of the table."""
+    """Return a loop after a run of 2 x 3 that was cut in one of the ways of the table."""
     loop = rein.Loop(nothing, epochs=2, iterations=3)
     if how == "ended between two epochs":
         loop.epoch_ended(once=1)(rein.State.halt_loop)
@@ -54,7 +54,7 @@ def rows() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("how", "first"), rows())
 @pytest.mark.parametrize("anew", [False, True])
-def test_the_next_run_fires_first_what_the_table_says(how: str, first: list[str], anew: bool) -> None:
+def test_next_run_fires_first_the_event_in_the_table(how: str, first: list[str], anew: bool) -> None:
     loop, fired = left(how), []
     loop = loaded(loop.state_dict()) if anew else loop
     for name in loop.events:
@@ -63,7 +63,7 @@ def test_the_next_run_fires_first_what_the_table_says(how: str, first: list[str]
     assert fired[: len(first)] == first
 
 
-def test_a_failed_run_goes_on_where_the_table_says() -> None:
+def test_failed_run_continues_as_in_the_table() -> None:
     due, fired = [True], []
     loop = rein.Loop(nothing, epochs=2, iterations=3)
     loop.iteration_completed(once=2)(lambda state: due.pop() and 1 / 0)
@@ -74,7 +74,7 @@ def test_a_failed_run_goes_on_where_the_table_says() -> None:
     assert fired[0] == (1, 2)
 
 
-def test_counts_go_on_but_for_those_of_started() -> None:
+def test_counts_continue_except_those_of_started() -> None:
     loop = rein.Loop(nothing)
     for name in loop.events:
         loop.on(name, every=1)(nothing)
@@ -85,7 +85,7 @@ def test_counts_go_on_but_for_those_of_started() -> None:
     assert (resumed.state.counts["epoch_ended"], resumed.state.counts["started"]) == (5, 1)
 
 
-def test_a_filter_keeps_its_schedule_in_a_new_loop_attached_before_or_after_loading() -> None:
+def test_filter_keeps_its_schedule_if_attached_before_or_after_loading() -> None:
     def attach(loop: rein.Loop, log: list[int]) -> None:
         loop.iteration_completed(every=100, unit="env_steps")(lambda state: log.append(state.clocks.env_steps))
 
@@ -106,7 +106,7 @@ def test_a_filter_keeps_its_schedule_in_a_new_loop_attached_before_or_after_load
         assert pieces == log == [112, 208, 304, 400]
 
 
-def test_a_handler_that_the_saved_run_did_not_have_counts_from_where_its_clocks_stand() -> None:
+def test_new_handler_counts_from_the_loaded_clock_values() -> None:
     first = rein.Loop(step)
     first.run(iterations=10)
     resumed, log = rein.Loop(step), []
@@ -118,7 +118,7 @@ def test_a_handler_that_the_saved_run_did_not_have_counts_from_where_its_clocks_
     assert log == [1008]
 
 
-def test_a_handler_of_another_name_attached_in_between_takes_no_memory_over() -> None:
+def test_handler_of_another_name_does_not_inherit_memory() -> None:
     def old(state: rein.State) -> None:
         log.append(("old", state.clocks.env_steps))
 
@@ -138,7 +138,7 @@ def test_a_handler_of_another_name_attached_in_between_takes_no_memory_over() ->
     assert {key.split("/")[1].split(".")[-1] for key in resumed.state.counts if "/" in key} == {"new", "old"}
 
 
-def test_what_an_epoch_was_asked_at_the_edge_is_saved() -> None:
+def test_halt_of_an_epoch_at_an_edge_is_saved() -> None:
     loop, saved = rein.Loop(nothing), []
     loop.iteration_completed(once=2)(lambda state: state.request(lambda state: saved.append(loop.state_dict())))
     loop.iteration_completed(once=2)(rein.State.halt_epoch)
@@ -147,7 +147,7 @@ def test_what_an_epoch_was_asked_at_the_edge_is_saved() -> None:
     assert [(record.status, record.iterations) for record in final.history] == [("halted", 2), ("completed", 5)]
 
 
-def test_that_the_loop_was_halted_is_not_saved() -> None:
+def test_halt_of_the_loop_is_not_saved() -> None:
     loop = rein.Loop(nothing)
     loop.epoch_ended(lambda state: state.halt_loop("solved"))
     saved: list[dict[str, Any]] = []
@@ -159,7 +159,7 @@ def test_that_the_loop_was_halted_is_not_saved() -> None:
     assert len(saved) == 2
 
 
-def test_what_is_saved_does_not_change_when_the_run_goes_on() -> None:
+def test_saved_state_does_not_change_when_the_run_continues() -> None:
     loop = rein.Loop(lambda state: {"x": torch.tensor(float(state.total_iterations))})
     loop.metric("x", "x")
     loop.iteration_completed(every=3, unit="iteration")(nothing)
@@ -179,7 +179,7 @@ class Point(NamedTuple):
         return self.x * 2
 
 
-def test_named_tuples_come_back_with_their_fields_and_get_their_types_from_init() -> None:
+def test_named_tuples_keep_fields_and_get_types_from_init() -> None:
     loop = rein.Loop(lambda state: Point(state.step_state.x + 1))
     loop.run(iterations=3, init=Point(0))
     doubling = lambda state: Point(state.step_state.doubled())  # noqa: E731  # short
@@ -190,13 +190,13 @@ def test_named_tuples_come_back_with_their_fields_and_get_their_types_from_init(
         loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1)
 
 
-def test_init_is_for_the_first_run_only() -> None:
+def test_init_is_used_only_in_the_first_run() -> None:
     loop = rein.Loop(lambda state: state.step_state + 1)
     loop.run(epochs=1, iterations=2, init=0)
     assert loop.run(epochs=2, iterations=2, init=100).step_state == 4
 
 
-def test_memory_may_hold_tensors_and_is_loaded_in_place() -> None:
+def test_memory_can_hold_tensors_and_is_loaded_in_place() -> None:
     loop = rein.Loop(nothing)
     loop.state.memory["best"] = {"weights": torch.ones(2), "at": (1, 2)}
     resumed = rein.Loop(nothing)
@@ -207,7 +207,7 @@ def test_memory_may_hold_tensors_and_is_loaded_in_place() -> None:
     assert torch.equal(held["best"]["weights"], torch.ones(2)) and held["best"]["at"] == (1, 2)
 
 
-def test_seconds_add_up_and_an_epochs_do_without_the_time_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_of_run_and_epoch_exclude_the_time_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
 
@@ -225,7 +225,7 @@ def test_seconds_add_up_and_an_epochs_do_without_the_time_in_between(monkeypatch
         assert final.clocks.seconds == 8.0
 
 
-def test_metrics_that_are_new_or_gone_do_no_harm() -> None:
+def test_loading_ignores_new_and_removed_metrics() -> None:
     loop = rein.Loop(lambda state: {"x": 1.0, "y": 2.0})
     loop.metric("x", "x", "sum")
     loop.iteration_completed(once=2)(lambda state: loop.interrupt())
@@ -236,14 +236,14 @@ def test_metrics_that_are_new_or_gone_do_no_harm() -> None:
     assert dict(resumed.run(iterations=3).metrics) == {"y": 2.0}
 
 
-def test_a_bare_iterator_cannot_be_resumed_however_often_one_tries() -> None:
+def test_iterator_cannot_be_resumed_even_after_retries() -> None:
     loop = rein.Loop(nothing)
     loop.run(iter([1, 2]))
     resumed, iterator = loaded(loop.state_dict()), iter([1, 2])
     for _ in range(2):
         with pytest.raises(ValueError, match="a bare iterator cannot be resumed: pass data that can be iterated again"):
             resumed.run(iterator, epochs=2)
-    resumed.stream([1, 2], epochs=2)  # not begun, so nothing has gone on yet
+    resumed.stream([1, 2], epochs=2)  # not started, so no run has continued yet
     with pytest.raises(ValueError, match="a bare iterator cannot be resumed"):
         resumed.run(iterator, epochs=2)
     assert resumed.run([1, 2], epochs=2).status == "completed"
@@ -260,7 +260,7 @@ class Part:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def test_a_state_of_another_format_or_of_other_parts_is_refused() -> None:
+def test_state_of_another_format_or_other_parts_is_rejected() -> None:
     saved = rein.Loop(nothing).state_dict()
     with pytest.raises(ValueError, match="this state has format version 99; this rein reads version 2"):
         loaded(saved | {"format": 99})
@@ -275,7 +275,7 @@ def test_a_state_of_another_format_or_of_other_parts_is_refused() -> None:
         rein.Loop(nothing).load_state_dict(loop.state_dict())
 
 
-def test_loading_into_a_loop_that_has_run_leaves_nothing_of_that_run() -> None:
+def test_loading_replaces_all_state_of_an_earlier_run() -> None:
     fresh, loop = rein.Loop(nothing).state_dict(), rein.Loop(nothing)
     loop.iteration_completed(once=2)(lambda state: state.halt_loop("earlier"))
     loop.run(epochs=3, iterations=2)
@@ -283,4 +283,6 @@ def test_loading_into_a_loop_that_has_run_leaves_nothing_of_that_run() -> None:
     state = loop.state
     assert (state.epoch, state.iteration, state.total_iterations, state.epoch_open) == (0, 0, 0, False)
     assert (state.status, state.reason, state.epoch_status, len(state.history)) == (None, None, None, 0)
-    assert loop.run(epochs=2, iterations=1).history[-1].status == "halted", "the second iteration is due again"
+    assert loop.run(epochs=2, iterations=1).history[-1].status == "halted", (
+        "the halt in the second iteration must fire again"
+    )
