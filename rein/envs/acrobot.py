@@ -1,4 +1,4 @@
-"""Acrobot: two links hang like a gymnast from a bar, and only the hips have a motor: swing the feet up, N at once.
+"""Acrobot: swing up two links that hang from a bar, with a motor between the links only.
 
 Shapes: 4 for (theta_1, theta_2, omega_1, omega_2), N environments.
 """
@@ -18,15 +18,15 @@ from rein.envs.base.simulation import SimulatedEnvironment
 _GRAVITY = 9.8  # m/s^2
 _TAU = 0.2  # s, one step
 _TOP_SPEED_1, _TOP_SPEED_2 = 4.0 * math.pi, 9.0 * math.pi  # rad/s
-_HEIGHT = 1.0  # m above the bar, for the feet to reach
+_HEIGHT = 1.0  # m above the bar, which the feet must reach
 _TURN = 2.0 * math.pi
 _BOUNDS = np.array([1.0, 1.0, 1.0, 1.0, _TOP_SPEED_1, _TOP_SPEED_2], np.float32)
 
 
 def _derivative(state_4N: Tensor, torque_N: Tensor) -> Tensor:
-    """(4, N) per second: M (alpha_1, alpha_2) = (-g_1, torque - g_2), the 2 x 2 system solved by Cramer's rule.
+    """Return the time derivative (4, N) of the state: M (alpha_1, alpha_2) = (-g_1, torque - g_2) by Cramer's rule.
 
-    Links of 1 kg and 1 m with the centre in the middle and, as Gymnasium has it, an inertia of 1 kg m^2.
+    Links have 1 kg, 1 m, the centre of mass in the middle and, as in Gymnasium, an inertia of 1 kg m^2.
     """
     theta_1N, theta_2N, omega_1N, omega_2N = state_4N.unbind()
     sin_N, cos_N = theta_2N.sin(), theta_2N.cos()
@@ -43,31 +43,33 @@ def _derivative(state_4N: Tensor, torque_N: Tensor) -> Tensor:
 
 
 class Acrobot(SimulatedEnvironment):
-    """N chains of two links, the upper end of which is fixed: Gymnasium's Acrobot-v1.
+    """N chains of two links with a fixed upper end: Acrobot-v1 of Gymnasium.
 
-    theta_1 is the angle of the upper link, 0 where it hangs down, and theta_2 that of the lower one relative to it.
-    Both and their velocities omega start uniform on [-0.1, 0.1). Actions 0, 1, 2 are a torque t of -1, 0, 1 N m between
-    the links, held for 0.2 s: one Runge-Kutta step of
+    The angle of the upper link is theta_1, which is 0 if the link hangs down. The angle of the lower link relative to
+    the upper one is theta_2. Both angles and their velocities omega start uniform on [-0.1, 0.1). Actions 0, 1 and 2
+    are a torque t of -1, 0 and 1 N m between the links, held for 0.2 s. A step is one Runge-Kutta step of::
 
-        (3.5 + c) alpha_1 + (1.25 + c/2) alpha_2 = -g_1,
-        (1.25 + c/2) alpha_1 + 1.25 alpha_2 = t - g_2,
-        g_1 = 14.7 sin theta_1 + 4.9 sin(theta_1 + theta_2) - s omega_2 (omega_2 + 2 omega_1) / 2,
+        (3.5 + c) alpha_1 + (1.25 + c/2) alpha_2 = -g_1
+        (1.25 + c/2) alpha_1 + 1.25 alpha_2 = t - g_2
+        g_1 = 14.7 sin theta_1 + 4.9 sin(theta_1 + theta_2) - s omega_2 (omega_2 + 2 omega_1) / 2
         g_2 = 4.9 sin(theta_1 + theta_2) + s omega_1^2 / 2
 
-    with s, c = sin, cos of theta_2; then the velocities are clipped to 4 pi and 9 pi. An episode terminates where the
-    lower end is more than 1 m above the fixed one, -cos theta_1 - cos(theta_1 + theta_2) > 1, with the reward 0; every
-    other step costs 1. It is truncated after `max_episode_steps` (None: never). The observation (N, 6) is cosine and
-    sine of theta_1, then of theta_2, omega_1 and omega_2.
+    with s, c = sin, cos of theta_2. Then the velocities are clipped to 4 pi and 9 pi.
 
-    Source: Sutton 1996, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding; the
-    equations are those of Sutton and Barto's book, which correct the paper's.
+    An episode terminates if the lower end is more than 1 m above the fixed end:
+    -cos theta_1 - cos(theta_1 + theta_2) > 1. The reward of this step is 0, and that of other steps is -1. An episode
+    is truncated after `max_episode_steps` (None: never). The observation (N, 6) is cosine and sine of theta_1, cosine
+    and sine of theta_2, omega_1 and omega_2.
+
+    Source: Sutton 1996, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding. The
+    equations are those of the book by Sutton and Barto, which correct the paper.
     """
 
     single_observation_space = spaces.Box(-_BOUNDS, _BOUNDS)
     single_action_space = spaces.Discrete(3)
     initial_range = ((-0.1, 0.1),) * 4
     action_values = (-1.0, 0.0, 1.0)
-    render_fps = 15  # frames per second of its videos
+    render_fps = 15  # frames per second of videos
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Acrobot(SimulatedEnvironment):
 
     def dynamics(self, state_4N: Tensor, torque_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply a torque between the links for 0.2 s."""
-        k_1 = _derivative(state_4N, torque_N)  # the classic Runge-Kutta method of order 4
+        k_1 = _derivative(state_4N, torque_N)  # classic Runge-Kutta method of order 4
         k_2 = _derivative(torch.add(state_4N, k_1, alpha=_TAU / 2.0), torque_N)
         k_3 = _derivative(torch.add(state_4N, k_2, alpha=_TAU / 2.0), torque_N)
         k_4 = _derivative(torch.add(state_4N, k_3, alpha=_TAU), torque_N)
@@ -100,7 +102,7 @@ class Acrobot(SimulatedEnvironment):
         return torch.stack((theta_1N.cos(), theta_1N.sin(), theta_2N.cos(), theta_2N.sin(), omega_1N, omega_2N))
 
     def draw(self, state: list[float]) -> Frame:
-        """Draw both links and the height to reach."""
+        """Draw both links and the target height."""
         theta_1, theta_2, _, _ = state
         hips = math.sin(theta_1), -math.cos(theta_1)
         feet = hips[0] + math.sin(theta_1 + theta_2), hips[1] - math.cos(theta_1 + theta_2)

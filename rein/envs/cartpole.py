@@ -1,4 +1,4 @@
-"""CartPole: keep a pole upright on a cart by pushing the cart left or right, N carts at once.
+"""CartPole: balance a pole on a cart by pushing the cart left or right.
 
 Shapes: 4 for (x, v, theta, omega), N environments.
 """
@@ -34,31 +34,34 @@ def _arm(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _beyond(value_N: Tensor, limit: float) -> Tensor:
-    return value_N.clamp(-limit, limit) != value_N  # what |value| > limit says, in two thirds of the time
+    return value_N.clamp(-limit, limit) != value_N  # |value| > limit, in two thirds of the time
 
 
 class CartPole(SimulatedEnvironment):
-    """N carts, each with a pole hinged on it: Gymnasium's CartPole-v1.
+    """N carts, each with a hinged pole: CartPole-v1 of Gymnasium.
 
-    Position x and velocity v of the cart, angle theta of the pole (0 where it stands upright) and its velocity omega
-    all start uniform on [-0.05, 0.05). Actions are 0 push left, 1 push right with F = 10 N; a step of 0.02 s is
+    The state is the position x and velocity v of the cart, and the angle theta (0 if upright) and angular velocity
+    omega of the pole. All start uniform on [-0.05, 0.05). Actions are 0 push left and 1 push right with F = 10 N. A
+    step of 0.02 s is::
 
-        p = (F + m l omega^2 sin theta) / M,    alpha = (g sin theta - p cos theta) / (l (4/3 - m cos^2 theta / M)),
-        a = p - m l alpha cos theta / M,    (x, v, theta, omega)' = (x, v, theta, omega) + 0.02 (v, a, omega, alpha)
+        p = (F + m l omega^2 sin theta) / M
+        alpha = (g sin theta - p cos theta) / (l (4/3 - m cos^2 theta / M))
+        a = p - m l alpha cos theta / M
+        (x, v, theta, omega)' = (x, v, theta, omega) + 0.02 (v, a, omega, alpha)
 
-    with a pole of m = 0.1 kg and half length l = 0.5 m, M = 1.1 kg in all and g = 9.8 m/s^2. Every step is worth 1. An
-    episode terminates beyond |x| = 2.4 or |theta| = 12 degrees, and is truncated after `max_episode_steps` (None:
-    never). The observation (N, 4) is x, v, theta and omega.
+    with pole mass m = 0.1 kg, half length l = 0.5 m, total mass M = 1.1 kg and g = 9.8 m/s^2. The reward is 1 per step.
+    An episode terminates if x leaves [-2.4, 2.4] or theta leaves [-12, 12] degrees, and is truncated after
+    `max_episode_steps` (None: never). The observation (N, 4) is x, v, theta and omega.
 
     Source: Barto, Sutton and Anderson 1983, Neuronlike adaptive elements that can solve difficult learning control
-    problems; the equations are Florian's of 2007, without friction.
+    problems. The equations are those of Florian 2007, without friction.
     """
 
     single_observation_space = spaces.Box(-_BOUNDS, _BOUNDS)
     single_action_space = spaces.Discrete(2)
     initial_range = ((-0.05, 0.05),) * 4
     action_values = (-_FORCE / _MASS, _FORCE / _MASS)
-    render_fps = 50  # frames per second of its videos
+    render_fps = 50  # frames per second of videos
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class CartPole(SimulatedEnvironment):
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_4N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the carts for 0.02 s, in few calls: for a thousand environments they cost more than the arithmetic."""
+        """Push the carts for 0.02 s. For a thousand environments calls cost more than arithmetic, so there are few."""
         x_N, v_N, theta_N, omega_N = state_4N.unbind()
         sin_N, cos_N = theta_N.sin(), theta_N.cos()
         thrust_N = torch.addcmul(push_N, omega_N * omega_N, sin_N, value=_LEVER)

@@ -1,4 +1,4 @@
-"""Gridworld: walk to a target on a board of cells, 5 x 5 by default, N boards at once.
+"""Gridworld: walk to a target on a board of cells, 5 x 5 by default.
 
 Shapes: N environments, A actions, 2 for (x, y), K targets.
 """
@@ -25,22 +25,25 @@ from rein.types import TimeStep
 _SIZE = 5
 _MOVES = ((0, 1, 0, 0), (0, -1, 0, 0), (1, 0, 0, 0), (-1, 0, 0, 0))  # up, down, right, left; targets stay
 _NEVER = 2**62
-_COLUMN, _TARGET = range(2)  # what an episode draws from its seed, by counter
+_COLUMN, _TARGET = range(2)  # counters of the random numbers that an episode draws from its seed
 
 
 @explain(ENVIRONMENT_ATTRIBUTES)
 class Gridworld:
-    """N boards of `size` x `size` cells: start in the bottom row, reach the target.
+    """N boards of `size` x `size` cells. The agent starts in the bottom row and walks to the target.
 
-    An episode starts at y = 0 with x uniform on 0, ..., `start_columns` - 1, by default all of the row (the ancestor's
-    Gridworld never drew its last column: `start_columns=4`), and a target uniform among `possible_targets`. Actions are
-    0 up (y + 1), 1 down, 2 right (x + 1), 3 left, clipped to the board. After the move, with target (t_x, t_y),
+    An episode starts at y = 0. The column x is uniform on 0, ..., `start_columns` - 1, and the target is uniform among
+    `possible_targets`. Use `start_columns=4` to reproduce the original Gridworld, which never drew the last column.
+    Actions are 0 up (y + 1), 1 down, 2 right (x + 1) and 3 left, clipped to the board. After the move, with target
+    (t_x, t_y)::
 
-        reward = -(|t_x - x| + |t_y - y|),    terminated where it is 0,
+        reward = -(|t_x - x| + |t_y - y|)
 
-    and truncated after `max_episode_steps` moves, if given. `observation="cell"` gives (N, 4) int64 (x, y, t_x, t_y);
-    "vector" gives (N, 6) float32 (x/s, y/s, t_x/s, t_y/s, 1 at the target and 0 elsewhere, Euclidean distance to the
-    target as a fraction of the longest), with s = `size` - 1.
+    An episode terminates at the target, and is truncated after `max_episode_steps` moves.
+
+    With `observation="cell"` the observation is (x, y, t_x, t_y), (N, 4) int64. With `observation="vector"` it is
+    (N, 6) float32: x/s, y/s, t_x/s, t_y/s with s = `size` - 1, then 1 at the target and 0 elsewhere, then the Euclidean
+    distance to the target as a fraction of the longest distance.
 
     Args:
         possible_targets: targets (x, y), one of which is drawn per episode.
@@ -53,10 +56,10 @@ class Gridworld:
     """
 
     replayable = True
-    bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # least and greatest x, least and greatest y; of this size by default
+    bounding_box = (0, _SIZE - 1, 0, _SIZE - 1)  # min x, max x, min y, max y of the default size
 
     @check_keywords
-    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
         self,
         num_envs: int = 16,
@@ -100,40 +103,40 @@ class Gridworld:
 
     @property
     def seed(self) -> int | None:
-        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        """Random seed of all environments; None until given or drawn at the first reset."""
         return self._seeds.seed
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: what each environment's current episode was reset with; -1 before the first reset."""
+        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
         return self._seeds.current
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return {
             "num_envs": self.num_envs,
             "possible_targets": [list(target) for target in self.possible_targets],
             "seed": self.seed,
             "observation": self._kind,
-            **({} if self.size == _SIZE else {"size": self.size}),  # runs that are older than the option go on
+            **({} if self.size == _SIZE else {"size": self.size}),  # resumes runs older than the option
             "start_columns": self.start_columns,
             "max_episode_steps": self.max_episode_steps,
             "device": str(self.device),
         }
 
     def reset(self, seed: int | None = None) -> Tensor:
-        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin(self._seeds.advance())
 
     def reset_to(self, episode_seeds: Tensor) -> Tensor:
-        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
         return self._begin(self._seeds.override(episode_seeds))
 
     def reset_where(self, mask: Tensor) -> Tensor:
-        """Begin the next episode where `mask` (N,) is True; returns the current observation of all.
+        """Begin the next episode where `mask` (N,) is True. Returns the current observation of all environments.
 
         Raises RuntimeError before the first reset.
         """
@@ -144,47 +147,47 @@ class Gridworld:
         return self._observe(self._cell_N4)
 
     def apply_action(self, action: Tensor) -> TimeStep:
-        """Move on every board by `action` (N,) int64.
+        """Step every environment with `action` (N,) int64, and reset those whose episode ended.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for what is no action.
+        Raises RuntimeError before the first reset and EnvironmentContractError for an invalid action.
         """
         return self._move(action, None)
 
     def apply_action_where(self, action: Tensor, mask: Tensor) -> TimeStep:
-        """Move where `mask` (N,) is True; the other boards stay as they are, and are not valid.
+        """Step the environments where `mask` (N,) is True. The other rows do not change and are not valid.
 
-        Raises RuntimeError before the first reset, EnvironmentContractError for what is no action, on any board, and
-        ValueError for what is no mask.
+        Raises RuntimeError before the first reset, EnvironmentContractError for an invalid action in any row, and
+        ValueError for an invalid mask.
         """
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
         return self._move(action, mask)
 
     def encode(self, *, x: int, y: int, target: Sequence[int]) -> Tensor:
-        """The observation at a position, as a batch of one: (1, 4) or (1, 6)."""
+        """Return the observation at a position, as a batch of one: (1, 4) or (1, 6)."""
         return self._observe(
             torch.tensor([self._on_board((x, y)) + self._on_board(target)], dtype=torch.int64, device=self.device)
         )
 
     def render(self, index: int = 0) -> Frame:
-        """An RGB frame (height, width, 3) of one environment: the walker a blue disc, the target green, y upwards."""
+        """Return an RGB frame (height, width, 3) of one environment, y upwards. The target is green, the agent blue."""
         x, y, target_x, target_y = self._cell_N4[index].tolist()
         cells = [[WHITE] * self.size for _ in range(self.size)]
         cells[self.size - 1 - target_y][target_x] = GREEN
         return board(cells, (self.size - 1 - y, x))
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams; RuntimeError after the first reset."""
+        """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no resources to release."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every board stands, and its episode."""
+        """Return the state and the episode of every environment."""
         return {"seeds": self._seeds.state_dict(), "cell": self._cell_N4, "steps": self._steps_N}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for another number of environments."""
+        """Load the result of `state_dict`. Raises ValueError for another number of environments."""
         cell_N4, steps_N = restored(state, "cell", self._cell_N4), restored(state, "steps", self._steps_N)
         self._seeds.load_state_dict(state["seeds"])
         self._cell_N4, self._steps_N = cell_N4, steps_N
@@ -197,7 +200,7 @@ class Gridworld:
             self._check(action)
         try:
             move_N4 = self._moves_A4.index_select(0, action)
-        except (IndexError, RuntimeError):  # later actions are not looked at before
+        except (IndexError, RuntimeError):  # only the first action is checked in advance
             self._check(action)
             raise
         cell_N4 = move_N4.add_(self._cell_N4).clamp_(0, self.size - 1)
@@ -228,7 +231,7 @@ class Gridworld:
         return self._observe(start_N4)
 
     def _start(self, seeds: Tensor) -> Tensor:
-        """Where the episodes of seeds (...) begin: (..., 4)."""
+        """Return the first states (..., 4) of the episodes with these seeds (...)."""
         x = integers(seeds, _COLUMN, self.start_columns)
         target = self._targets_K2[integers(seeds, _TARGET, len(self._targets_K2))]
         return torch.cat([torch.stack([x, torch.zeros_like(x)], -1), target], -1)

@@ -20,20 +20,23 @@ def make(
 ) -> GymnasiumEnvironment | GymnasiumVectorEnvironment:
     """Build environments that are stepped together.
 
-        env = rein.make("CartPole-v1", num_envs=8, seed=0)
-        env = rein.make(lambda: FrameStackObservation(gymnasium.make("ALE/Pong-v5"), 4), num_envs=8, processes=True)
-
     Args:
         env: Gymnasium id, function that returns a `gymnasium.Env`, or `gymnasium.vector.VectorEnv`.
-        num_envs: number of environments, 1 by default. A `VectorEnv` has its own number.
-        seed: seed of all episodes. `training_loop(seed=)` seeds environments that have none.
-        processes: step each environment in a process of its own, for environments that take milliseconds per step.
-        **options: options of `GymnasiumEnvironment` or `GymnasiumVectorEnvironment`. Options that neither has are
-            passed to `gymnasium.make`.
+        num_envs: number of environments, 1 by default. A `VectorEnv` has a fixed number.
+        seed: random seed of all episodes. `training_loop(seed=)` seeds environments without a seed.
+        processes: step each environment in a separate process, for environments that take milliseconds per step.
+        **options: options of `GymnasiumEnvironment` or `GymnasiumVectorEnvironment`. Other options are passed to
+            `gymnasium.make`.
 
     Raises:
-        ValueError: if Gymnasium does not know the id, or the environments have different spaces.
-        TypeError: if `env` is an environment instead of a function that makes one, or a space cannot be a tensor.
+        ValueError: if Gymnasium does not know the id, or if the environments have different spaces.
+        TypeError: if `env` is an environment instead of a function that makes one, or if a space cannot be converted
+            to tensors.
+
+    Example::
+
+        env = rein.make("CartPole-v1", num_envs=8, seed=0)
+        env = rein.make(lambda: FrameStackObservation(gymnasium.make("ALE/Pong-v5"), 4), num_envs=8, processes=True)
     """
     if isinstance(env, VectorEnv):
         return GymnasiumVectorEnvironment(env, num_envs, seed, **options)

@@ -1,4 +1,4 @@
-"""Mountain car, with discrete actions and with a throttle: a weak car must gain speed by swinging in a valley.
+"""Mountain car with discrete or continuous actions: a weak car must gain speed by swinging in a valley.
 
 Shapes: 2 for (position, velocity), N environments.
 """
@@ -25,15 +25,15 @@ _PRIZE, _COST = 100.0, 0.1
 
 
 class MountainCar(SimulatedEnvironment):
-    """N cars in the valley sin(3 x), which start at rest with x uniform on [-0.6, -0.4): Gymnasium's MountainCar-v0.
+    """N cars in the valley sin(3 x): MountainCar-v0 of Gymnasium.
 
-    Actions are 0 push left, 1 do nothing, 2 push right:
+    The cars start at rest with x uniform on [-0.6, -0.4). Actions are 0 push left, 1 do nothing, 2 push right::
 
-        v' = v + 0.001 (action - 1) - 0.0025 cos(3 x), clipped to [-0.07, 0.07],
-        x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car.
+        v' = v + 0.001 (action - 1) - 0.0025 cos(3 x), clipped to [-0.07, 0.07]
+        x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car
 
-    Every step costs 1, until x' >= 0.5 with v' >= 0 terminates the episode; it is truncated after `max_episode_steps`
-    (None: never). The observation (N, 2) is x and v.
+    The reward is -1 per step. An episode terminates if x' >= 0.5 and v' >= 0, and is truncated after
+    `max_episode_steps` (None: never). The observation (N, 2) is x and v.
 
     Source: Moore 1990, Efficient Memory-based Learning for Robot Control.
     """
@@ -42,7 +42,7 @@ class MountainCar(SimulatedEnvironment):
     single_action_space = spaces.Discrete(3)
     initial_range = _STARTS
     action_values = (-_FORCE, 0.0, _FORCE)
-    render_fps = 30  # frames per second of its videos
+    render_fps = 30  # frames per second of videos
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class MountainCar(SimulatedEnvironment):
 
 
 class MountainCarContinuous(SimulatedEnvironment):
-    """N cars in the valley sin(3 x), which start at rest with x uniform on [-0.6, -0.4).
+    """N cars in the valley sin(3 x): MountainCarContinuous-v0 of Gymnasium.
 
-    This is Gymnasium's MountainCarContinuous-v0. With an action a, which pushes no harder than its bounds -1 and 1,
+    The cars start at rest with x uniform on [-0.6, -0.4). The action a is the throttle::
 
-        v' = v + 0.0015 clip(a, -1, 1) - 0.0025 cos(3 x), clipped to [-0.07, 0.07],
-        x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car,
-        reward = -0.1 a^2, of the action as it was given, and 100 more at the goal.
+        v' = v + 0.0015 clip(a, -1, 1) - 0.0025 cos(3 x), clipped to [-0.07, 0.07]
+        x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car
+        reward = -0.1 a^2 with the unclipped action, plus 100 at the goal
 
-    x' >= 0.45 with v' >= 0 terminates the episode; it is truncated after `max_episode_steps` (None: never). The
+    An episode terminates if x' >= 0.45 and v' >= 0, and is truncated after `max_episode_steps` (None: never). The
     observation (N, 2) is x and v.
 
     Source: Moore 1990, Efficient Memory-based Learning for Robot Control.
@@ -83,7 +83,7 @@ class MountainCarContinuous(SimulatedEnvironment):
     single_observation_space = _SPACE
     single_action_space = spaces.Box(-1.0, 1.0, (1,))
     initial_range = _STARTS
-    render_fps = 30  # frames per second of its videos
+    render_fps = 30  # frames per second of videos
 
     def __init__(
         self,
@@ -109,11 +109,9 @@ class MountainCarContinuous(SimulatedEnvironment):
 
 
 def _roll(state_2N: Tensor, push_N: Tensor) -> Tensor:
-    """(2, N) position and velocity after one step with an acceleration `push_N`; the left wall stops the car.
+    """Return position and velocity (2, N) after one step with the acceleration `push_N`.
 
-    v' = v + push - 0.0025 cos(3 x),    x' = x + v',    each clipped to its range.
-
-    Source: Moore 1990, Efficient Memory-based Learning for Robot Control; the numbers are Sutton's and Gymnasium's.
+    Source: Moore 1990, Efficient Memory-based Learning for Robot Control; the constants are those of Gymnasium.
     """
     x_N, v_N = state_2N.unbind()
     v_N = torch.add(v_N + push_N, (3.0 * x_N).cos_(), alpha=-_GRAVITY).clamp_(-_TOP_SPEED, _TOP_SPEED)
@@ -122,12 +120,12 @@ def _roll(state_2N: Tensor, push_N: Tensor) -> Tensor:
 
 
 def _arrived(state_2N: Tensor, goal: float) -> Tensor:
-    """(N,) bool: where the car is at the goal or beyond, and does not roll back."""
+    """Return booleans (N,): True if the car has reached the goal and does not roll back."""
     return (state_2N[0] >= goal) & (state_2N[1] >= 0.0)
 
 
 def _picture(position: float, goal: float) -> Frame:
-    """The car in the valley, and the flag at the goal."""
+    """Draw the car, the valley and the flag at the goal."""
     canvas = Canvas(_POSITIONS, (0.0, 1.3), 220)
     canvas.ground(_height, LINE)
     canvas.ground(lambda x: _height(x) - 0.01, GREY)

@@ -1,4 +1,4 @@
-"""Pendulum: swing it up and hold it there with a motor too weak to lift it, N pendulums at once.
+"""Pendulum: swing up a pendulum and balance it with a motor that is too weak to lift it directly.
 
 Shapes: 2 for (angle, velocity), N environments.
 """
@@ -25,24 +25,25 @@ _FALL, _LIFT = 3.0 * _GRAVITY / (2.0 * _LENGTH) * _TAU, 3.0 / (_MASS * _LENGTH**
 
 
 class Pendulum(SimulatedEnvironment):
-    """N pendulums with a motor at the axle: Gymnasium's Pendulum-v1.
+    """N pendulums with a motor at the axle: Pendulum-v1 of Gymnasium.
 
-    An episode starts with the angle theta, 0 where the pendulum stands upright and in [-pi, pi], and the velocity
-    omega, both uniform: on [-pi, pi) and [-1, 1). The action is a torque u, clipped to [-2, 2]:
+    The angle theta is in [-pi, pi] and 0 if the pendulum is upright. An episode starts with theta uniform on [-pi, pi)
+    and the velocity omega uniform on [-1, 1). The action is a torque u, clipped to [-2, 2]::
 
-        omega' = omega + 0.05 (15 sin theta + 3 u), clipped to [-8, 8],     theta' = theta + 0.05 omega',
-        reward = -(theta^2 + 0.1 omega^2 + 0.001 u^2), before the move.
+        reward = -(theta^2 + 0.1 omega^2 + 0.001 u^2), before the move
+        omega' = omega + 0.05 (15 sin theta + 3 u), clipped to [-8, 8]
+        theta' = theta + 0.05 omega'
 
-    It never terminates and is truncated after `max_episode_steps` (None: never). The observation (N, 3) is cos theta,
-    sin theta and omega.
+    An episode never terminates, and is truncated after `max_episode_steps` (None: never). The observation (N, 3) is
+    cos theta, sin theta and omega.
 
-    Source: the equations are Gymnasium's, in which a thin rod of 1 kg and 1 m hangs in a gravity of 10 m/s^2.
+    Source: the equations of Gymnasium, for a thin rod of 1 kg and 1 m and a gravity of 10 m/s^2.
     """
 
     single_observation_space = spaces.Box(-_BOUNDS, _BOUNDS)
     single_action_space = spaces.Box(-_TOP_TORQUE, _TOP_TORQUE, (1,))
     initial_range = ((-math.pi, math.pi), (-1.0, 1.0))
-    render_fps = 30  # frames per second of its videos
+    render_fps = 30  # frames per second of videos
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Pendulum(SimulatedEnvironment):
         omega_N = omega_N + (_FALL * theta_N.sin() + _LIFT * torque_N)
         omega_N = omega_N.clamp_(-_TOP_SPEED, _TOP_SPEED)
         theta_N = torch.add(theta_N, omega_N, alpha=_TAU)
-        # Gymnasium's angle grows without end, and with it the rounding of float32; this one stays in [-pi, pi]
+        # Gymnasium does not bound the angle; here it stays in [-pi, pi], where float32 is precise
         theta_N = torch.add(theta_N, (theta_N / _TURN).round_(), alpha=-_TURN)
         return torch.stack((theta_N, omega_N)), reward_N, torch.zeros_like(reward_N, dtype=torch.bool)
 

@@ -1,7 +1,7 @@
-"""Turtleworld: turn and walk to a target in a box of 5 x 5, N turtles at once. The Gridworld without its grid.
+"""Turtleworld: turn and walk to a target in a box of 5 x 5. A continuous version of the Gridworld.
 
-Shapes: N environments, 2 for (x, y), 4 for (x, y, heading, target), K targets, F environments whose path is kept, 3 for
-(x, y, step).
+Shapes: N environments, 2 for (x, y), 4 for (x, y, heading, target), K targets, F environments with a recorded path, 3
+for (x, y, step).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rein.envs.base.simulation import SimulatedEnvironment
 _SIZE = 5.0
 _FARTHEST = _SIZE * math.sqrt(2.0)
 _TURN = 2.0 * math.pi
-_FILMED, _REMEMBERED = 16, 1000  # environments whose path is kept, and how many steps of it
-_MARGIN, _UNIT = 0.25, 48  # around the box, and pixels to one unit
+_FILMED, _REMEMBERED = 16, 1000  # environments with a recorded path, and steps of a path
+_MARGIN, _UNIT = 0.25, 48  # around the box, and pixels per unit
 
 
 class Turtleworld(SimulatedEnvironment):
-    """N turtles in a box of 5 x 5: start at the lower edge, come within `radius` of the target.
+    """N turtles in a box of 5 x 5. They start at the lower edge and walk to the target.
 
-    An episode starts at y = 0 with x uniform on [0, 5), the heading h uniform on [0, 2 pi) and a target uniform among
-    `possible_targets`. The action a in [-1, 1], clipped to that, turns, and the turtle walks on along its new heading:
+    An episode starts at y = 0 with x uniform on [0, 5), the heading h uniform on [0, 2 pi) and the target (t_x, t_y)
+    uniform among `possible_targets`. The action a, clipped to [-1, 1], turns the turtle, which then walks one step
+    along its new heading::
 
-        h' = h + pi a,     (x', y') = (x, y) + speed dt (cos h', sin h'),  clipped to the box.
+        h' = h + pi a
+        (x', y') = (x, y) + speed dt (cos h', sin h'), clipped to the box
+        reward = -(|t_x - x'| + |t_y - y'|)
 
-    After the move, with target (t_x, t_y),
-
-        reward = -(|t_x - x'| + |t_y - y'|),    terminated within Euclidean distance `radius`,
-
-    and truncated after `max_episode_steps` (None: never). With the default speed the longest way there is takes 61
-    steps, so the default of 200 leaves time to learn to turn.
+    An episode terminates within the Euclidean distance `radius` of the target, and is truncated after
+    `max_episode_steps` (None: never). With the default speed the longest path takes 61 steps, so the default of 200
+    leaves time to learn to turn.
 
     The observation is (N, 7) float32: x/5, y/5, t_x/5, t_y/5, cos h, sin h, and the distance to the target as a
-    fraction of the box's diagonal.
+    fraction of the diagonal of the box.
 
     Args:
         possible_targets: targets (x, y), one of which is drawn per episode.
@@ -56,9 +56,9 @@ class Turtleworld(SimulatedEnvironment):
 
     single_observation_space = spaces.Box(np.array([0, 0, 0, 0, -1, -1, 0], np.float32), np.ones(7, np.float32))
     single_action_space = spaces.Box(-1.0, 1.0, (1,))
-    bounding_box = (0.0, _SIZE, 0.0, _SIZE)  # least and greatest x, least and greatest y
+    bounding_box = (0.0, _SIZE, 0.0, _SIZE)  # min x, max x, min y, max y
 
-    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
         self,
         num_envs: int = 16,
@@ -79,13 +79,13 @@ class Turtleworld(SimulatedEnvironment):
             raise ValueError("Turtleworld(possible_targets=[]): give at least one (x, y)")
         self.speed, self.dt, self.radius = speed, dt, radius
         self._targets_2K = torch.tensor(self.possible_targets, dtype=torch.float32, device=device).T.contiguous()
-        self._path: deque[Tensor] = deque(maxlen=_REMEMBERED)  # (F, 3) each: where the first turtles stood, and when
-        choice = (0.0, len(self.possible_targets))  # the whole part is the index of the target
+        self._path: deque[Tensor] = deque(maxlen=_REMEMBERED)  # positions and steps (F, 3) of the first turtles
+        choice = (0.0, len(self.possible_targets))  # the integer part is the index of the target
         self.initial_range = ((0.0, _SIZE), (0.0, 0.0), (0.0, _TURN), choice)
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
 
     def encode(self, *, x: float, y: float, heading: float, target: Sequence[float]) -> Tensor:
-        """The observation of a turtle at (x, y) with `heading` in radians, as a batch of one: (1, 7)."""
+        """Return the observation of a turtle at (x, y) with `heading` in radians, as a batch of one: (1, 7)."""
         places = torch.tensor([_in_the_box((x, y)), _in_the_box(target)], dtype=torch.float32, device=self.device)[
             :, :, None
         ]
@@ -93,10 +93,10 @@ class Turtleworld(SimulatedEnvironment):
         return _seen(places[0], places[1], unit_21, _length(places[1] - places[0])).T
 
     def render(self, index: int = 0) -> Frame:
-        """An RGB frame (height, width, 3) of one environment, y upwards: turtle with heading, target and path.
+        """Return an RGB frame (height, width, 3) of one environment, y upwards: turtle with heading, target and path.
 
-        The path is the last 1,000 steps of the episode, of the first 16 environments only. It begins anew where a
-        state was loaded.
+        The path shows at most the last 1,000 steps of the episode, and only for the first 16 environments.
+        `load_state_dict` clears it.
         """
         index = range(self.num_envs)[index]
         return self.draw(self._state_SN[:, index].tolist(), self._path_of(index))
@@ -116,7 +116,7 @@ class Turtleworld(SimulatedEnvironment):
         return canvas.frame
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for another number of environments."""
+        """Load the result of `state_dict`. Raises ValueError for another number of environments."""
         super().load_state_dict(state)
         self._path.clear()
 
@@ -130,27 +130,27 @@ class Turtleworld(SimulatedEnvironment):
         return state_4N, -gap_2N.abs().sum(0), distance_N <= self.radius
 
     def observe(self, state_4N: Tensor) -> Tensor:
-        """Return places, headings and distances as fractions of the box."""
+        """Return positions, headings and distances as fractions of the box."""
         place_2N, heading_N = state_4N[:2], state_4N[2]
         target_2N, _, distance_N = self._aim(place_2N, state_4N[3])
         return _seen(place_2N, target_2N, torch.stack((heading_N.cos(), heading_N.sin())), distance_N)
 
     def _aim(self, place_2N: Tensor, choice_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The targets (2, N), what lies between (2, N), and how far that is (N,)."""
+        """Return the targets (2, N), the vectors to the targets (2, N) and the distances (N,)."""
         target_2N = self._targets_2K.index_select(1, choice_N.long())
         gap_2N = target_2N - place_2N
         return target_2N, gap_2N, _length(gap_2N)
 
     def watch(self, observation: Tensor) -> None:
-        """Keep the places of the first environments, for their paths."""
+        """Record the positions of the first environments, for their paths."""
         self._path.append(torch.cat((observation[:_FILMED, :2], self._steps_N[:_FILMED, None]), 1))
 
     def _path_of(self, index: int) -> list[tuple[float, float]]:
-        """Where the turtle has been in this episode, the last place first."""
+        """Return the positions of the turtle in this episode, the latest first."""
         known = torch.stack(tuple(self._path))[:, index].tolist() if self._path and index < _FILMED else []
         path, step = [], int(self._steps_N[index])
         for x, y, steps in reversed(known):
-            if steps == step:  # not so where only other turtles were stepped
+            if steps == step:  # otherwise only other turtles were stepped
                 path.append((x * _SIZE, y * _SIZE))
                 step -= 1
         return path
@@ -161,7 +161,7 @@ def _length(vector_2N: Tensor) -> Tensor:
 
 
 def _seen(place_2N: Tensor, target_2N: Tensor, unit_2N: Tensor, distance_N: Tensor) -> Tensor:
-    """What is observed, (7, N)."""
+    """Return the observation (7, N)."""
     places_4N = torch.cat((place_2N, target_2N)).div_(_SIZE)
     return torch.cat((places_4N, unit_2N, (distance_N / _FARTHEST)[None]))
 
@@ -169,5 +169,5 @@ def _seen(place_2N: Tensor, target_2N: Tensor, unit_2N: Tensor, distance_N: Tens
 def _in_the_box(place: Sequence[float]) -> tuple[float, float]:
     x, y = (float(c) for c in place)
     if not (0.0 <= x <= _SIZE and 0.0 <= y <= _SIZE):
-        raise ValueError(f"Turtleworld: ({x:g}, {y:g}) is not in the box, which has x and y from 0 to {_SIZE:g}")
+        raise ValueError(f"Turtleworld: ({x:g}, {y:g}) is outside the box, which has x and y from 0 to {_SIZE:g}")
     return x, y

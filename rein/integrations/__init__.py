@@ -1,1 +1,1 @@
-"""Bridges to other projects, each with its own optional import."""
+"""Integrations with optional dependencies: Minari and matplotlib."""

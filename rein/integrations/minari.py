@@ -1,4 +1,4 @@
-"""Minari: datasets to learn from, their environments, and the export of the episodes of a run.
+"""Minari: offline datasets, their environments, and export of the episodes of a run.
 
 Shapes: T steps of an epoch, N environments, L transitions of an episode.
 """
@@ -26,30 +26,40 @@ from rein.types import Trajectory, Transition, Tree
 
 
 class MinariData:
-    """The transitions of a Minari dataset, episode by episode, as `rein.training.offline.fill` takes them.
+    """Transitions of a Minari dataset, for `rein.training.offline.fill`.
+
+    Terminated and truncated episodes are distinguished. An episode whose recording was cut short counts as truncated.
+    The next observation of the last transition is the last observation of the episode. Dtypes are those of
+    `GymnasiumEnvironment`: float64 becomes float32.
+
+    Example::
 
         data = MinariData("mujoco/halfcheetah/medium-v0")
         loop = offline_loop(agent, data, epochs=100)
-        evaluate(loop, agent.policy(), GymnasiumEnvironment(data.environment_spec, num_envs=10), episodes=10, every=10)
+        environment = GymnasiumEnvironment(data.environment_spec, num_envs=10)
+        evaluate_every(loop, agent.policy(), environment, episodes=10, every=10)
         report_score(loop, data)
-
-    What Minari says of ends is kept: a terminated episode is not a truncated one, and one that was only cut short in
-    recording is truncated. The next observation of its last transition is the episode's last one. Values have the types
-    that `GymnasiumEnvironment` gives: float64 becomes float32.
     """
 
     def __init__(self, dataset: Any, episodes: Collection[int] | None = None) -> None:
-        """`dataset` is the id of one that is on this machine, or a `minari.MinariDataset`; `episodes` the ids wanted.
+        """Open a dataset.
 
-        Raises ImportError without minari, FileNotFoundError where there is no such dataset, ValueError for an episode
-        that is not there, and TypeError for spaces whose values are no tensors.
+        Args:
+            dataset: id of a dataset on this machine, or a `minari.MinariDataset`.
+            episodes: ids of the episodes to use; all by default.
+
+        Raises:
+            ImportError: without minari.
+            FileNotFoundError: if the dataset is not on this machine.
+            ValueError: if an episode does not exist.
+            TypeError: if a space cannot be converted to tensors.
         """
         self.dataset = _load(dataset) if isinstance(dataset, str) else dataset
         self.observation_space: spaces.Space[Any] = self.dataset.observation_space
         self.action_space: spaces.Space[Any] = self.dataset.action_space
         known = {int(index) for index in self.dataset.episode_indices}
         if missing := sorted({int(index) for index in episodes or ()} - known):
-            raise ValueError(f"{self.dataset.id}: no episode {missing[0]}; there are {len(known)}")
+            raise ValueError(f"{self.dataset.id}: no episode {missing[0]}; the dataset has {len(known)} episodes")
         self.episodes = sorted(known if episodes is None else {int(index) for index in episodes})
         for space in (self.observation_space, self.action_space):
             _check_tensors(space)
@@ -58,7 +68,7 @@ class MinariData:
         return f"MinariData({self.dataset.id!r}: {len(self.episodes)} episodes)"
 
     def chunks(self, size: int = 1 << 16) -> Iterator[Transition]:
-        """All transitions in order, (B, ...), whole episodes until there are `size` of them or more."""
+        """Yield all transitions in order, in batches (B, ...) of whole episodes. Only the last has B < `size`."""
         gathered, steps = [], 0
         for episode in self.dataset.iterate_episodes(self.episodes):
             if len(episode):
@@ -90,41 +100,42 @@ class MinariData:
 
     @property
     def environment_spec(self) -> EnvSpec:
-        """What makes environments to evaluate in, for `GymnasiumEnvironment`; ValueError where the dataset has none.
+        """Spec of the evaluation environment of the dataset, or of its environment. For `GymnasiumEnvironment`.
 
-        It is the dataset's own, or the one that it names for evaluation.
+        Raises ValueError if the dataset has no environment.
         """
         try:
             environment = self.dataset.recover_environment(eval_env=True)
         except ValueError as error:
-            raise ValueError(f"{self.dataset.id} does not say of which environment it is; make one yourself") from error
+            raise ValueError(f"{self.dataset.id} names no environment; make the environment yourself") from error
         environment.close()
         return environment.spec
 
     @property
     def reference_scores(self) -> tuple[float, float] | None:
-        """The returns that stand for 0 and for 100 in a normalized score; None where the dataset has none."""
+        """Returns that correspond to the normalized scores 0 and 100, or None if the dataset has none."""
         known = self.dataset.storage.metadata
         low, high = known.get("ref_min_score"), known.get("ref_max_score")
         return None if low is None or high is None else (float(low), float(high))
 
     def normalized_score(self, episode_return: float) -> float:
-        """100 * (return - minimum) / (maximum - minimum) by the dataset's reference scores; ValueError without these.
+        """Return 100 * (return - minimum) / (maximum - minimum), with the reference scores of the dataset.
 
-        A policy that acts at random has about 0, an expert 100.
+        A random policy has about 0 and an expert 100. Raises ValueError if the dataset has no reference scores.
 
         Source: Fu et al. 2020 (D4RL), section 5.
         """
         if self.reference_scores is None:
-            raise ValueError(f"{self.dataset.id} has no reference scores to normalize by")
+            raise ValueError(f"{self.dataset.id} has no reference scores, so returns cannot be normalized")
         low, high = self.reference_scores
         return 100.0 * (episode_return - low) / (high - low)
 
 
 def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None:
-    """The normalized score of each evaluation of that name as the metric `<name>_score`; attach it after `evaluate`.
+    """Handler that records the normalized score of the evaluation `name` as the metric `<name>_score`.
 
-    Raises ValueError where the dataset has no reference scores, and where nothing is evaluated.
+    Attach it after `evaluate_every`. Raises ValueError if the dataset has no reference scores, or if `loop` has no
+    evaluation.
     """
     data.normalized_score(0.0)
 
@@ -139,7 +150,7 @@ def _load(name: str) -> Any:
     try:
         import minari  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError(f"{name!r} is a dataset of Minari: pip install minari pillow") from error
+        raise ImportError(f"loading the Minari dataset {name!r} needs minari: pip install minari pillow") from error
     return minari.load_dataset(name)
 
 
@@ -152,7 +163,7 @@ def _check_tensors(space: spaces.Space[Any]) -> None:
 
 
 def _tensors(values: Any, space: spaces.Space[Any]) -> Tree:
-    """What Minari has of so many values of a space, as tensors: dictionaries for its dictionaries and tuples."""
+    """Convert Minari's values of a space to tensors. Dictionaries and tuples become dictionaries."""
     if isinstance(space, spaces.Dict):
         return {key: _tensors(values[key], child) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -167,16 +178,16 @@ def _joined(parts: list[Transition]) -> Transition:
     return map_tree(lambda *columns: torch.cat(columns), *parts)
 
 
-_TABLE = ("terminated", "truncated", "valid")  # what the table of episodes says, or what only rows need
-_OWN = ("observation", "action", "reward", *_TABLE)
+_FLAGS = ("terminated", "truncated", "valid")  # part of the table of episodes, or used by rows only
+_NOT_INFOS = ("observation", "action", "reward", *_FLAGS)
 
 
 class Whole(NamedTuple):
-    """An episode from its first transition to its last."""
+    """A complete episode."""
 
     fields: dict[str, Tree]  # (L, ...)
     final_observation: Tree
-    seed: int  # -1 where unknown
+    seed: int  # -1 if unknown
     terminated: bool
     truncated: bool
 
@@ -190,22 +201,33 @@ def export_minari(
     environment: str | EnvSpec | None = None,
     **about: Any,
 ) -> Any:
-    """Make the new dataset `dataset_id` of every whole episode of `trajectories`, a `rein.Run` say; returns that.
+    """Create a Minari dataset from the complete episodes of a run.
+
+    The export is lossless: dtypes are those of the run, images are not compressed to JPEG, terminated and truncated
+    episodes are distinguished, `observations` include the final one, and seeds are kept. Fields that the agent or the
+    user added are in `infos`, with NaN, 0 or False in the last row, which has no value. Episodes may span several
+    epochs. Episodes that have not ended, or whose first steps were not stored, are left out.
+
+    Args:
+        trajectories: trajectories of all epochs, such as a `rein.Run`.
+        dataset_id: id of the new dataset.
+        observation_space: space of one observation.
+        action_space: space of one action.
+        environment: Gymnasium environment to name in the dataset.
+        **about: arguments of `minari.create_dataset_from_buffers`, such as `author`, `description`, `ref_max_score`.
+
+    Returns:
+        The new `minari.MinariDataset`.
+
+    Raises:
+        ImportError: without minari 0.5.4 or newer.
+        ValueError: if the dataset exists, its id is invalid, the spaces do not fit, a field is missing, there is no
+            complete episode, or there are reference scores without an environment. No dataset is left behind.
+
+    Example::
 
         run = rein.open_run("runs/cartpole")
         export_minari(run, "cartpole/ppo-v0", agent.observation_space, agent.action_space, author="me")
-
-    Nothing is lost or rounded: types are those of the run, pictures are no JPEGs, terminated and truncated episodes
-    stay what they are, `observations` end with the final one, seeds are kept, and what the agent and the user added is
-    in `infos` (whose last row, of which nothing is known, is NaN, 0 or False). The last step of an epoch is no end. An
-    episode that has not ended yet is left out, as is one whose beginning was not stored.
-
-    `environment` is the Gymnasium environment to name in the dataset; `about` goes to
-    `minari.create_dataset_from_buffers`: `author`, `description`, `ref_max_score`, ...
-
-    Raises ImportError without minari 0.5.4 or newer, and ValueError where the dataset exists or its id is none, where
-    the spaces do not fit, where a field is missing, where there is no whole episode, and for reference scores without
-    an environment. Then no dataset is left behind.
     """
     try:
         import minari  # pyright: ignore[reportMissingImports]  # an extra
@@ -213,25 +235,25 @@ def export_minari(
         from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]  # an extra
         from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError("exporting to Minari needs it: pip install minari pillow") from error
+        raise ImportError("exporting to Minari needs minari: pip install minari pillow") from error
     if "jpeg_encoding" not in inspect.signature(minari.create_dataset_from_buffers).parameters:
         raise ImportError(
-            "exporting to Minari needs 0.5.4 or newer, which keeps images as they are: pip install -U minari"
+            "exporting to Minari needs minari 0.5.4 or newer, which does not compress images: pip install -U minari"
         )
     parse_dataset_id(dataset_id)
     scores = [name for name in ("ref_min_score", "ref_max_score") if about.get(name) is not None]
-    if scores and environment is None and about.get("eval_env") is None:  # where Minari drops them without a word
-        raise ValueError(f"{scores[0]}=...: a dataset has reference scores of an environment; name it by environment=")
+    if scores and environment is None and about.get("eval_env") is None:  # Minari would drop the scores silently
+        raise ValueError(f"{scores[0]}=...: reference scores need an environment; give environment=")
     path = get_dataset_path(dataset_id)
     if path.exists():
-        raise ValueError(f"{dataset_id}: there is such a dataset, in {path}; give another name or version")
+        raise ValueError(f"{dataset_id}: the dataset exists already, in {path}; give another name or version")
     found = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
-    episodes: Any = (  # which need not be a list: they are written one by one
+    episodes: Any = (  # a generator is enough: episodes are written one by one
         EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories))
     )
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* is (set to )?None")  # what is not said of a dataset
+            warnings.filterwarnings("ignore", ".* is (set to )?None")  # missing metadata
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
                 episodes,
@@ -243,15 +265,15 @@ def export_minari(
             )
         if not dataset.total_episodes:
             raise ValueError(f"{dataset_id}: no episode has ended in these trajectories, so there is nothing to export")
-    except BaseException:  # no half dataset stays; raised again
+    except BaseException:  # re-raised; a partial dataset must not remain
         shutil.rmtree(path, ignore_errors=True)
         raise
     return dataset
 
 
 def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
-    """Every episode that has ended, in the order in which they ended; one epoch is held at a time."""
-    begun: dict[int, list[tuple[int, Any]]] = {}  # by environment: first steps and rows of what goes on
+    """Yield the complete episodes in the order of their ends. Reads one epoch at a time."""
+    begun: dict[int, list[tuple[int, Any]]] = {}  # by environment: first step and rows of each part of an open episode
     for trajectory in trajectories:
         first = trajectory.first_step
         rows, table = dict(trajectory.fields), trajectory.episodes
@@ -273,7 +295,7 @@ def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
 
 
 def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space with the types that rein has its values in: see `rein.envs.base.spaces`."""
+    """Return the space with the dtypes of rein's tensors. See `rein.envs.base.spaces`."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: narrowed(child) for key, child in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -287,7 +309,7 @@ def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def spec_of(environment: Any) -> str | None:
-    """The id by which Gymnasium makes what rein's adapter has adapted; None where that does not say all."""
+    """Return the Gymnasium id of an environment of rein's adapter, or None if the id alone does not define it."""
     config = getattr(environment, "config", {})
     name = config.get("id")
     plain = "make_kwargs" in config and not config["make_kwargs"]
@@ -295,13 +317,13 @@ def spec_of(environment: Any) -> str | None:
 
 
 def _cut(pieces: list[tuple[int, Any]], first: int, last: int) -> Any:
-    """The valid rows of the steps from `first` to `last`."""
+    """Return the valid rows of the steps from `first` to `last`."""
     spans = [(slice(max(0, first - start), last + 1 - start), rows) for start, rows in pieces if start <= last]
     parts = [map_tree(lambda leaf, span=span: leaf[span], rows) for span, rows in spans]
     try:
         for part in parts[1:]:
-            if gone := dict(leaves(part)).keys() ^ dict(leaves(parts[0])).keys():
-                raise KeyError(min(gone))
+            if changed := dict(leaves(part)).keys() ^ dict(leaves(parts[0])).keys():
+                raise KeyError(min(changed))
         joined = map_tree(lambda *columns: np.concatenate(columns), *parts)
     except (KeyError, ValueError) as error:
         raise ValueError(f"the fields of an episode change from one epoch to the next: {error}") from error
@@ -313,14 +335,14 @@ def _buffer(episode: Whole, observation_space: spaces.Space[Any], action_space: 
     """Return the arguments of Minari's `EpisodeBuffer` for an episode."""
     fields, final = episode.fields, episode.final_observation
     if missing := [name for name in ("observation", "action", "reward") if name not in fields]:
-        raise ValueError(f"the trajectories have no field {missing[0]!r}, which a dataset needs")
+        raise ValueError(f"the trajectories have no field {missing[0]!r}, which a dataset requires")
     if final is None:
-        raise ValueError("the trajectories have no final observations, which a dataset needs")
+        raise ValueError("the trajectories have no final observations, which a dataset requires")
     steps = fields["reward"].shape[0]
     observations = map_tree(_ended_by, fields["observation"], final)
     ends = {"terminations": np.zeros(steps, bool), "truncations": np.zeros(steps, bool)}
     ends["terminations"][-1], ends["truncations"][-1] = episode.terminated, episode.truncated
-    infos = {name: tree for name, tree in fields.items() if name not in _OWN}
+    infos = {name: tree for name, tree in fields.items() if name not in _NOT_INFOS}
     return {
         "observations": _arranged(observations, observation_space, "observation"),
         "actions": _arranged(fields["action"], action_space, "action"),
@@ -336,7 +358,7 @@ def _ended_by(rows: np.ndarray, final: np.ndarray) -> np.ndarray:
 
 
 def _arranged(tree: Tree, space: spaces.Space[Any], name: str) -> Any:
-    """Values as Minari has those of the space: a Tuple's are a tuple, and what fits no other way is refused."""
+    """Convert values to Minari's structure of the space, with tuples for a Tuple. Raises ValueError for a misfit."""
     inner = children(space)
     if inner is not None:
         if not isinstance(tree, dict) or tree.keys() != inner.keys():

@@ -1,6 +1,6 @@
 """Plots with matplotlib: learning curves, fields of an episode, and paths and values on the Gridworld.
 
-Every function draws on the axes that it is given, so plots can be part of any figure. matplotlib is the extra `plot`.
+Every function draws on the axes that it receives, so plots can be part of any figure. matplotlib is the extra `plot`.
 
 Shapes of curves: K points, S curves (one per seed), X points of a band, R resamples.
 Shapes of episodes: L steps, K numbers per step, H, W and C of an image.
@@ -76,12 +76,12 @@ def short_number(value: float, _: Any = None) -> str:
 
 def _require() -> None:
     try:
-        import matplotlib  # noqa: F401  # only whether it is there
+        import matplotlib  # noqa: F401  # tests whether it is installed
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
 
 
-_BAND_POINTS = 500  # of a band: more than a screen shows
+_BAND_POINTS = 500  # points of a band, more than a screen can show
 _UNITS = {
     "env_steps": "env steps (all environments together)",
     "vector_steps": "vector steps (of every environment)",
@@ -92,14 +92,14 @@ _MEANINGS = {"return": "sum of rewards", "length": "steps"}
 
 
 class Curve(NamedTuple):
-    """A metric of one run wherever it is known, in the order of the clock."""
+    """Finite values of a metric of one run, in order of the clock."""
 
     x: np.ndarray  # (K,) float64
     y: np.ndarray  # (K,) float64
 
 
 class Band(NamedTuple):
-    """The mean of some curves where all of them are known, and the interval in which it lies."""
+    """Mean of several curves over their common range, with its confidence interval."""
 
     x: np.ndarray  # (X,)
     mean: np.ndarray  # (X,)
@@ -108,9 +108,9 @@ class Band(NamedTuple):
 
 
 def curve_of(clock: np.ndarray, metric: np.ndarray) -> Curve:
-    """The curve of two columns (E,) of epochs, as `run.epochs["clocks"]` and `["metrics"]` hold them.
+    """Return the curve of two columns (E,), such as those of `run.epochs["clocks"]` and `run.epochs["metrics"]`.
 
-    Where either is no finite number there is no point: an evaluation is not in every epoch.
+    Epochs in which either is not finite are left out, for instance epochs without an evaluation.
     """
     known = np.isfinite(clock) & np.isfinite(metric)
     order = np.argsort(clock[known], kind="stable")
@@ -118,15 +118,15 @@ def curve_of(clock: np.ndarray, metric: np.ndarray) -> Curve:
 
 
 def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Band:
-    """The mean of the curves and its bootstrap interval over them: S curves drawn anew with replacement, R times.
+    """Return the mean of the curves and its bootstrap confidence interval over the S curves, from R resamples.
 
-    The interval is that of the percentiles (Efron 1979) at each point by itself; between its points a curve is a line.
-    The band reaches as far as all curves do, and has no points where they have nothing in common.
+    The interval is the pointwise percentile interval (Efron 1979). Curves are interpolated linearly. The band covers
+    the range that all curves share, and is empty if there is none.
 
-    Raises ValueError for a curve without a point.
+    Raises ValueError for a curve without points.
     """
     if not curves or any(not len(curve.x) for curve in curves):
-        raise ValueError("band(curves): give curves that have points")
+        raise ValueError("band(curves): every curve must have at least one point")
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.unique(np.concatenate([curve.x for curve in curves]))
     x = x[(x >= first) & (x <= last)]
@@ -142,9 +142,9 @@ def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000,
 def draw_curves(
     axes: Any, curves: Mapping[str, Sequence[Curve]], *, metric: str, clock: str = "env_steps", level: float = 0.95
 ) -> None:
-    """Draw one line for each label: the curve, or the mean of several with a band and each of them thin behind it.
+    """Draw one line per label: a single curve, or the mean of several with its band and thin single curves.
 
-    Raises ValueError where a label has no curve, or one without a point.
+    Raises ValueError if a label has no curve, or a curve without points.
     """
     for index, (label, group) in enumerate(curves.items()):
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
@@ -167,30 +167,30 @@ def draw_curves(
 
 
 def _named(metric: str) -> str:
-    """A metric with its unit, where its name says what it counts."""
+    """Return the name of a metric, with its unit if the name determines it."""
     meaning = next((text for word, text in _MEANINGS.items() if word in metric.split("_")), None)
     plain = readable(metric.replace("_", " "))
     plain = plain.removesuffix(" 100") + ", mean of the last 100" if plain.endswith(" 100") else plain
     return f"{plain} ({meaning})" if meaning else plain
 
 
-_LINES = 8  # more are drawn as colours
-_NAMED = 24  # rows of colours that have their numbers beside them
-_SHOWN = 8  # pictures of an episode
-_GAP = 4  # pixels between two of them
+_LINES = 8  # maximum number of lines; more numbers are drawn as a colour map
+_NAMED = 24  # maximum number of rows of a colour map with labels
+_SHOWN = 8  # images per episode
+_GAP = 4  # pixels between two images
 
 
 def draw_field(axes: Any, values: np.ndarray[Any, Any], name: str) -> None:
     """Draw a field (L, ...) of an episode, such as `run.episode(3).fields["observation"]`.
 
-    One number a step, or a few, are lines; counts and flags are steps. Pictures, uint8 of two dimensions or with 1, 3
-    or 4 channels before or behind them, are shown at equal distances: in colour, or the newest of stacked frames. All
-    else is a map of colours, each number from its own least to its greatest.
+    Up to eight numbers per step are drawn as lines, and integers and flags as step functions. Images are uint8 with two
+    dimensions, or with 1, 3 or 4 channels in the first or last dimension. They are shown at equal intervals, in colour,
+    or as the newest of stacked frames. Other fields are drawn as a colour map, with each number scaled to its range.
 
-    Raises ValueError for an episode without a step.
+    Raises ValueError for an episode without steps.
     """
     if not len(values):
-        raise ValueError(f"{name}: an episode without a step")
+        raise ValueError(f"{name}: the episode has no steps")
     pictures_LHW = _pictures(values)
     if pictures_LHW is not None:
         _draw_pictures(axes, pictures_LHW, name)
@@ -223,11 +223,11 @@ def _draw_lines(axes: Any, values_LK: np.ndarray[Any, Any], name: str) -> None:
         _whole_ticks(axes.yaxis)
     _whole_ticks(axes.xaxis)
     if count > 1:
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside, never over the lines
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the plot
 
 
 def _draw_map(axes: Any, values_LK: np.ndarray[Any, Any], name: str) -> None:
-    """Each number from its least to its greatest: what an observation is made of has no unit in common."""
+    """Draw a colour map. Each number is scaled to its own range, because the numbers have no common unit."""
     from matplotlib.cm import ScalarMappable
 
     plain_KL = values_LK.T.astype(np.float64)
@@ -238,10 +238,10 @@ def _draw_map(axes: Any, values_LK: np.ndarray[Any, Any], name: str) -> None:
     _whole_ticks(axes.xaxis)
     _whole_ticks(axes.yaxis)
     if len(low_K) <= _NAMED:
-        told = [f"[{k}]  {low:.3g} to {high:.3g}" for k, (low, high) in enumerate(zip(low_K, high_K, strict=True))]
-        axes.set_yticks(range(len(told)), told, fontsize="small")
+        labels = [f"[{k}]  {low:.3g} to {high:.3g}" for k, (low, high) in enumerate(zip(low_K, high_K, strict=True))]
+        axes.set_yticks(range(len(labels)), labels, fontsize="small")
     bar = axes.figure.colorbar(ScalarMappable(cmap=SCALE), ax=axes, ticks=[0.0, 1.0])
-    bar.ax.set_yticklabels(["least", "greatest"])
+    bar.ax.set_yticklabels(["minimum", "maximum"])
 
 
 def _draw_pictures(axes: Any, pictures: np.ndarray[Any, Any], name: str) -> None:
@@ -262,7 +262,7 @@ def _draw_pictures(axes: Any, pictures: np.ndarray[Any, Any], name: str) -> None
 
 
 def _pictures(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Pictures (L, H, W) or (L, H, W, 3), if that is what the field is."""
+    """Return images (L, H, W) or (L, H, W, 3), or None if the field does not contain images."""
     if values.dtype != np.uint8 or values.ndim not in (3, 4) or min(values.shape[1:3]) == 0:
         return None
     if values.ndim == 3:
@@ -280,19 +280,19 @@ def _whole_ticks(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-_ARROWS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # up, down, right, left: as the Gridworld counts them
+_ARROWS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])  # up, down, right, left: the actions of Gridworld
 _CORNERS = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
-_SIDES = ((3, 2), (0, 1), (1, 2), (0, 3))  # the corners that the triangle of an action has
-_SPREAD = 0.5  # of a cell, over which paths are laid side by side
-_TARGET = "#F0E442"  # the one colour of Okabe & Ito that no path has
+_SIDES = ((3, 2), (0, 1), (1, 2), (0, 3))  # corners of the triangle of each action
+_SPREAD = 0.5  # fraction of a cell over which parallel paths are spread
+_TARGET = "#F0E442"  # the colour of Okabe & Ito that paths do not use
 
 
 def draw_paths(
     axes: Any, paths: Mapping[str, np.ndarray[Any, Any]], *, targets: Sequence[tuple[int, int]], size: int = 5
 ) -> None:
-    """Draw the paths (L + 1, 2) of episodes over a board of `size` x `size` cells, side by side, each from its dot.
+    """Draw the paths (L + 1, 2) of episodes on a board of `size` x `size` cells. A dot marks the start of each path.
 
-    Up to seven have a colour each, and their labels beside the board; more go from dark to light in their order.
+    Up to seven paths have distinct colours and labels. More paths are coloured from dark to light in order.
     """
     _board(axes, size, targets)
     count = len(paths)
@@ -300,7 +300,7 @@ def draw_paths(
         shift = _SPREAD * (index / (count - 1) - 0.5) if count > 1 else 0.0
         place_L2 = path_L2 + shift
         move_L2 = np.diff(path_L2, axis=0)
-        moved = np.abs(move_L2).sum(1) > 0  # against the edge it stays
+        moved = np.abs(move_L2).sum(1) > 0  # moves against the edge have no effect
         named = count <= len(COLOURS)
         colour = COLOURS[index] if named else _of_scale(0.9 * index / (count - 1))
         how = {"angles": "xy", "scale_units": "xy", "scale": 1.0, "width": 0.006, "color": colour, "zorder": 3}
@@ -315,9 +315,9 @@ def draw_paths(
 def draw_values(
     axes: Any, values_XYA: np.ndarray[Any, Any], *, target: tuple[int, int], scale: tuple[float, float] | None = None
 ) -> None:
-    """Draw what each action is worth in each cell, in the triangle that points its way, with an arrow for the best.
+    """Draw the action values of each cell, with one triangle per action and an arrow for the best action.
 
-    `scale` are the values of the darkest and the lightest colour. The target's cell, where episodes end, has none.
+    `scale` is the range of values of the colour map. The target cell, in which episodes end, has no values.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import Normalize
@@ -348,7 +348,7 @@ def _write_values(axes: Any, cell: tuple[int, int], value_A: np.ndarray[Any, Any
         shade = (value - scale[0]) / max(scale[1] - scale[0], 1e-12)
         colour = "black" if shade > 0.5 else "white"
         weight = "bold" if action == best else "normal"
-        text = f"{round(float(value), 1) + 0.0:.1f}"  # never -0.0
+        text = f"{round(float(value), 1) + 0.0:.1f}"  # avoids -0.0
         axes.text(*(cell + side_2), text, ha="center", va="center", fontsize=7, color=colour, weight=weight)
     start_2, move_2 = cell - 0.11 * _ARROWS[best], 0.22 * _ARROWS[best]
     how = {"angles": "xy", "scale_units": "xy", "scale": 1.0, "width": 0.009, "zorder": 4, "headlength": 4}
@@ -359,15 +359,15 @@ def _board(axes: Any, size: int, targets: Sequence[tuple[int, int]]) -> None:
     for edge in np.arange(size + 1) - 0.5:
         axes.plot([edge, edge], [-0.5, size - 0.5], color="0.75", linewidth=0.8, zorder=1)
         axes.plot([-0.5, size - 0.5], [edge, edge], color="0.75", linewidth=0.8, zorder=1)
-    where = np.array(targets).reshape(-1, 2)
-    axes.plot(*where.T, "*", color=_TARGET, markeredgecolor="black", markersize=20, zorder=2, label="target")
+    target_K2 = np.array(targets).reshape(-1, 2)
+    axes.plot(*target_K2.T, "*", color=_TARGET, markeredgecolor="black", markersize=20, zorder=2, label="target")
     axes.set(xlim=(-0.5, size - 0.5), ylim=(-0.5, size - 0.5), aspect="equal", xlabel="x (column)", ylabel="y (row)")
     axes.set_xticks(range(size))
     axes.set_yticks(range(size))
 
 
 def _legend(axes: Any, *, beside: bool) -> None:
-    """Beside the board, or where a scale is there, below it."""
+    """Draw the legend beside the board, or below it if there is a colour bar."""
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0) if beside else (0.0, -0.08))
 
 

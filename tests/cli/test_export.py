@@ -57,7 +57,7 @@ def test_an_environment_of_gymnasium_is_named_in_the_dataset(tmp_path):
     [
         (["csv", "mine"], "--to csv: `minari` is what there is"),
         (["minari", "no version"], "no version"),
-        (["minari", "twice-v0"], "twice-v0: there is such a dataset"),
+        (["minari", "twice-v0"], "twice-v0: the dataset exists already"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, capsys, to, text):

@@ -259,7 +259,7 @@ API = {  # what a newcomer writes, and a part of the one line
     "GymnasiumEnvironment([make])": (lambda: GymnasiumEnvironment([single]), "num_envs="),
     "factory that returns nothing": (lambda: GymnasiumEnvironment(lambda: None), "returned None"),
     "factory that returns an id": (lambda: GymnasiumEnvironment(lambda: "CartPole-v1"), "'CartPole-v1'"),
-    "factory of rein's environments": (lambda: GymnasiumEnvironment(CartPole), "use it as it is"),
+    "factory of rein's environments": (lambda: GymnasiumEnvironment(CartPole), "use it directly"),
     "factory that returns nothing, processes": (
         lambda: GymnasiumVectorEnvironment.in_processes(functools.partial(int, 1), 1),
         "gymnasium.Env",

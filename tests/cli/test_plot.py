@@ -249,7 +249,7 @@ class TestFields:
         assert (steps[0], steps[-1], len(steps)) == ("step 0", "step 11", 8)
 
     def test_an_episode_without_a_step_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="without a step"):
+        with pytest.raises(ValueError, match="the episode has no steps"):
             draw_field(axes(), np.zeros((0, 3)), "observation")
 
 

@@ -298,7 +298,7 @@ def test_a_turtle_whose_path_is_not_kept_is_drawn_all_the_same() -> None:
     [
         ({"num_envs": 0}, r"Turtleworld\(num_envs=0\)"),
         ({"possible_targets": []}, "at least one"),
-        ({"possible_targets": [(2, 5.5)]}, r"\(2, 5.5\) is not in the box"),
+        ({"possible_targets": [(2, 5.5)]}, r"\(2, 5.5\) is outside the box"),
         ({"speed": 0.0}, "speed=0.0"),
         ({"dt": -1.0}, "dt=-1.0"),
         ({"radius": float("nan")}, "radius=nan"),

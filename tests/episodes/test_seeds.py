@@ -104,7 +104,7 @@ class TestBothKinds:
         seeds = kind(N)
         seeds.reseed(4)
         assert torch.equal(self.advance(seeds), self.advanced(kind, 4, 1).current)
-        with pytest.raises(RuntimeError, match=r"reseed\(5\): episodes have begun under seed 4"):
+        with pytest.raises(RuntimeError, match=r"reseed\(5\): episodes have begun with seed 4"):
             seeds.reseed(5)
 
     def test_restarting_begins_anew_at_any_time(self, kind: Any) -> None:

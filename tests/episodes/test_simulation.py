@@ -216,7 +216,7 @@ def test_a_wrong_result_of_dynamics_is_explained_in_the_first_step() -> None:
 
 
 def test_an_environment_without_pictures_explains_how_to_define_them() -> None:
-    with pytest.raises(NotImplementedError, match="Drift has no pictures; define draw"):
+    with pytest.raises(NotImplementedError, match="Drift does not render; define draw"):
         simulation().render()
 
 

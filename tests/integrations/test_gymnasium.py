@@ -245,7 +245,7 @@ def test_nested_spaces_become_dictionaries_and_nested_actions_come_back() -> Non
 
 
 def test_a_space_that_is_no_tensor_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; Box, Discrete"):
+    with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; use Box, Discrete"):
         scripted(spaces.Text(4))
 
 
@@ -503,7 +503,7 @@ def test_one_that_is_not_replayable_says_so_and_waits_for_a_reset(caplog: pytest
     environment.apply_action(torch.zeros(N, dtype=torch.int64))
     with caplog.at_level(logging.WARNING):
         loaded.load_state_dict(environment.state_dict())
-    assert "CartPole-v1 is not replayable: its open episodes are lost" in caplog.text
+    assert "CartPole-v1 is not replayable: open episodes are lost" in caplog.text
     with pytest.raises(RuntimeError, match=r"call reset\(\)"):
         loaded.apply_action(torch.zeros(N, dtype=torch.int64))
     loaded.reset()
@@ -517,7 +517,7 @@ def test_an_episode_that_does_not_come_back_is_an_error_and_not_another_run() ->
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
     other.load_state_dict(environment.state_dict())  # rewards are no part of the observation
     other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]  # CartPole's
-    with pytest.raises(EnvironmentContractError, match="observation of environment 1 did not come back"):
+    with pytest.raises(EnvironmentContractError, match="did not reproduce observation of environment 1"):
         other.load_state_dict(environment.state_dict())
 
 
@@ -568,7 +568,7 @@ def test_a_factory_a_spec_and_a_name_without_version_give_the_same_episodes(sour
 
 
 def test_numbers_beyond_int64_are_refused_before_they_turn_negative() -> None:
-    with pytest.raises(TypeError, match="torch calculates with int64 instead of uint64"):
+    with pytest.raises(TypeError, match="torch does not support uint64"):
         Codec("observation", spaces.Box(0, 2**64 - 1, (2,), np.uint64))
     small = Codec("observation", spaces.Box(0, 2**40, (2,), np.uint64)).stack([np.array([1, 2**40], np.uint64)])
     assert small.tolist() == [[1, 2**40]]

@@ -81,10 +81,10 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "a float for an integer": ("discrete", "step", {"observation": 2.7}, "observation, row 1"),
     "an array for an integer": ("discrete", "step", {"observation": np.array([2])}, "observation, row 1"),
     "a float for a byte": ("bytes", "step", {"observation": np.array([0.5, 1.0])}, "observation, row 1"),
-    "an integer beyond a byte": ("bytes", "step", {"observation": np.array([300, 0])}, "does not reach 300"),
-    "an index that would wrap around": ("narrow indices", "step", {"observation": [258, 0]}, "does not reach 258"),
-    "a number that would wrap around": ("unsigned", "step", {"observation": [70_000, 0]}, "does not reach 70000"),
-    "a negative number without a sign": ("unsigned", "reset", {"observation": [-1, 0]}, "does not reach -1"),
+    "an integer beyond a byte": ("bytes", "step", {"observation": np.array([300, 0])}, "got 300, which is out"),
+    "an index that would wrap around": ("narrow indices", "step", {"observation": [258, 0]}, "got 258, which is out"),
+    "a number that would wrap around": ("unsigned", "step", {"observation": [70_000, 0]}, "got 70000, which is out"),
+    "a negative number without a sign": ("unsigned", "reset", {"observation": [-1, 0]}, "got -1, which is out"),
     "a missing key": ("dict", "step", {"observation": {"joints": ZEROS}}, "observation"),
     "a wrong shape in a dict": (
         "dict", "step", {"observation": {"camera": np.uint8(7), "joints": ZEROS}}, "observation.camera, row 1"
@@ -104,7 +104,7 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "no info": ("vector", "step", {"info": None}, "info, row 1"),
     "a list of infos": ("vector", "step", {"info": [("count", 3)]}, "info, row 1"),
     "a float for an integer of the info": ("vector", "step", {"info": {"count": 2.7}}, "info.count, row 1"),
-    "a number beyond the info's": ("vector", "step", {"info": {"count": 300}}, "does not reach 300"),
+    "a number beyond the info's": ("vector", "step", {"info": {"count": 300}}, "got 300, which is out"),
     "a scalar for an array of the info": ("vector", "step", {"info": {"position": 1.0}}, "info.position, row 1"),
     "None in the info": ("vector", "step", {"info": {"success": None}}, "info.success, row 1"),
     "four parts of a step": ("vector", "step", {"all": (ZEROS, 1.0, False, {})}, "from step, got"),

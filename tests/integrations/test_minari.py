@@ -123,7 +123,7 @@ def test_some_episodes_may_be_chosen_and_a_dataset_may_be_filtered(datasets):
     assert len(whole(MinariData(dataset, [3, 1]))[0].reward) == lengths[1] + lengths[3]
     some = dataset.filter_episodes(lambda episode: bool(episode.terminations[-1]))
     assert len(whole(MinariData(some))[0].reward) == sum(len(episode) for episode in some.iterate_episodes())
-    with pytest.raises(ValueError, match="no episode 7; there are 5"):
+    with pytest.raises(ValueError, match="no episode 7; the dataset has 5"):
         MinariData(dataset, [1, 7])
 
 
@@ -180,7 +180,7 @@ def test_what_a_dataset_does_not_say_is_one_line(datasets):
     assert data.reference_scores is None
     with pytest.raises(ValueError, match="nothing/known-v0 has no reference scores"):
         data.normalized_score(1.0)
-    with pytest.raises(ValueError, match="does not say of which environment"):
+    with pytest.raises(ValueError, match="names no environment"):
         _ = data.environment_spec
     (found,) = whole(data)
     assert found.observation.dtype == torch.float32

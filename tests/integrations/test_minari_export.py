@@ -105,7 +105,7 @@ def test_a_minari_that_keeps_no_images_as_they_are_is_named_with_the_version_to_
 
 
 def test_reference_scores_are_those_of_an_environment_that_is_named(run):
-    with pytest.raises(ValueError, match=r"ref_max_score=\.\.\.: .* name it by environment="):
+    with pytest.raises(ValueError, match=r"ref_max_score=\.\.\.: .* give environment="):
         export_minari(run, "all/kinds-v0", OBSERVATION, ACTION, ref_max_score=1.0)
 
 
@@ -235,7 +235,7 @@ def test_integers_of_other_types_within_an_episode_are_joined(tmp_path):
 def test_a_dataset_that_is_there_is_left_as_it_is(run, datasets):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     before = (datasets / "all/kinds-v0/data/main_data.hdf5").read_bytes()
-    with pytest.raises(ValueError, match="there is such a dataset"):
+    with pytest.raises(ValueError, match="the dataset exists already"):
         export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     assert (datasets / "all/kinds-v0/data/main_data.hdf5").read_bytes() == before
 

@@ -1,1 +1,1 @@
-"""Base classes of environments: simulation in torch, seeding, contract checks, spaces and drawing."""
+"""Shared code of environments: simulation in torch, seeding, contract checks, spaces and drawing."""

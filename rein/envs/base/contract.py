@@ -1,7 +1,9 @@
-"""What an environment may return and be given: a check of everything, for once, and one of shapes, for every step.
+"""Contract checks of actions, observations and time steps.
 
-Shapes: N environments (or B <= N rows, from workers that answer first come, first served), O one observation, A one
-action.
+`check_time_step` reads every value and is meant to run once. `check_rows` checks only shapes and dtypes, and can run at
+every step.
+
+Shapes: N environments (or B <= N rows, if only some workers have answered), O one observation, A one action.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from rein.types import TimeStep, Transition, Tree
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:
-    """The number of environments of `who` as an int; it may be numpy's, which sweeps are made of.
+    """Return `num_envs` as an int; NumPy integers are accepted. Errors name `who`.
 
-    Raises TypeError for what is no integer, ValueError for less than 1.
+    Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """
     given = f"num_envs={num_envs!r}"
     return checked_count(f"{who}({given})" if who else given, num_envs)
@@ -47,7 +49,7 @@ def checked_count(given: str, value: Any) -> int:
 
 
 def check_rows(time_step: TimeStep, num_envs: int) -> None:
-    """Shapes and dtypes of a TimeStep, without reading a value: cheap enough for every step.
+    """Check shapes and dtypes of a TimeStep. Reads no values, so it does not wait for the device.
 
     Raises EnvironmentContractError.
     """
@@ -66,13 +68,13 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
 
 
 def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
-    """A tensor (N,) of that type was given to `method`, as seeds or as a mask. Raises ValueError."""
+    """Check that the seeds or the mask passed to `method` have the shape (N,) and the dtype. Raises ValueError."""
     if not isinstance(given_N, Tensor) or given_N.shape != (num_envs,) or given_N.dtype is not dtype:
         raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(given_N)}")
 
 
 def check_transition(transition: Transition | None, num_envs: int) -> None:
-    """Shapes and dtypes of what a handler put in a transition's place. Raises EnvironmentContractError."""
+    """Check shapes and dtypes of a transition that a handler has replaced. Raises EnvironmentContractError."""
     if not isinstance(transition, Transition):
         raise EnvironmentContractError(
             f"step_state.transition: expected a rein.Transition, got {_describe(transition)}"
@@ -87,10 +89,10 @@ def check_transition(transition: Transition | None, num_envs: int) -> None:
 def check_time_step(
     time_step: TimeStep, num_envs: int, observation_space: spaces.Space[Any], *, finite: bool = True
 ) -> None:
-    """Check everything that the contract requires of a TimeStep. Reads values and so waits for the device.
+    """Check everything that the contract requires of a TimeStep. Reads values, so it waits for the device.
 
-    `finite=False` accepts NaN and infinity in rewards and observations. Raises EnvironmentContractError, which names
-    the field, the row, the expected and the received value.
+    `finite=False` accepts NaN and infinity in rewards and observations. Raises EnvironmentContractError with the field,
+    the row, and the expected and received values.
     """
     if not isinstance(time_step, TimeStep):
         raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
@@ -111,12 +113,12 @@ def check_time_step(
         leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
     ):
         ended = ended_N.reshape(-1, *[1] * (final.ndim - 1))
-        same = (final == next_) | (final != final) | (next_ != next_)  # NaN is not equal to itself
-        _check_values(path, final, same | ended, "the observation, because no episode ended there")
+        same = (final == next_) | (final != final) | (next_ != next_)  # NaN does not equal itself
+        _check_values(path, final, same | ended, "the observation, because no episode ended in this row")
 
 
 def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
-    """Check the discrete observations of a step on the host; see `check_integers`."""
+    """Check the discrete observations of a step, if they are on the host. See `check_integers`."""
     index_B = time_step.info.get("environment_index")
     environments = None if index_B is None else index_B.tolist()
     check_integers(time_step.observation, observation_space, environments=environments)
@@ -134,7 +136,7 @@ def check_observation(
 ) -> None:
     """Check structure, shapes, dtypes and values of an observation (N, *O).
 
-    Integers must be in the range of the space and, unless `finite=False`, floats must be finite. Raises
+    Integers must be in the range of the space. Floats must be finite unless `finite=False`. Raises
     EnvironmentContractError.
     """
     _check_tree(observation, num_envs, observation_space, field, tensor_dtype, finite)
@@ -143,13 +145,19 @@ def check_observation(
 def check_integers(
     value: Tree, space: spaces.Space[Any], field: str = "observation", environments: Sequence[int] | None = None
 ) -> None:
-    """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host: cheap enough for every step.
+    """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host. Fast enough for every step.
 
-    An index outside its space would be looked up at another place of a table or a one-hot vector. Values on another
-    device are skipped, because reading them would wait for the device. `environments` are the indices that an error
-    names instead of the rows' own.
+    An index out of range would select a wrong entry of a table or a one-hot vector. Values on another device are
+    skipped, because reading them would wait for the device.
 
-    Raises EnvironmentContractError with the index of the environment, the value and the space.
+    Args:
+        value: tensor or dictionary of tensors.
+        space: space of one value.
+        field: name of the value in error messages.
+        environments: environment indices of the rows in error messages; by default the row numbers.
+
+    Raises:
+        EnvironmentContractError: with the index of the environment, the value and the space.
     """
     for part in _integers_of(space):
         try:
@@ -159,12 +167,12 @@ def check_integers(
         except (KeyError, TypeError, AttributeError):
             _fail(field, f"tensors of {space}", value)
         lowest, highest = torch.aminmax(leaf)
-        if int(lowest) < part.low or int(highest) > part.high:  # outside of some range, maybe not of its own
+        if int(lowest) < part.low or int(highest) > part.high:  # bounds may differ by element
             _check_range(leaf, part.space, ".".join((field, *part.path)), environments)
 
 
 class _Integers(NamedTuple):
-    """One tensor of integers in an observation, and the range that is within the range of all of its places."""
+    """One integer tensor of an observation, and the range that is valid for all of its elements."""
 
     path: tuple[str, ...]
     space: spaces.Space[Any]
@@ -172,11 +180,11 @@ class _Integers(NamedTuple):
     high: int
 
 
-_known: dict[int, tuple[spaces.Space[Any], list[_Integers]]] = {}  # by the space's id, for spaces have no hash
+_known: dict[int, tuple[spaces.Space[Any], list[_Integers]]] = {}  # by id: spaces are not hashable
 
 
 def _integers_of(space: spaces.Space[Any]) -> list[_Integers]:
-    """The integers of a space, kept for the next step."""
+    """Return the integer tensors of a space, from a cache."""
     known = _known.get(id(space))
     if known is None:
         if len(_known) >= 64:
@@ -204,7 +212,7 @@ def _check_range(
 
 
 def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return booleans (N, ...): which values of a Discrete, MultiDiscrete or MultiBinary space are out of its range.
+    """Return booleans (N, ...): True for values out of range of a Discrete, MultiDiscrete or MultiBinary space.
 
     The bounds of a Box are not checked. `value` is copied if it is not on the host.
     """
@@ -216,7 +224,7 @@ def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype
 
 
 def _range(space: spaces.Space[Any]) -> tuple[Any, Any]:
-    """The smallest integers of a space that is one tensor, and the smallest above it."""
+    """Return the bounds of a Discrete, MultiDiscrete or MultiBinary space. The upper bound is exclusive."""
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -226,7 +234,7 @@ def _range(space: spaces.Space[Any]) -> tuple[Any, Any]:
 
 
 def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -> None:
-    """Structure, shapes, kind of number and values of an action (N, *A); a Box's bounds are the environment's matter.
+    """Check structure, shapes, kinds of dtype and values of an action (N, *A). Bounds of a Box are not checked.
 
     Raises EnvironmentContractError.
     """
@@ -293,7 +301,7 @@ def _describe(value: Any) -> str:
 
 
 def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    """A copy of the tensor `state[name]` with the dtype and device of `like`; ValueError if its shape is another."""
+    """Return a copy of `state[name]` with the dtype and device of `like`. Raises ValueError if the shapes differ."""
     value = state[name]
     if value.shape != like.shape:
         raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")

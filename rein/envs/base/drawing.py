@@ -1,6 +1,6 @@
-"""Pictures of environments: boards of coloured cells, and things drawn on a part of the plane.
+"""Drawing functions for frames: boards of coloured cells, and shapes on a canvas.
 
-Frames are (height, width, 3) uint8 and have even edges, as video codecs ask.
+Frames are (height, width, 3) uint8. Their height and width are even, because video codecs require it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CELL = 48  # pixels
 
 
 def board(cells: Sequence[Sequence[Colour]], disc: Point | None = None) -> Frame:
-    """Rows of coloured cells, the first row on top, with a blue disc at (row, column), which may lie between cells."""
+    """Draw rows of coloured cells, the first row on top, and a blue disc at (row, column), which may be fractional."""
     frame = np.array(cells, np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
     frame[::_CELL] = frame[:, ::_CELL] = frame[-1] = frame[:, -1] = LINE
     if disc is not None:
@@ -31,19 +31,22 @@ def board(cells: Sequence[Sequence[Colour]], disc: Point | None = None) -> Frame
 
 
 class Canvas:
-    """A white rectangle of the plane, drawn on in the plane's own units, y upwards: `frame` is the picture.
+    """White canvas with coordinates in user units, y upwards. `frame` is the image.
 
-    `x` and `y` are the least and greatest coordinates, `unit` is the number of pixels to one unit.
+    Args:
+        x: smallest and largest x.
+        y: smallest and largest y.
+        unit: pixels per unit.
     """
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], unit: float) -> None:
         width, height = (2 * round((high - low) * unit / 2) for low, high in (x, y))
         self.frame: Frame = np.full((height, width, 3), WHITE, np.uint8)
-        self._x = x[0] + (np.arange(width) + 0.5) / unit  # of the pixels' middles
+        self._x = x[0] + (np.arange(width) + 0.5) / unit  # of the pixel centres
         self._y = y[0] + (height - np.arange(height) - 0.5)[:, None] / unit
 
     def line(self, start: Point, end: Point, width: float, colour: Colour) -> None:
-        """Colour what lies within width / 2 of the line from `start` to `end`; its ends are round."""
+        """Draw a line from `start` to `end` with round ends."""
         columns = self._near(self._x, start[0], end[0], width)
         rows = self._near(self._y[:, 0], start[1], end[1], width)
         x, y = self._x[columns] - start[0], self._y[rows] - start[1]
@@ -52,14 +55,14 @@ class Canvas:
         self.frame[rows, columns][np.hypot(x - along * d_x, y - along * d_y) <= width / 2] = colour
 
     def disc(self, centre: Point, radius: float, colour: Colour) -> None:
-        """Colour what lies within `radius` of `centre`."""
+        """Draw a filled disc."""
         self.line(centre, centre, 2 * radius, colour)
 
     def ground(self, height: Callable[[Any], Any], colour: Colour) -> None:
-        """Colour what lies below y = height(x), a function of arrays."""
+        """Fill the area below y = height(x). `height` takes and returns arrays."""
         self.frame[self._y <= height(self._x)] = colour
 
     def _near(self, places: Any, start: float, end: float, width: float) -> slice:
-        """Which of the pixels a line can touch along one axis."""
+        """Return the pixels along one axis that a line can touch."""
         near = np.flatnonzero((places >= min(start, end) - width / 2) & (places <= max(start, end) + width / 2))
         return slice(near[0], near[-1] + 1) if near.size else slice(0, 0)

@@ -44,10 +44,10 @@ class SimulatedEnvironment(ABC):
 
     Args:
         num_envs: N.
-        seed: seed of all environments. By default it is drawn at the first reset.
+        seed: random seed of all environments. By default it is drawn at the first reset.
         max_episode_steps: steps after which an episode is truncated; None for no limit.
         device: device of observations and actions.
-        compile: compile the step with the compiler of torch.
+        compile: compile the step with `torch.compile`.
     """
 
     single_observation_space: spaces.Space[Any]
@@ -62,7 +62,7 @@ class SimulatedEnvironment(ABC):
             cls.__init__ = check_keywords(cls.__init__)  # type: ignore[method-assign]
 
     @check_keywords
-    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
         self,
         num_envs: int = 16,
@@ -94,8 +94,8 @@ class SimulatedEnvironment(ABC):
     def dynamics(self, state: Tensor, action: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Compute one step of all environments.
 
-        Return new tensors, and do not change the arguments. Do not draw random numbers: an episode follows from its
-        seed and its actions.
+        Return new tensors, and do not modify the arguments. Do not draw random numbers: an episode must be determined
+        by its seed and its actions.
 
         Args:
             state: (S, N) float32.
@@ -106,29 +106,29 @@ class SimulatedEnvironment(ABC):
         """
 
     def observe(self, state: Tensor, /) -> Tensor:
-        """Return the observations (O, N) float32 of states (S, N), one column per environment. By default the state."""
+        """Return the observations (O, N) float32 of states (S, N). By default the observation is the state."""
         return state
 
     def initial_state(self, seeds: Tensor, /) -> Tensor:
         """Return the first states (S, P) float32 of the episodes with these seeds (P,) int64.
 
-        By default state variable s is uniform in `initial_range[s]`. Override it for other distributions, with the
-        functions of `rein.ops.random`, such as `uniform(seeds, s)`: a state depends on its own seed only.
+        By default state variable s is uniform in `initial_range[s]`. For other distributions, override this method and
+        use the functions of `rein.ops.random`, such as `uniform(seeds, s)`. Each state may depend on its seed only.
         """
         low_S1, high_S1 = self._tensor(self.initial_range).split(1, dim=1)
         variable_S1 = torch.arange(len(low_S1), device=seeds.device)[:, None]
         return uniform(seeds, variable_S1) * (high_S1 - low_S1) + low_S1
 
     def draw(self, state: list[float], /) -> Frame:
-        """Return an RGB frame (height, width, 3) uint8 of one state (S,). By default there is none."""
-        raise NotImplementedError(f"{type(self).__name__} has no pictures; define draw(state)")
+        """Return an RGB frame (height, width, 3) uint8 of one state (S,). By default it is not implemented."""
+        raise NotImplementedError(f"{type(self).__name__} does not render; define draw(state)")
 
-    def watch(self, observation: Tensor, /) -> None:  # noqa: B027  # may be left as it is
-        """Do nothing. Called with the observation (N, O) after every reset and every step."""
+    def watch(self, observation: Tensor, /) -> None:  # noqa: B027  # an optional hook
+        """Hook that is called with the observation (N, O) after every reset and every step. Does nothing by default."""
 
     @property
     def seed(self) -> int | None:
-        """Seed of all streams; None until given or drawn at the first reset."""
+        """Random seed of all environments; None until given or drawn at the first reset."""
         return self._seeds.seed
 
     @property
@@ -138,7 +138,7 @@ class SimulatedEnvironment(ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON."""
+        """Constructor options, as JSON values."""
         names = _options(type(self))
         if missing := [name for name in names if not hasattr(self, name)]:
             raise TypeError(f"{type(self).__name__}: keep the options {missing} as attributes of the same names")
@@ -187,15 +187,15 @@ class SimulatedEnvironment(ABC):
         return self.draw(self._state_SN[:, index].tolist())
 
     def reseed(self, seed: int) -> None:
-        """Set the seed of all streams. Raises RuntimeError after the first reset."""
+        """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
-    def close(self) -> None:  # noqa: B027  # may be left as it is
+    def close(self) -> None:  # noqa: B027  # an optional hook
         """Do nothing: there are no resources to release."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""
-        steps_N = self._steps_N.clone()  # which are counted in place
+        steps_N = self._steps_N.clone()  # counted in place
         return {"seeds": self._seeds.state_dict(), "state": self._state_SN, "steps": steps_N}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ class SimulatedEnvironment(ABC):
         return observation
 
     def _start(self, seed_P: Tensor) -> Tensor:
-        """Return (P, Q): the first states of episodes, and their observations, which may be the states themselves."""
+        """Return (P, Q): the first states and observations of episodes, or only the states if both are equal."""
         state_SP = self.initial_state(seed_P)
         observation_OP = self.observe(state_SP)
         return transposed(state_SP if observation_OP is state_SP else torch.cat([state_SP, observation_OP]))
@@ -238,12 +238,12 @@ class SimulatedEnvironment(ABC):
         return time_step
 
     def _control(self, action: Tensor) -> Tensor:
-        """Return the action as `dynamics` gets it."""
+        """Return the action in the form that `dynamics` takes."""
         if self._values_A is None:
             return action.detach().to(self._action_dtype).contiguous()
         try:
             return self._values_A.index_select(0, action)
-        except (IndexError, RuntimeError):  # later actions are not looked at before
+        except (IndexError, RuntimeError):  # only the first action is checked in advance
             self._check(action)
             raise
 
@@ -251,7 +251,7 @@ class SimulatedEnvironment(ABC):
         state_SN, reward_N, terminated_N = _move(self.dynamics, self._state_SN, control, mask_N)
         final_observation = transposed(self.observe(state_SN))
         observation = final_observation.clone()
-        # numpy, for few rows take torch several times as long
+        # NumPy is several times faster than torch for few rows
         steps_N, chosen_N = self._steps_N.numpy(), None if mask_N is None else mask_N.numpy()
         steps_N += 1 if chosen_N is None else chosen_N
         truncated_N = torch.from_numpy(_truncated(steps_N, self._limit, chosen_N))
@@ -303,7 +303,7 @@ def _passes_keywords_on(cls: type) -> bool:
 
 
 def _options(cls: type) -> list[str]:
-    """Return the names of the constructor's options, with those of the base classes if it passes keywords on."""
+    """Return the option names of the constructor, and those of the base class if it passes keyword arguments on."""
     named = [*inspect.signature(cls.__init__).parameters.values()][1:]
     names = [p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if _passes_keywords_on(cls):
@@ -312,14 +312,14 @@ def _options(cls: type) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option as JSON has it."""
+    """Return an option as a JSON value."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, torch.device) else value
 
 
 def transposed(state_SN: Tensor) -> Tensor:
-    """Return a new contiguous (N, S): for many environments in half the time of `state_SN.T.contiguous()`."""
+    """Return a new contiguous (N, S). Twice as fast as `state_SN.T.contiguous()` for many environments."""
     state_NS = state_SN.new_empty(state_SN.shape[1], state_SN.shape[0])
     state_NS.T.copy_(state_SN)
     return state_NS
@@ -328,7 +328,7 @@ def transposed(state_SN: Tensor) -> Tensor:
 def _move(
     dynamics: Dynamics, state_SN: Tensor, control: Tensor, mask_N: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return state, reward and terminated after a step of the environments where `mask_N` is True, or of all."""
+    """Step the environments where `mask_N` is True, or all if it is None. Returns state, reward and terminated."""
     moved_SN, reward_N, terminated_N = dynamics(state_SN, control)
     if mask_N is None:
         return moved_SN, reward_N, terminated_N
@@ -336,7 +336,7 @@ def _move(
 
 
 def _truncated(steps_N: Any, limit: int, mask_N: Any) -> Any:
-    """Return which episodes reached the limit, for tensors and arrays."""
+    """Return which episodes reached the limit, as a tensor or an array."""
     return steps_N >= limit if mask_N is None else (steps_N >= limit) & mask_N
 
 
@@ -356,13 +356,13 @@ def _masked(
     steps_N = steps_N + (1 if mask_N is None else mask_N.to(torch.int64))
     truncated_N = _truncated(steps_N, limit, mask_N)
     ending_N = torch.maximum(terminated_N.to(torch.float32), truncated_N.to(torch.float32))
-    ended_N = ending_N > 0  # compiled code would keep `terminated_N | truncated_N` byte by byte: half of its time
+    ended_N = ending_N > 0  # compiled code would store `terminated_N | truncated_N` bytewise, at twice the time
     place_N = place_N + ending_N.to(torch.int64)
     start_NQ = start_PQ[place_N]
     final_observation = observe(state_SN).T.contiguous()
     observation = torch.where(ended_N[:, None], start_NQ[:, -final_observation.shape[1] :], final_observation)
     pairs = zip(start_NQ[:, : len(state_SN)].unbind(1), state_SN.unbind(), strict=True)
-    state_SN = torch.stack([torch.where(ended_N, new_N, old_N) for new_N, old_N in pairs])  # so as to stay (S, N)
+    state_SN = torch.stack([torch.where(ended_N, new_N, old_N) for new_N, old_N in pairs])  # keeps the layout (S, N)
     steps_N = torch.where(ended_N, 0, steps_N)
     return state_SN, steps_N, place_N, observation, reward_N, terminated_N, truncated_N, final_observation
 

@@ -1,10 +1,10 @@
-"""Values of a Gymnasium space: one by one as an environment has them, and N at once as tensors.
+"""Conversion between values of a Gymnasium space and batched tensors.
 
-Discrete and MultiDiscrete become int64, MultiBinary int8, a Box keeps its dtype (but float64 becomes float32, and the
-unsigned integers that torch does not calculate with the next wider signed ones); Dict and Tuple become dictionaries, a
-Tuple's keys being "0", "1", ...
+Discrete and MultiDiscrete become int64, and MultiBinary becomes int8. A Box keeps its dtype, but float64 becomes
+float32, and unsigned integers that torch does not support become the next wider signed type. Dict and Tuple become
+dictionaries; the keys of a Tuple are "0", "1", ...
 
-Shapes: N values, A one of them.
+Shapes: N values, A one value.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _LARGEST = np.iinfo(np.int64).max
-_COUNTED = range(_LARGEST)  # values are rows 0, 1, ...
-_FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # which kinds of numbers may become which
+_COUNTED = range(_LARGEST)  # row numbers 0, 1, ...
+_FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # dtype kind: kinds that may be cast to it
 
 
 def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one value of a space that is one tensor; TypeError for a space that is none."""
+    """Return shape and dtype of one value of a Box, Discrete, MultiDiscrete or MultiBinary space.
+
+    Raises TypeError for other spaces.
+    """
     if isinstance(space, spaces.Discrete):
         return (), np.dtype(np.int64)
     if isinstance(space, spaces.MultiDiscrete):
@@ -37,22 +40,24 @@ def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
         dtype = np.dtype(space.dtype)
         if dtype.name == "uint64" and isinstance(space, spaces.Box) and (space.high > _LARGEST).any():
             raise TypeError(
-                f"{space}: torch calculates with int64 instead of uint64; give a high of {_LARGEST} at most"
+                f"{space}: torch does not support uint64, and int64 is used instead; give a high of {_LARGEST} at most"
             )
         return tuple(space.shape), np.dtype(_NARROWED.get(dtype.name, dtype))
-    raise TypeError(f"{space}: not a tensor; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are")
+    raise TypeError(
+        f"{space}: not a tensor; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+    )
 
 
 def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
-    """The dtype of the tensors of a space that is one tensor."""
+    """Return the tensor dtype of a Box, Discrete, MultiDiscrete or MultiBinary space."""
     return torch.from_numpy(np.empty(0, layout(space)[1])).dtype
 
 
 def representation(environment: Any, *options: str, inner: Any = None) -> str:
-    """Return the `repr` of an environment: type, options and spaces; of a wrapper, the spaces that `inner` lacks."""
+    """Return the `repr` of an environment: type, options and spaces. Spaces equal to those of `inner` are left out."""
     spaces_ = {name: getattr(environment, f"single_{name}") for name in ("observation_space", "action_space")}
     shown = [
-        f"{name}={' '.join(repr(space).split())}"  # numpy breaks long bounds into lines
+        f"{name}={' '.join(repr(space).split())}"  # NumPy breaks long bounds into lines
         for name, space in spaces_.items()
         if inner is None or space != getattr(inner, f"single_{name}")
     ]
@@ -60,11 +65,11 @@ def representation(environment: Any, *options: str, inner: Any = None) -> str:
 
 
 def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """The bounds (*A) of a space that is one tensor which its tensors do not hold: as they do, and as they are."""
+    """Return (rounded, exact) pairs of the bounds of a Box that its tensor dtype cannot represent exactly."""
     dtype = layout(space)[1]
     if not isinstance(space, spaces.Box) or dtype == space.dtype:
         return []
-    with np.errstate(over="ignore"):  # a bound beyond float32 is infinite there
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
         pairs = [(bound.astype(dtype), bound) for bound in (space.low, space.high)]
     return [(rounded, bound) for rounded, bound in pairs if (rounded != bound).any()]
 
@@ -72,7 +77,10 @@ def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any],
 def widened(
     tensor: Tensor, dtype: Any, rounded: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 ) -> np.ndarray[Any, Any]:
-    """A fresh array (N, *A) of `dtype`, where what equals a rounded bound is that bound: else it may lie beyond it."""
+    """Return a new array (N, *A) of `dtype`. Values equal to a rounded bound become the exact bound.
+
+    Otherwise a rounded value may exceed the bound.
+    """
     array = np.array(tensor.numpy(force=True), dtype)
     for near, bound in rounded:
         np.copyto(array, bound, where=array == near)
@@ -80,7 +88,7 @@ def widened(
 
 
 class Codec:
-    """Turns values of a space into tensors and back; `field` is what its errors call them."""
+    """Converts values of a space to tensors and back. Error messages name the value `field`."""
 
     def __init__(self, field: str, space: spaces.Space[Any]) -> None:
         self._field = field
@@ -94,19 +102,19 @@ class Codec:
             self._tensor_dtype = tensor_dtype(space)
             self._rounded = rounded_bounds(space)
         else:
-            places = range(len(inner)) if isinstance(space, spaces.Tuple) else inner  # where a value has its parts
+            places = range(len(inner)) if isinstance(space, spaces.Tuple) else inner  # keys or indices of the parts
             self._inner = {key: Codec(f"{field}.{key}", child) for key, child in inner.items()}
             self._places = dict(zip(inner, places, strict=True))
 
     def stack(self, values: Sequence[Any], rows: Sequence[int] = _COUNTED) -> Tree:
-        """Stack N values to fresh tensors (N, ...); `rows` are the row numbers that errors name.
+        """Stack N values to new tensors (N, ...). `rows` are the row numbers in error messages.
 
         Raises EnvironmentContractError if a value does not fit the space.
         """
         if self._inner is None:
             array = column(self._field, values, self._dtype, self._shape, rows)
             if self._narrow is not None:
-                cast(self._field, array, self._narrow, rows)  # raises for what the space's own dtype cannot hold
+                cast(self._field, array, self._narrow, rows)  # raises for values that the space's dtype cannot hold
             return torch.from_numpy(array)
         try:
             parts = {key: [value[place] for value in values] for key, place in self._places.items()}
@@ -115,7 +123,7 @@ class Codec:
         return {key: inner.stack(parts[key], rows) for key, inner in self._inner.items()}
 
     def _misfit(self, values: Sequence[Any], rows: Sequence[int]) -> str:
-        """Say which of the values lacks a part of the Dict or Tuple."""
+        """Return an error message that names the first value that lacks a part of the Dict or Tuple."""
         wanted, kind = list(self._places.values()), tuple if isinstance(self._space, spaces.Tuple) else Mapping
         for row, value in zip(rows, values, strict=False):
             if not isinstance(value, kind):
@@ -127,7 +135,10 @@ class Codec:
         return f"{self._field}: expected values of {self._space}"
 
     def split(self, tree: Tree, rows: int) -> list[Any]:
-        """The values of `rows` rows, which share no memory with the tensors; EnvironmentContractError by shape."""
+        """Split tensors (rows, ...) into single values, which share no memory with the tensors.
+
+        Raises EnvironmentContractError for a wrong shape.
+        """
         if self._inner is not None:
             return self._joined([inner.split(tree[key], rows) for key, inner in self._inner.items()])
         if tree.shape != (rows, *self._shape):
@@ -138,10 +149,10 @@ class Codec:
         if isinstance(self._space, spaces.Discrete):
             return tree.tolist()
         array = widened(tree, self._space.dtype, self._rounded)
-        return [array[row, ...] for row in range(rows)]  # an array each, even of one number
+        return [array[row, ...] for row in range(rows)]  # arrays, even of a single number
 
     def _joined(self, columns: list[list[Any]]) -> list[Any]:
-        """The values of a Dict or Tuple, of the values of each part."""
+        """Combine the values of the parts to values of the Dict or Tuple."""
         if isinstance(self._space, spaces.Tuple):
             return list(zip(*columns, strict=True))
         return [dict(zip(self._inner or (), values, strict=True)) for values in zip(*columns, strict=True)]
@@ -154,15 +165,15 @@ def column(
     shape: tuple[int, ...] = (),
     rows: Sequence[int] = _COUNTED,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return N values as one fresh array (N, *shape) of `dtype`. A cast may lose precision, but nothing else.
+    """Return N values as one new array (N, *shape) of `dtype`. Casts may lose precision only.
 
-    Raises EnvironmentContractError, which names the field and the number of the row in `rows`.
+    Raises EnvironmentContractError with the field and the row number in `rows`.
     """
     if not values:
         return np.empty((0, *shape), dtype)
     try:
         array = np.array(values)
-    except ValueError:  # not all of one shape
+    except ValueError:  # the shapes differ
         array = np.array(None)
     if array.shape[1:] == shape:
         if array.dtype is dtype:
@@ -185,17 +196,17 @@ def column(
 def cast(
     field: str, array: np.ndarray[Any, Any], dtype: np.dtype[Any], rows: Sequence[int] = _COUNTED
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """An array (N, ...) of numbers as a fresh one of `dtype`; floats may lose precision, or overflow as numpy warns.
+    """Return an array (N, ...) as a new array of `dtype`. Floats may lose precision, or overflow with NumPy's warning.
 
-    Raises EnvironmentContractError, which names field, row and value, for an integer that `dtype` does not reach.
+    Raises EnvironmentContractError with field, row and value for an integer out of the range of `dtype`.
     """
     fresh = array.astype(dtype)
     if dtype.kind == "f" or np.can_cast(array.dtype, dtype):
         return fresh
-    beyond = fresh != array  # it wrapped around, in silence
+    beyond = fresh != array  # integers wrap around silently
     if not np.count_nonzero(beyond):
         return fresh
     place = tuple(np.argwhere(beyond)[0].tolist())
     raise EnvironmentContractError(
-        f"{field}, row {rows[place[0]]}: expected {dtype}, which does not reach {array[place]}"
+        f"{field}, row {rows[place[0]]}: expected {dtype}, got {array[place]}, which is out of range"
     )

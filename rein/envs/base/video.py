@@ -21,7 +21,7 @@ _SUFFIXES = (".mp4", ".mkv", ".mov", ".avi")
 def frames_per_second(environment: Any, fps: float | None, option: str = "fps=") -> float:
     """Return `fps` if it is given, otherwise the environment's `render_fps`, otherwise 30.
 
-    Raises ValueError if `fps` is below 1 or infinite; `option` is how the caller's user gave it.
+    Raises ValueError if `fps` is below 1 or infinite. The message begins with `option`.
     """
     if fps is None:
         declared = getattr(environment, "render_fps", None)
@@ -32,7 +32,7 @@ def frames_per_second(environment: Any, fps: float | None, option: str = "fps=")
 
 
 def as_frame(rendered: Any, environment: Any) -> Frame:
-    """Return what `render` of `environment` returned as an array (height, width, 3) of uint8.
+    """Convert the result of `environment.render` to uint8. Shapes other than (height, width, 3) are kept.
 
     Arrays (height, width), (height, width, 1) and (height, width, 4) are accepted as well. Floats from 0 to 1 are
     scaled to 0..255, and integers from 0 to 255 are cast. Raises EnvironmentContractError for anything else.
@@ -56,10 +56,10 @@ def as_frame(rendered: Any, environment: Any) -> Frame:
 
 
 class Video:
-    """A video file, written under another name until it is finished.
+    """Video file, written under a temporary name until it is finished.
 
-    Raises ImportError without imageio and ffmpeg, and ValueError for a file name with another suffix than .mp4, .mkv,
-    .mov or .avi; `option` is how the caller's user gave the name.
+    Raises ImportError without imageio and ffmpeg, and ValueError if the suffix is not .mp4, .mkv, .mov or .avi. The
+    message begins with `option`.
     """
 
     def __init__(self, path: Path, fps: float, option: str = "") -> None:
@@ -81,7 +81,7 @@ class Video:
         self._writer.append_data(frame)
 
     def finish(self, path: Path | None = None) -> None:
-        """Close the file and move it to its path, or to `path` if that is given."""
+        """Close the file and move it to `path`, by default the path of the constructor."""
         self._writer.close()
         self._part.replace(path or self.path)
 
@@ -92,7 +92,7 @@ class Video:
 
 
 def imageio(who: str) -> Any:
-    """Import imageio. Raises ImportError, which says how to install it for `who`."""
+    """Import imageio. Raises ImportError with installation instructions that name `who`."""
     try:
         import imageio.v2
         import imageio_ffmpeg  # noqa: F401  # imageio writes videos with it

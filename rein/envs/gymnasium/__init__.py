@@ -1,4 +1,4 @@
-"""Gymnasium: any environment of it, one by one with a seed for each episode, or as a vector environment of others."""
+"""Adapters for Gymnasium: single environments with one seed per episode, and vector environments."""
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment

@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments: N of them, stepped one by one, each episode with a seed.
+"""Adapter for Gymnasium environments: N environments that are stepped one by one, with one seed per episode.
 
 Shapes: N environments.
 """
@@ -40,18 +40,21 @@ Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
 
 _EXTRAS = {"atari": "ale-py", "box2d": "Box2D", "mujoco": "MuJoCo"}
 _ATARI = re.compile(r"ALE/\w+-v\d+")
-_OWN = "gymnasium.envs."  # the module of an entry point that a file may choose
+_BUILT_IN = "gymnasium.envs."  # module prefix of the entry points that a file may choose
 
 
 def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., Any] = gymnasium.make) -> Any:
-    """What the factory `source`, or `by_id(source)`, gives; `ALE/...` needs no import of ale-py beforehand.
+    """Return `source()` of a factory, or `by_id(source)` of an id. Imports ale-py for ids that begin with `ALE/`.
 
-    Raises ValueError for an id that Gymnasium does not know, and ImportError, which says what to install, where a
+    Raises ValueError for an id that Gymnasium does not know, and ImportError with installation instructions if a
     package is missing.
     """
     given: Any = source
     if isinstance(given, gymnasium.Env):
-        raise TypeError("give what makes environments, not one that is made: `lambda: gymnasium.make(...)`, or an id")
+        raise TypeError(
+            "expected an id or a function that makes environments, such as `lambda: gymnasium.make(...)`, got an"
+            " environment"
+        )
     if isinstance(source, str) and "ALE/" in source:
         _register_atari(source)
     try:
@@ -67,21 +70,21 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
             raise
         _refuse_without(extra[1], source, error)
     except gymnasium.error.Error as error:
-        if not isinstance(source, str) or source in gymnasium.registry:  # it is known: something else is wrong
+        if not isinstance(source, str) or source in gymnasium.registry:  # the id is known: the error has another cause
             raise
         raise ValueError(f"unknown environment {source!r}; {_hint(source, error)}") from error
 
 
 def _check_made(source: Source, made: Any) -> None:
-    """Raise TypeError if a factory returned something that is not an environment of Gymnasium."""
+    """Raise TypeError if a factory returned an object that is not a Gymnasium environment."""
     if not all(hasattr(made, name) for name in ("step", "reset", "observation_space", "action_space")):
         what = repr(made) if made is None or isinstance(made, str) else f"a {type(made).__name__}"
-        hint = "; it is an environment of rein already, so use it as it is" if hasattr(made, "apply_action") else ""
+        hint = "; it is already an environment of rein, so use it directly" if hasattr(made, "apply_action") else ""
         raise TypeError(f"{name_of(source)} returned {what}, and must return a gymnasium.Env{hint}")
 
 
 def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: TypeError) -> None:
-    """Raise TypeError with rein's name if the environment refused a keyword that another library uses."""
+    """Raise TypeError with rein's name of an option if the environment refused the name of another library."""
     for name in make_kwargs:
         ours = next(iter(OPTIONS.get(name, ())), "")
         if ours in ("num_envs", "seed") and f"'{name}'" in str(error):
@@ -93,7 +96,7 @@ def name_of(source: Source) -> str:
     if not isinstance(source, str | EnvSpec) and not callable(source) and not isinstance(source, gymnasium.Env):
         raise TypeError(
             f"expected the id of an environment or a function that makes one, got a {type(source).__name__}; give one "
-            "function, and num_envs= to have several environments"
+            "function, and num_envs= for several environments"
         )
     if isinstance(source, str):
         return source
@@ -103,20 +106,20 @@ def name_of(source: Source) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """The value if JSON has it, else what it looks like."""
+    """Return the value if it is None, bool, int, float or str, and otherwise its `repr`."""
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
 def _register_atari(source: str) -> None:
     try:
-        import ale_py  # its import registers them
+        import ale_py
     except ImportError as error:
         _refuse_without("atari", source, error)
     gymnasium.register_envs(ale_py)
 
 
 def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
-    more = " opencv-python-headless" if extra == "atari" else ""  # which AtariPreprocessing shrinks frames with
+    more = " opencv-python-headless" if extra == "atari" else ""  # for AtariPreprocessing
     raise ImportError(f'{name_of(source)} needs {_EXTRAS[extra]}: pip install "gymnasium[{extra}]"{more}') from error
 
 
@@ -132,44 +135,44 @@ _BOOL = np.dtype(np.bool_)
 
 
 def check_parts(who: str, method: str, result: Any, parts: tuple[str, ...]) -> None:
-    """EnvironmentContractError unless `result`, of a method of `who`, has these parts."""
+    """Raise EnvironmentContractError unless `result`, returned by `method` of `who`, has these parts."""
     if not isinstance(result, tuple | list) or len(result) != len(parts):
         wanted, got = ", ".join(parts), reprlib.repr(result)
         raise EnvironmentContractError(f"{who}: expected ({wanted}) from {method}, got {got}")
 
 
 def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
-    """What `info=` names, each with the value for steps without it, as an array; float64 becomes float32.
+    """Return the default values of the option `info` as arrays; float64 becomes float32.
 
-    Raises TypeError for what is no dictionary of numbers, booleans or arrays of them.
+    Raises TypeError unless `info` is None or a dictionary of numbers, booleans or arrays of these.
     """
     if info is None:
         return {}
     if not isinstance(info, Mapping):
-        raise TypeError(f"info={info!r}: give names, each with the value for steps without it: {{'success': False}}")
+        raise TypeError(f"info={info!r}: give a dictionary of names and default values, such as {{'success': False}}")
     return {key: _missing_value(key, value) for key, value in info.items()}
 
 
 def ended_flags(
-    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], nobody: tuple[bool, ...], rows: Sequence[int]
+    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], none_ended: tuple[bool, ...], rows: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Return `terminated` and `truncated` as one array (2, N), or None if both equal `nobody`, N times False.
+    """Return `terminated` and `truncated` as one array (2, N), or None if both equal `none_ended`, N times False.
 
     Raises EnvironmentContractError for a flag that is not a boolean.
     """
     try:
-        if terminateds == nobody and truncateds == nobody:
+        if terminateds == none_ended and truncateds == none_ended:
             return None
-    except (ValueError, RuntimeError):  # one is an array of several, which `column` refuses by its name
+    except (ValueError, RuntimeError):  # a flag is an array of several values, which `column` refuses
         pass
     flags = (("terminated", terminateds), ("truncated", truncateds))
     return np.stack([column(field, values, _BOOL, rows=rows) for field, values in flags])
 
 
 def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], rows: Sequence[int]) -> Tensor:
-    """Return what N infos have under `key` as a fresh tensor (N, ...); `rows` are the row numbers that errors name.
+    """Return the entry `key` of N infos as a new tensor (N, ...). `rows` are the row numbers in error messages.
 
-    Raises EnvironmentContractError if a value does not fit the missing value.
+    Raises EnvironmentContractError if a value does not have the dtype and shape of the default value `missing`.
     """
     try:
         values = [info.get(key, missing) for info in infos]
@@ -184,12 +187,12 @@ def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], 
 def _missing_value(key: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
-    except ValueError:  # not all of one shape
+    except ValueError:  # the shapes differ
         array = np.array(None)
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"info={{{key!r}: {value!r}}}: give a value for steps without it: a number, a boolean or an array of them;"
-            " what the environment has within a dictionary, a wrapper can put beside it"
+            f"info={{{key!r}: {value!r}}}: the default value must be a number, a boolean or an array of these; use a"
+            " wrapper to flatten nested dictionaries"
         )
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
@@ -201,27 +204,28 @@ _FLOAT = np.dtype(np.float32)
 
 @explain(ENVIRONMENT_ATTRIBUTES)
 class GymnasiumEnvironment:
-    """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns one.
+    """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns an environment.
 
-    Episode k of environment i is, to the bit, what a single environment gives for the same actions after
-    `reset(seed=episode_seeds(seed, i, k))`. Rewards are float32 whatever they were. `info` names what is wanted of the
-    steps' infos, each with the value for steps without it, which also says shape and dtype: `info={"success": False}`.
-    `replayable=False` says that a seed and actions do not give an episode again, as where a clock is part of it.
-    The actions of open episodes are kept so that a resumed run can repeat them, up to `max_replay_steps` steps of each
-    episode. A run that is resumed within a longer episode begins new episodes.
+    Episode k of environment i equals, bit for bit, the episode of a single environment with the same actions after
+    `reset(seed=episode_seeds(seed, i, k))`. Rewards are converted to float32.
+
+    The actions of open episodes are kept so that a resumed run can repeat them, up to `max_replay_steps` per episode.
+    If an episode is longer than that, a run that is resumed within it begins new episodes.
 
     Args:
-        info: entries of the infos to store, with their values for steps without them.
-        replayable: whether a seed and actions reproduce an episode.
+        info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
+            default also defines dtype and shape.
+        replayable: whether a seed and actions reproduce an episode. False, for instance, if it depends on a clock.
         max_replay_steps: steps of an open episode that a resumed run can repeat.
 
-    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
-    space that is no tensor and an `info` that is no dictionary of numbers.
+    Raises:
+        ValueError: if Gymnasium does not know the id, or if the environments have different spaces.
+        TypeError: if a space cannot be converted to tensors, or if `info` is not a dictionary of numbers.
     """
 
-    steps_separately = True  # stepping some of the environments costs less than stepping all
+    steps_separately = True  # stepping a part of the environments costs less than stepping all
 
-    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
         self,
         id_or_factory: Source,
@@ -246,7 +250,7 @@ class GymnasiumEnvironment:
         self.single_action_space = self._envs[0].action_space
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
-        self._observation: Tree = None  # the current one; None where there are no episodes
+        self._observation: Tree = None  # the current observation; None before a reset
         self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_envs, 1)  # terminated, truncated, valid
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
@@ -254,22 +258,22 @@ class GymnasiumEnvironment:
 
     @property
     def seed(self) -> int | None:
-        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        """Random seed of all environments; None until given or drawn at the first reset."""
         return self._seeds.seed
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: what each environment's current episode was reset with; -1 before the first reset."""
+        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
         return self._seeds.current
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether there are no episodes to step: before the first reset, or where a resume could not restore them."""
+        """Whether `reset` must be called before a step: before the first reset, and if a resume lost the episodes."""
         return self._observation is None
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return {
             "id": self._name,
             "num_envs": self.num_envs,
@@ -280,17 +284,17 @@ class GymnasiumEnvironment:
         }
 
     def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every environment; `seed` starts all streams anew. Returns the observation."""
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes that these seeds (N,) give, for a replay; what follows them follows the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
         return self._begin(self._seeds.override(episode_seeds))
 
     def reset_where(self, mask: Tensor) -> Tree:
-        """Begin the next episode where `mask` (N,) is True; returns the current observation of all.
+        """Begin the next episode where `mask` (N,) is True. Returns the current observation of all environments.
 
         Raises RuntimeError before the first reset.
         """
@@ -305,10 +309,10 @@ class GymnasiumEnvironment:
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment by `action` (N, *A).
+        """Step every environment with `action` (N, *A).
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
-        fit its space; what an environment raises passes through, with a note of environment, episode seed and step.
+        Raises RuntimeError before the first reset, and EnvironmentContractError for an action or a result that does not
+        fit its space. Exceptions of an environment get a note with the environment, the episode seed and the step.
         """
         self._check(action)
         time_step = self._step(action, range(self.num_envs))
@@ -316,10 +320,10 @@ class GymnasiumEnvironment:
         return time_step
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
-        """Step the environments for which `mask` (N,) is True, by their rows of `action` (N, *A).
+        """Step the environments where `mask` (N,) is True, with their rows of `action` (N, *A).
 
-        The other rows are not `valid`: their reward is 0, and their observations are the current ones. Raises the
-        errors of `apply_action`, and ValueError if `mask` has another shape or dtype.
+        The other rows are not `valid`. Their reward is 0, and their observations do not change. Raises the errors of
+        `apply_action`, and ValueError if `mask` has another shape or dtype.
         """
         self._check(action)
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
@@ -342,11 +346,11 @@ class GymnasiumEnvironment:
 
     @property
     def render_fps(self) -> float | None:
-        """Frames per second that the environment declares for its videos; None if it declares none."""
+        """Frames per second in the metadata of the environment, or None."""
         return self._envs[0].metadata.get("render_fps")
 
     def render(self, index: int = 0) -> Any:
-        """An RGB frame of one environment; ValueError unless built with `render_mode="rgb_array"`."""
+        """Return an RGB frame of one environment. Raises ValueError unless built with `render_mode="rgb_array"`."""
         environment = self._envs[index]
         if environment.render_mode != "rgb_array":
             mode = environment.render_mode
@@ -354,11 +358,11 @@ class GymnasiumEnvironment:
         return environment.render()
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams; RuntimeError after the first reset."""
+        """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Close every environment; a second time does nothing."""
+        """Close every environment. A second call does nothing."""
         self._observation = None
         while self._envs:
             self._envs.pop().close()
@@ -372,10 +376,10 @@ class GymnasiumEnvironment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Reset with the seeds and repeat the actions; if these were not kept, wait for `reset` to begin new episodes.
+        """Reset with the saved seeds and repeat the actions. Without saved actions, `reset` must be called next.
 
-        Raises ValueError for the state of other environments and EnvironmentContractError where the repeated episode
-        is not the saved one.
+        Raises ValueError for the state of other environments, and EnvironmentContractError if a repeated episode
+        differs from the saved one.
         """
         self._seeds.load_state_dict(state["seeds"])
         self._observation = None
@@ -384,7 +388,7 @@ class GymnasiumEnvironment:
         if saved is None:
             return
         if not self.replayable:
-            logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+            logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", self._name)
             return
         if min(steps) < 0:
             logger.warning(
@@ -411,11 +415,11 @@ class GymnasiumEnvironment:
             self._checked = True
 
     def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
-        """Step the environments in `rows` (R,) by their rows of `action` (N, *A). Returns their rows alone."""
+        """Step the environments in `rows` (R,) with their rows of `action` (N, *A). Returns R rows."""
         results = self._results(action, rows)
         try:
             observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
-        except (TypeError, ValueError):  # one of them is not of five parts
+        except (TypeError, ValueError):  # a result does not have five parts
             for index, result in zip(rows, results, strict=True):
                 check_parts(f"environment {index} of {self._name}", "step", result, STEP)
             raise
@@ -438,13 +442,13 @@ class GymnasiumEnvironment:
         )
 
     def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
-        """What `step` of each environment in `rows` returns."""
+        """Return the results of `step` of the environments in `rows`."""
         actions, results = self._actions.split(action, self.num_envs), []
         try:
             for index in rows:
                 result = self._envs[index].step(actions[index])
                 results.append(result)
-        except Exception as error:  # gets a note, raised again
+        except Exception as error:  # re-raised with a note
             index = rows[len(results)]
             self._note(error, index, f", step {self._history.steps(index)}")
             raise
@@ -452,7 +456,7 @@ class GymnasiumEnvironment:
         return results
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
-        """The observations of the environments in `rows` (R,) as fresh tensors (R, *O)."""
+        """Return the observations of the environments in `rows` (R,) as new tensors (R, *O)."""
         return self._observations.stack(observations, rows)
 
     def _begin(self, seeds: Sequence[int]) -> Tree:
@@ -469,7 +473,7 @@ class GymnasiumEnvironment:
         self._history.clear(index)
         try:
             result = self._envs[index].reset(seed=seed)
-        except Exception as error:  # gets a note, raised again
+        except Exception as error:  # re-raised with a note
             self._note(error, index, ", in its reset")
             raise
         check_parts(f"environment {index} of {self._name}", "reset", result, RESET)
@@ -486,8 +490,8 @@ class GymnasiumEnvironment:
             for action in actions:
                 step += 1
                 observation, *_ = self._envs[index].step(action)
-        except Exception as error:  # gets a note, raised again
-            self._note(error, index, f", step {step}, which was repeated to resume")
+        except Exception as error:  # re-raised with a note
+            self._note(error, index, f", step {step}, repeated by the resume")
             raise
         self._history.restore(index, taken, steps)
         return observation
@@ -501,15 +505,15 @@ class GymnasiumEnvironment:
             wrong = (~same.reshape(self.num_envs, -1).all(1)).nonzero().flatten().tolist()
             if wrong:
                 raise EnvironmentContractError(
-                    f"{self._name}: {path} of environment {wrong[0]} did not come back by seed and actions: it is not"
-                    " replayable; built with replayable=False, it begins new episodes instead"
+                    f"{self._name}: seed and actions did not reproduce {path} of environment {wrong[0]}, so it is not"
+                    " replayable; give replayable=False, and a resumed run begins new episodes"
                 )
 
 
 def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
-    """Make N environments. Gymnasium's own checks run in the first one only, because the others are alike.
+    """Make N environments. The checks of Gymnasium run in the first one only.
 
-    Raises ValueError for an object that is returned twice and for environments with different spaces.
+    Raises ValueError if a factory returns the same object twice, or if the environments have different spaces.
     """
     first = make(source, make_kwargs)
     if first.spec is not None and not callable(source):
@@ -517,7 +521,7 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
     made = [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
     if len({id(environment.unwrapped) for environment in made}) < num_envs:
-        raise ValueError(f"{name_of(source)} gave the same environment twice; it must make a new one in each call")
+        raise ValueError(f"{name_of(source)} returned the same environment twice; it must make a new one in each call")
     for kind in ("observation_space", "action_space"):
         for index, environment in enumerate(made):
             if getattr(environment, kind) != getattr(first, kind):
@@ -529,28 +533,29 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
 
 
 def _with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
-    """A copy of `tree` (N, ...) with the rows `new` (R, ...) at `row_R` (R,)."""
+    """Return a copy of `tree` (N, ...) with the rows `row_R` (R,) replaced by `new` (R, ...)."""
     return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)
 
 
 def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) -> GymnasiumEnvironment:
     """Build `num_envs` environments from the `config` of an adapter. With `filming` they can be rendered.
 
-    A `GymnasiumVectorEnvironment` whose episodes rein resets, as `in_processes` does, becomes a `GymnasiumEnvironment`:
-    it gives the same episodes, bit for bit, and can replay them. The configuration is not trusted, and an id of
-    Gymnasium's may name a module to import. Only Gymnasium's own environments and Atari's are built. Raises ValueError
-    for all others and for options that JSON could not hold.
+    The config of a `GymnasiumVectorEnvironment` with autoreset mode DISABLED, such as `in_processes`, also gives a
+    `GymnasiumEnvironment`, which has the same episodes, bit for bit, and can replay them.
+
+    The config is not trusted, because an id can name a module to import. Only the built-in environments of Gymnasium
+    and Atari are built. Raises ValueError for all others, and for options that JSON cannot represent.
     """
     mode = config.get("autoreset_mode", AutoresetMode.DISABLED.value)
     if mode != AutoresetMode.DISABLED.value:
-        raise ValueError(f"its vector environment resets by itself (autoreset mode {mode!r})")
+        raise ValueError(f"the vector environment resets its episodes itself (autoreset mode {mode!r})")
     name, options, info = config.get("id"), config.get("make_kwargs"), config.get("info")
     if not isinstance(name, str) or not _is_known(name):
-        raise ValueError(f"{name!r} is not one of Gymnasium's own environments")
+        raise ValueError(f"{name!r} is not a built-in environment of Gymnasium")
     options = options if isinstance(options, Mapping) else {}
     for key, value in options.items():
-        if isinstance(value, str) and value.startswith("<"):  # what an object looks like
-            raise ValueError(f"the option {key} of {name} was {value}, which a file cannot say")
+        if isinstance(value, str) and value.startswith("<"):  # the `repr` of an object
+            raise ValueError(f"the option {key} of {name} was {value}, which a file cannot store")
     infos = info if isinstance(info, Mapping) else {}
     if filming:
         options = {**_camera(name, options), **options, "render_mode": "rgb_array"}
@@ -558,9 +563,9 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) 
 
 
 def _camera(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of MuJoCo's, the camera that goes along with a robot, if there is one: it leaves the picture otherwise."""
+    """Return the option for a camera that follows the robot in MuJoCo environments, or no options."""
     spec = gymnasium.registry.get(name)
-    of_mujoco = spec is not None and str(spec.entry_point).startswith(f"{_OWN}mujoco.")
+    of_mujoco = spec is not None and str(spec.entry_point).startswith(f"{_BUILT_IN}mujoco.")
     return {"camera_name": "track"} if of_mujoco and options.get("camera_id") is None else {}
 
 
@@ -568,4 +573,4 @@ def _is_known(name: str) -> bool:
     if _ATARI.fullmatch(name):
         return True
     spec = gymnasium.registry.get(name)
-    return spec is not None and isinstance(spec.entry_point, str) and spec.entry_point.startswith(_OWN)
+    return spec is not None and isinstance(spec.entry_point, str) and spec.entry_point.startswith(_BUILT_IN)

@@ -1,6 +1,6 @@
 """Actions of the open episodes, so that a resumed run can repeat them.
 
-Shapes: N environments, R of them that are stepped, C steps for which there is memory, T steps of one episode.
+Shapes: N environments, R stepped environments, C allocated steps, T steps of one episode.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rein.types import Tree
 
 logger = logging.getLogger(__name__)
 
-_FIRST = 64  # steps for which memory is allocated at first; doubled when they are used up
+_FIRST = 64  # initially allocated steps; doubled when used up
 
 
 class ActionHistory:
-    """The actions of each environment's open episode in one array (N, C, *A), which grows up to C = `max_steps`.
+    """Actions of the open episode of each environment in one array (N, C, *A), which grows up to C = `max_steps`.
 
-    Episodes longer than `max_steps` are counted on, but their actions cannot be returned any more. The first such
-    episode is logged once, as a warning that begins with `name`. With `max_steps=0` nothing is kept or logged.
+    The actions of episodes longer than `max_steps` are not kept; only their steps are counted. The first such episode
+    is logged as a warning that begins with `name`. With `max_steps=0` nothing is kept or logged.
     """
 
     def __init__(self, name: str, space: spaces.Space[Any], num_envs: int, max_steps: int) -> None:
         self._name, self._space, self._max_steps = name, space, max_steps
-        self._steps_N, self._everyone_N = np.zeros(num_envs, np.int64), np.arange(num_envs)
-        self._bound = 0  # no episode has more steps
+        self._steps_N, self._all_rows_N = np.zeros(num_envs, np.int64), np.arange(num_envs)
+        self._bound = 0  # upper bound of the steps of all episodes
         self._logged = max_steps == 0
         self._allocated = min(_FIRST, max_steps)
         self._actions = _zeros(space, (num_envs, self._allocated))
@@ -44,13 +44,13 @@ class ActionHistory:
         return int(self._steps_N[index])
 
     def clear(self, index: int) -> None:
-        """Forget the actions of one environment, whose next episode begins."""
+        """Discard the actions of one environment, because its next episode begins."""
         self._steps_N[index] = 0
 
     def append(self, action: Tree, rows: Sequence[int]) -> None:
-        """Keep one step of the environments in `rows` (R,) by their rows of `action` (N, *A)."""
-        if len(rows) == len(self._everyone_N):
-            row_R, step_R = self._everyone_N, self._steps_N.copy()
+        """Append their rows of `action` (N, *A) to the environments in `rows` (R,)."""
+        if len(rows) == len(self._all_rows_N):
+            row_R, step_R = self._all_rows_N, self._steps_N.copy()
             self._steps_N += 1
         else:
             row_R = np.asarray(rows)
@@ -67,14 +67,14 @@ class ActionHistory:
             map_tree(lambda kept, new: _write(kept, row_R, step_R, new), self._actions, action)
 
     def restore(self, index: int, actions: Tree, steps: int) -> None:
-        """Take the actions (T, *A) of the open episode of one environment."""
+        """Set the actions (T, *A) of the open episode of one environment."""
         self._make_room(max(steps, self._bound))
         kept = min(steps, self._allocated)
         map_tree(lambda mine, given: _put(mine[index, :kept], given[:kept]), self._actions, actions)
         self._steps_N[index] = steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Actions (T, *A) and number of steps T of each environment; -1 steps if the actions were not kept."""
+        """Return the actions (T, *A) and the number of steps T of each environment; -1 if the actions were not kept."""
         kept = [steps if steps <= self._allocated else -1 for steps in self._steps_N.tolist()]
         return {
             "actions": [
@@ -85,7 +85,7 @@ class ActionHistory:
         }
 
     def _make_room(self, steps: int) -> None:
-        """Allocate memory for episodes of so many steps, up to `max_steps`."""
+        """Allocate memory for episodes of `steps` steps, up to `max_steps`."""
         self._bound = steps
         if steps > self._max_steps and not self._logged:
             self._logged = True
@@ -115,7 +115,7 @@ def _put(place: np.ndarray[Any, Any], values: Any) -> None:
 
 
 def _zeros(space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
-    """Arrays with the structure of the space's tensors."""
+    """Return arrays of zeros with the structure of the space."""
     inner = children(space)
     if inner is not None:
         return {key: _zeros(child, lead) for key, child in inner.items()}

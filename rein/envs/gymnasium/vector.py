@@ -36,9 +36,9 @@ from rein.types import TimeStep, Tree
 
 
 class BatchCodec:
-    """Turns the arrays of N values of a space into tensors and back; `field` is what its errors call them.
+    """Converts the arrays of N values of a space to tensors and back. Error messages name the values `field`.
 
-    `batched` is the space of all N at once, which says the dtype of the arrays that go back.
+    `batched` is the space of all N values, which defines the dtype of the arrays.
     """
 
     def __init__(self, field: str, space: spaces.Space[Any], batched: Any, num_envs: int) -> None:
@@ -59,7 +59,10 @@ class BatchCodec:
             self._is_tuple = isinstance(space, spaces.Tuple)
 
     def tensors(self, value: Any) -> Tree:
-        """Fresh tensors (N, ...), for the source may write to its arrays again; EnvironmentContractError by shape."""
+        """Return new tensors (N, ...), because the source may reuse its arrays.
+
+        Raises EnvironmentContractError for a wrong shape or dtype.
+        """
         if self._inner is None:
             return torch.from_numpy(array(self._field, value, self._dtype, self._shape))
         try:
@@ -69,7 +72,7 @@ class BatchCodec:
             raise EnvironmentContractError(f"{self._field}: expected {expected}: {error!r}") from error
 
     def arrays(self, tree: Tree) -> Any:
-        """Arrays of their own; EnvironmentContractError by shape."""
+        """Return new arrays (N, ...). Raises EnvironmentContractError for a wrong shape."""
         if self._inner is not None:
             values = {place: inner.arrays(tree[key]) for key, (place, inner) in self._inner.items()}
             return tuple(values.values()) if self._is_tuple else values
@@ -80,9 +83,9 @@ class BatchCodec:
 
 
 def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
-    """A fresh array of that dtype and shape, cast where that loses no more than precision.
+    """Return `value` as a new array of the dtype and shape. A cast may lose precision only.
 
-    Raises EnvironmentContractError.
+    Raises EnvironmentContractError if the shape differs or a cast is not possible.
     """
     got = np.asarray(value)
     if got.shape == shape:
@@ -97,24 +100,33 @@ def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 def opened(
     source: Any, num_envs: int | None, autoreset_mode: AutoresetMode | str | None, make_kwargs: Mapping[str, Any]
 ) -> tuple[Any, AutoresetMode]:
-    """The vector environment that `source` is, or that `make_vec(source)` gives, and its autoreset mode.
+    """Return the vector environment `source`, or `make_vec(source)` of an id, and its autoreset mode.
 
-    A mode is asked for by a member of AutoresetMode, its name in any case, or its value. Raises ValueError for what is
-    none, and where the mode is not known or not the one that was asked for, TypeError for a number that is no integer.
-    Raises ValueError for environments with different observation spaces.
+    Args:
+        source: vector environment or id.
+        num_envs: number of environments; required to match that of a vector environment.
+        autoreset_mode: member of AutoresetMode, its name in any case, or its value.
+        make_kwargs: options of `make_vec`.
+
+    Raises:
+        ValueError: if the mode is not a member, is unknown, or differs from that of the environment, or if the
+            environments have different observation spaces.
+        TypeError: if `num_envs` is not an integer.
     """
-    mode = None if autoreset_mode is None else _asked_for(autoreset_mode)
+    mode = None if autoreset_mode is None else _parse_mode(autoreset_mode)
     if num_envs is not None:
         num_envs = checked_num_envs(num_envs)
     if isinstance(source, str | EnvSpec):
         by_id = functools.partial(_make_vec, mode)
         environment = make(source, {"num_envs": 1 if num_envs is None else num_envs, **make_kwargs}, by_id)
     elif not hasattr(source, "single_observation_space"):
-        raise TypeError(f"{source!r} is no gymnasium.vector.VectorEnv; GymnasiumEnvironment takes single environments")
+        raise TypeError(
+            f"{source!r} is not a gymnasium.vector.VectorEnv; use GymnasiumEnvironment for single environments"
+        )
     elif make_kwargs:
-        raise TypeError(f"{source} is made already: it takes no {', '.join(make_kwargs)}")
+        raise TypeError(f"{source} exists already, so it takes no options; remove {', '.join(make_kwargs)}")
     elif num_envs not in (None, source.num_envs):
-        raise ValueError(f"num_envs={num_envs}: {source} has {source.num_envs}")
+        raise ValueError(f"num_envs={num_envs}: {source} has {source.num_envs} environments")
     else:
         environment = source
     made_here = isinstance(source, str | EnvSpec)
@@ -122,26 +134,28 @@ def opened(
         return environment, _usable_mode(environment, mode)
 
 
-def _usable_mode(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
-    """Return the autoreset mode, and prepare the environment for it. Raises ValueError if it does not work."""
-    mode = _mode_of(environment, asked)
+def _usable_mode(environment: Any, requested: AutoresetMode | None) -> AutoresetMode:
+    """Return the autoreset mode, and prepare the environment for it. Raises ValueError if the mode does not work."""
+    mode = _mode_of(environment, requested)
     bare = environment.unwrapped
     if isinstance(bare, SyncVectorEnv | AsyncVectorEnv):
         equal = batch_space(bare.single_observation_space, bare.num_envs)
         if bare.observation_space != equal:
             raise ValueError(
-                f"{environment}: its environments have different observation spaces, together"
-                f" {bare.observation_space}; all environments must have equal spaces, together {equal}"
+                f"{environment}: its environments have different observation spaces, batched"
+                f" {bare.observation_space}; all environments must have equal spaces, batched {equal}"
             )
     if mode is AutoresetMode.SAME_STEP and isinstance(bare, SyncVectorEnv):
         _keep_final_observations(bare)
     if mode is AutoresetMode.NEXT_STEP and isinstance(bare, AsyncVectorEnv) and not bare.shared_memory:
-        # its workers do not forget in `reset` that they have to reset, and do it again (Gymnasium 1.4)
-        raise ValueError(f"{environment}: shared_memory=False does not go with {mode}; share it, or reset otherwise")
+        # after `reset`, its workers reset once more in the next step (Gymnasium 1.4)
+        raise ValueError(
+            f"{environment}: shared_memory=False does not work with {mode}; use shared_memory=True or another mode"
+        )
     return mode
 
 
-def _asked_for(value: AutoresetMode | str) -> AutoresetMode:
+def _parse_mode(value: AutoresetMode | str) -> AutoresetMode:
     text = value.lower() if isinstance(value, str) else value
     for mode in AutoresetMode:
         if value is mode or text in (mode.name.lower(), mode.value.lower()):
@@ -154,69 +168,68 @@ def _modes() -> str:
 
 
 def _make_vec(mode: AutoresetMode | None, source: str | EnvSpec, **kwargs: Any) -> Any:
-    """`gymnasium.make_vec`, an autoreset mode being asked for where it takes it.
+    """Call `gymnasium.make_vec` with an autoreset mode, if the environment accepts one.
 
-    Raises ValueError where it takes none and says that it has another one.
+    Raises ValueError if it does not accept a mode and declares another one.
     """
-    taken = True
+    accepted = True
     if mode is not None:
         spec = gymnasium.spec(source) if isinstance(source, str) else source
         usual = VectorizeMode.SYNC if spec.vector_entry_point is None else VectorizeMode.VECTOR_ENTRY_POINT
         if VectorizeMode(kwargs.get("vectorization_mode") or usual) is not VectorizeMode.VECTOR_ENTRY_POINT:
             kwargs["vector_kwargs"] = {**kwargs.get("vector_kwargs", {}), "autoreset_mode": mode}
-        elif taken := _takes_a_mode(spec):
+        elif accepted := _accepts_mode(spec):
             kwargs["autoreset_mode"] = mode
     asynchronous = kwargs.get("vectorization_mode") in (VectorizeMode.ASYNC, VectorizeMode.ASYNC.value)
     with starting() if asynchronous else contextlib.nullcontext():
         environment = gymnasium.make_vec(source, **kwargs)
-    said = None if taken else _said_by(environment)
-    if mode is not None and said not in (None, mode):
+    declared = None if accepted else _declared_mode(environment)
+    if mode is not None and declared not in (None, mode):
         environment.close()
         raise ValueError(
-            f"autoreset_mode={mode.name}: {name_of(source)}'s own vector environment takes no autoreset_mode, and is"
-            f' {said.name}; give vectorization_mode="sync" as well'
+            f"autoreset_mode={mode.name}: the vector environment of {name_of(source)} has no option autoreset_mode, and"
+            f' its mode is {declared.name}; give vectorization_mode="sync" as well'
         )
     return environment
 
 
-def _takes_a_mode(spec: EnvSpec) -> bool:
-    """Whether the vector entry point has the argument; CartPole's has not. One that does not tell is asked."""
+def _accepts_mode(spec: EnvSpec) -> bool:
+    """Return whether the vector entry point has the argument `autoreset_mode`; True if its signature is unknown."""
     entry: Any = spec.vector_entry_point
-    if entry is None:  # what Gymnasium refuses by itself
+    if entry is None:  # refused by Gymnasium
         return True
     try:
         parameters = inspect.signature(load_env_creator(entry) if isinstance(entry, str) else entry).parameters
-    except (TypeError, ValueError):  # of a compiled one
+    except (TypeError, ValueError):  # compiled functions have no signature
         return True
     return "autoreset_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _mode_of(environment: Any, asked: AutoresetMode | None) -> AutoresetMode:
-    said = _said_by(environment)
-    mode = asked if said is None else said
+def _mode_of(environment: Any, requested: AutoresetMode | None) -> AutoresetMode:
+    declared = _declared_mode(environment)
+    mode = requested if declared is None else declared
     if mode is None:
         raise ValueError(
-            f"{environment} does not say how it resets, as metadata['autoreset_mode']; give autoreset_mode=, one of"
-            f" {_modes()}"
+            f"{environment} does not declare metadata['autoreset_mode']; give autoreset_mode=, one of {_modes()}"
         )
-    if asked not in (None, mode):
-        raise ValueError(f"autoreset_mode={asked}: {environment} says that it is {mode}")
+    if requested not in (None, mode):
+        raise ValueError(f"autoreset_mode={requested}: the mode of {environment} is {mode}")
     return mode
 
 
-def _said_by(environment: Any) -> AutoresetMode | None:
-    said = None
-    if environment.metadata is not VectorEnv.metadata:  # which everybody shares who has none, and ale-py writes to
-        said = environment.metadata.get("autoreset_mode")
-    if said is None:
-        said = getattr(environment.unwrapped, "autoreset_mode", None)
-    return None if said is None else AutoresetMode(said)
+def _declared_mode(environment: Any) -> AutoresetMode | None:
+    declared = None
+    if environment.metadata is not VectorEnv.metadata:  # the default is shared by all classes, and ale-py modifies it
+        declared = environment.metadata.get("autoreset_mode")
+    if declared is None:
+        declared = getattr(environment.unwrapped, "autoreset_mode", None)
+    return None if declared is None else AutoresetMode(declared)
 
 
 def _keep_final_observations(environment: SyncVectorEnv) -> None:
-    """Have an environment that writes into one array at every step leave the final observation as it was.
+    """Copy the observations of environments that reuse one array, so that the final observation is kept.
 
-    In SAME_STEP mode Gymnasium resets it before anybody could make a copy (Gymnasium#1132).
+    In SAME_STEP mode Gymnasium resets the environment before the final observation can be copied (Gymnasium#1132).
     """
     environment.envs = [TransformObservation(single, copy.deepcopy, None) for single in environment.envs]
 
@@ -228,26 +241,31 @@ _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 @explain(ENVIRONMENT_ATTRIBUTES)
 class GymnasiumVectorEnvironment:
-    """The N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
+    """N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
 
-    For sources that step many at once, compiled, in processes or elsewhere. None of them is replayable: a run that is
-    resumed begins new episodes. `autoreset_mode` says how the source resets where it does not say so itself; with an id
-    it is asked of `make_vec`. `info` names what is wanted of the steps' infos, each with the value for steps without
-    it, which also says shape and dtype: `info={"success": False}`. `close` closes the source.
+    Use it for sources that step many environments at once, for instance compiled code or processes. Episodes are not
+    replayable: a resumed run begins new episodes. `close` closes the source.
 
-    With an `AsyncVectorEnv`, whose environments live in processes of their own, a step or reset whose process died
-    raises WorkerDied, and one that takes longer than `timeout` seconds WorkerTimeout; all processes are ended then.
-    What is raised in a process passes through, with a note of environment and episode seed; what cannot pass between
-    processes comes as a RuntimeError with its traceback, or a WorkerDied where the processes are not of `in_processes`.
+    An `AsyncVectorEnv` runs its environments in processes. `reset` and `apply_action` raise WorkerDied if a process has
+    died, and WorkerTimeout after `timeout` seconds. In both cases all processes are ended. Exceptions in a process are
+    re-raised with a note of environment and episode seed. Exceptions that cannot be pickled become a RuntimeError with
+    the traceback, or a WorkerDied if the processes were not started by `in_processes`.
 
-    Raises ValueError for an id that Gymnasium does not know, where the autoreset mode is not known or another one and
-    for a timeout where there are no processes, TypeError for a space that is no tensor and an `info` that is no
-    dictionary of numbers.
+    Args:
+        autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
+        info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
+            default also defines dtype and shape.
+        timeout: seconds that a call may take in processes; None for no limit.
+
+    Raises:
+        ValueError: if Gymnasium does not know the id, if the autoreset mode is unknown or differs from the declared
+            one, or if there is a timeout without processes.
+        TypeError: if a space cannot be converted to tensors, or if `info` is not a dictionary of numbers.
     """
 
     replayable = False
 
-    @torch.inference_mode(False)  # inference tensors cannot be written to outside of that mode
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
         self,
         source: VectorEnv[Any, Any, Any] | EnvSpec | str,
@@ -266,18 +284,18 @@ class GymnasiumVectorEnvironment:
         made_here = isinstance(source, str | EnvSpec)
         with closed_on_error(self._environment) if made_here else contextlib.nullcontext():
             self._prepare(seed, timeout)
-        self._observation: Tree = None  # the current one; None where there are no episodes
-        self._nobody_N = np.zeros(self.num_envs, np.bool_)
-        self._resets_N = self._nobody_N  # whose next step is a reset; NEXT_STEP alone has such
+        self._observation: Tree = None  # the current observation; None before a reset
+        self._false_N = np.zeros(self.num_envs, np.bool_)
+        self._resets_N = self._false_N  # environments whose next step is a reset; only with NEXT_STEP
         self._checked, self._closed = False, False
 
     def _prepare(self, seed: int | None, timeout: float | None) -> None:
-        """Set up everything that depends on the source. Raises if the source does not fit."""
+        """Set the attributes that depend on the source."""
         self._workers = Workers(self._environment, self._name, timeout)
         self.num_envs = checked_num_envs(self._environment.num_envs)
         self.device = torch.device("cpu")
         self._seeds = HostEpisodeSeeds(self.num_envs, seed)
-        self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one for each
+        self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one per row
         self.single_observation_space = self._environment.single_observation_space
         self.single_action_space = self._environment.single_action_space
         observations, actions = self._environment.observation_space, self._environment.action_space
@@ -297,19 +315,20 @@ class GymnasiumVectorEnvironment:
         replayable: bool = False,
         **make_kwargs: Any,
     ) -> GymnasiumVectorEnvironment:
-        """What `GymnasiumEnvironment` has of the same arguments, to the bit, each environment in a process of its own.
+        """Return an environment with the same episodes as `GymnasiumEnvironment`, bit for bit, in one process each.
 
-        For environments that are slow: a step waits for the slowest. It is not replayable. Ctrl-C reaches the main
-        process alone, as without processes; where no handler takes it, it breaks the call off and all processes are
-        ended.
+        Use it for slow environments. A step waits for the slowest environment. Episodes are not replayable. Ctrl-C
+        reaches the main process only. If no handler catches it, it interrupts the call and all processes are ended.
 
-        Raises ValueError and TypeError as `GymnasiumEnvironment` does, ValueError for `replayable=True`, and WorkerDied
-        where a process ends at once.
+        Raises:
+            ValueError: as in `GymnasiumEnvironment`, and for `replayable=True`.
+            TypeError: as in `GymnasiumEnvironment`.
+            WorkerDied: if a process ends while it makes its environment.
         """
         if replayable:
-            why = "all of them step together, so none can repeat its episode at a resume; GymnasiumEnvironment can"
+            why = "environments in processes cannot repeat an episode on resume; use GymnasiumEnvironment"
             raise ValueError(f"in_processes(replayable={replayable}): {why}")
-        missing = missing_values(info)  # refused before there are processes
+        missing = missing_values(info)  # checked before processes are started
         source = in_processes(id_or_factory, num_envs, make_kwargs, missing)
         with closed_on_error(source):
             environment = cls(source, seed=seed, timeout=timeout, info=missing)
@@ -319,24 +338,24 @@ class GymnasiumVectorEnvironment:
 
     @property
     def seed(self) -> int | None:
-        """The seed of all streams; None until given, drawn at the first reset if it never was."""
+        """Random seed of all environments; None until given or drawn at the first reset."""
         return self._seeds.seed
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: what the current episodes were reset with, if rein resets them; -1 where the source does."""
+        """(N,) int64: seeds of the current episodes; -1 if the source resets its episodes itself."""
         if self._takes_seeds and self._mode is AutoresetMode.DISABLED:
             return self._seeds.current
         return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether there are no episodes to step: before the first reset, and after a resume."""
+        """Whether `reset` must be called before a step: before the first reset, and after a resume."""
         return self._observation is None
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return {
             "id": self._name,
             "num_envs": self.num_envs,
@@ -347,16 +366,16 @@ class GymnasiumVectorEnvironment:
         }
 
     def reset(self, seed: int | None = None) -> Tree:
-        """Begin new episodes everywhere; `seed` starts all streams anew. Returns the observation."""
+        """Begin a new episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
         observation, _ = self._parts("reset", RESET, seed=self._next_seeds())
-        self._resets_N = self._nobody_N
+        self._resets_N = self._false_N
         self._observation = self._observations.tensors(observation)
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment by `action` (N, *A).
+        """Step every environment with `action` (N, *A).
 
         Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
         fit its space.
@@ -381,11 +400,11 @@ class GymnasiumVectorEnvironment:
 
     @property
     def render_fps(self) -> float | None:
-        """Frames per second that the source declares for its videos; None if it declares none."""
+        """Frames per second in the metadata of the source, or None."""
         return self._environment.metadata.get("render_fps")
 
     def render(self, index: int = 0) -> Any:
-        """Render an RGB frame of one environment; the other processes are not asked.
+        """Return an RGB frame of one environment. Other processes do not render.
 
         Raises ValueError unless built with `render_mode="rgb_array"`.
         """
@@ -403,36 +422,39 @@ class GymnasiumVectorEnvironment:
         return frame
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams; RuntimeError after the first reset."""
+        """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Close the source; a second time does nothing."""
+        """Close the source. A second call does nothing."""
         self._observation = None
         if not self._closed:
             self._closed = True
             self._workers.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Which episodes have begun; what is within them belongs to the source."""
+        """Return the seed and the episode counters. The state within an episode is not available."""
         return {"seeds": self._seeds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Wait for `reset` to begin new episodes, others than have been; ValueError for another number of them."""
+        """Restore the seed and the episode counters. `reset` must be called next, and begins new episodes.
+
+        Raises ValueError for another number of environments.
+        """
         self._seeds.load_state_dict(state["seeds"])
         self._observation = None
         if self._seeds.started:
-            logger.warning("%s is not replayable: its open episodes are lost, reset() begins new ones", self._name)
+            logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", self._name)
 
     def __repr__(self) -> str:
         return representation(self, repr(self._name), f"num_envs={self.num_envs}")
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the source, whose processes may die of it."""
+        """Call a method of the source, and explain failures of its processes."""
         self._workers.check()
         try:
             return method(*args, **kwargs)
-        except BaseException as error:  # is explained, or raised again; KeyboardInterrupt leaves a call without answer
+        except BaseException as error:  # re-raised or explained; also KeyboardInterrupt, which leaves answers pending
             self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
             raise
 
@@ -450,7 +472,7 @@ class GymnasiumVectorEnvironment:
             self._checked = True
 
     def _next_seeds(self) -> Any:
-        """What a reset of all is seeded with, as the source takes it: a seed for each environment, or one for all."""
+        """Return the seeds of a full reset in the form that the source takes: one per environment, or one for all."""
         by_ale = type(self._environment.unwrapped).__module__.startswith("ale_py.")
         if not (by_ale or self._takes_seeds):
             return self._seeds.advance(0)
@@ -461,7 +483,7 @@ class GymnasiumVectorEnvironment:
         return array(field, values, dtype, (self.num_envs,))
 
     def _conclude(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
-        """Begin new episodes where the source does not, and keep what is seen next; returns the final observation."""
+        """Reset ended episodes if the source does not, and set the current observation. Returns the final one."""
         self._observation = observation
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_N = ended_N
@@ -472,20 +494,20 @@ class GymnasiumVectorEnvironment:
         return observation
 
     def _reset_where(self, ended_N: np.ndarray[Any, Any]) -> Tree:
-        """DISABLED: the reset that rein does."""
+        """Reset ended episodes in the mode DISABLED."""
         seeds = None
         if self._takes_seeds:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
-        options = {"reset_mask": ended_N.copy()}  # new ones each time: the call takes the mask out, and may keep it
+        options = {"reset_mask": ended_N.copy()}  # new objects: the call modifies and may keep them
         observation, _ = self._parts("reset", RESET, seed=seeds, options=options)
         return self._observations.tensors(observation)
 
     def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
-        """SAME_STEP: what the source hands over."""
+        """Return the final observations that the source returns in the mode SAME_STEP."""
         final = info.get("final_obs")
         if final is None:
             raise EnvironmentContractError(
-                f"info.final_obs: expected from {self._name} where an episode ended, got nothing"
+                f"info.final_obs: {self._name} must return it in the step in which an episode ends, got None"
             )
         if not (isinstance(final, np.ndarray) and final.dtype == object):
             return _where(ended_N, self._observations.tensors(final), observation)
@@ -495,10 +517,10 @@ class GymnasiumVectorEnvironment:
         return map_tree(lambda x, new: x.index_copy(0, torch.from_numpy(row_R), new), observation, final_R)
 
     def _wanted(self, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> dict[str, Tensor]:
-        """What was asked for of the infos of this step: in SAME_STEP, where one ended, `info` is that of the reset."""
+        """Return the requested entries of the infos. In SAME_STEP, `info` of an ended episode is that of the reset."""
         if not isinstance(info, Mapping):
             raise EnvironmentContractError(f"{self._name}: info: expected a dictionary from step, got {info!r}")
-        of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._nobody_N
+        of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._false_N
         sources = ((info, ~of_reset_N), (info.get("final_info", {}), of_reset_N))
         wanted = {}
         for key, missing in self._info.items():

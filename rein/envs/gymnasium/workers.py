@@ -1,9 +1,9 @@
-"""Processes of a vector environment: starting them, noticing that one died or does not answer, and ending them.
+"""Worker processes of a vector environment: start, failure detection and termination.
 
-`gymnasium.vector.AsyncVectorEnv` has one process for each environment, in `processes`, and talks to it through
+`gymnasium.vector.AsyncVectorEnv` has one process for each environment, in `processes`, and communicates through
 `parent_pipes`. If a process dies, Gymnasium raises EOFError or ConnectionError without a message, or waits forever if a
 child of the process holds the pipe open. If an environment raises, its pipe becomes None. Vector environments of other
-classes are used as they are.
+classes need no such handling.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from rein.errors import WorkerDied, WorkerTimeout
 logger = logging.getLogger(__name__)
 
 GRACE = 10.0  # seconds that `close` waits if no timeout was given
-_MOMENT = 1.0  # seconds: for what is due at once, and between two looks whether a silent worker is alive
-_LONGEST = 2e6  # seconds: poll(2) takes 2**31 milliseconds
+_MOMENT = 1.0  # seconds: for actions that should be immediate, and between two checks of a silent worker
+_LONGEST = 2e6  # seconds: poll(2) is limited to 2**31 milliseconds
 _BROKEN_PIPE = (EOFError, ConnectionError)
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 class _LostError(Exception):
-    """Raised if a worker reported an error that cannot be unpickled."""
+    """Raised if the error of a worker cannot be unpickled."""
 
 
 class Workers:
     """The processes behind `environment`, if it has any; `name` is used in error messages.
 
     `timeout` is the number of seconds that each call may take; None means no limit. Raises ValueError if the timeout is
-    not above 0, is longer than 2e6, or if there are no processes to wait for.
+    not above 0, if it exceeds 2e6, or if there are no processes.
     """
 
     def __init__(self, environment: Any, name: str, timeout: float | None) -> None:
@@ -67,23 +67,23 @@ class Workers:
         if self._asynchronous:
             bare = environment.unwrapped
             bare.error_queue = _Errors(bare.error_queue, GRACE if timeout is None else max(timeout, _MOMENT))
-            for method in ("step_wait", "reset_wait", "call_wait"):  # called by `step`, `reset` and `call`
+            for method in ("step_wait", "reset_wait", "call_wait"):  # used by `step`, `reset` and `call`
                 setattr(bare, method, _watched(bare, method, timeout))
         elif timeout is not None:
-            raise ValueError(f"timeout={timeout}: {name} has no processes to wait for; it takes an AsyncVectorEnv")
+            raise ValueError(f"timeout={timeout}: {name} has no processes; use timeout= with an AsyncVectorEnv only")
 
     def check(self) -> None:
         """Raise RuntimeError if the processes were ended after a failure."""
         if self._failure is not None:
-            raise RuntimeError(f"{self.name}: its workers were ended after a failure; build it anew ({self._failure})")
+            raise RuntimeError(f"{self.name}: workers were ended after a failure; build a new one ({self._failure})")
 
     def explain(self, error: BaseException, seed_of: Callable[[int], int]) -> None:
         """Explain `error`, which a call of the environment raised; `seed_of(i)` is the seed of an episode, or -1.
 
         An error that an environment raised gets a note. Raises WorkerDied if a process is dead or if its error cannot
-        be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. The same
-        holds for KeyboardInterrupt, SystemExit and any other error that breaks a call off: the remaining answers would
-        be taken for the answers to the next call.
+        be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. They are
+        also ended after KeyboardInterrupt, SystemExit and any other error that interrupts a call, because pending
+        answers would be mistaken for answers to the next call.
         """
         if not self._asynchronous:
             return
@@ -92,16 +92,16 @@ class Workers:
         failure: Exception | None = None
         if isinstance(error, _LostError):
             failure = WorkerDied(
-                f"{self._told(self._dead(), seed_of)} raised what cannot be unpickled here: {error.__cause__!r}; its"
-                " stderr may say more"
+                f"{self._described(self._dead(), seed_of)} raised an error that cannot be unpickled:"
+                f" {error.__cause__!r}; its stderr may contain more"
             )
         elif raised:
-            error.add_note(f"in {self._told(raised, seed_of)}")
+            error.add_note(f"in {self._described(raised, seed_of)}")
         elif isinstance(error, multiprocessing.TimeoutError) and self._timeout is not None:
             silent = [index for index, pipe in enumerate(bare.parent_pipes) if not pipe.poll()]
-            failure = WorkerTimeout(f"{self._told(silent, seed_of)}: no answer within {self._timeout:g} s")
+            failure = WorkerTimeout(f"{self._described(silent, seed_of)}: no answer within {self._timeout:g} s")
         elif isinstance(error, _BROKEN_PIPE):
-            failure = WorkerDied(f"{self._told(self._dead(), seed_of)} ended by itself")
+            failure = WorkerDied(f"{self._described(self._dead(), seed_of)} ended unexpectedly")
         elif isinstance(error, Exception) and bare._state is AsyncState.DEFAULT:  # no answers are pending
             return
         self._failure = repr(error) if failure is None else str(failure)
@@ -110,7 +110,7 @@ class Workers:
             raise failure from error
 
     def render(self, index: int) -> Any:
-        """Render one environment: the other processes are not asked."""
+        """Return the frame of one environment. Other processes do not render."""
         bare = self._environment.unwrapped
         bare.parent_pipes[index].send(("_call", ("render", (), {})))
         _await_answers(bare, self._timeout, [index])
@@ -127,7 +127,7 @@ class Workers:
     def _close_processes(self) -> None:
         bare = self._environment.unwrapped
         for pipe in bare.parent_pipes:
-            with contextlib.suppress(*_BROKEN_PIPE):  # its exit code tells
+            with contextlib.suppress(*_BROKEN_PIPE):  # its exit code is logged below
                 pipe.send(("close", None))
         _await_exits(bare.processes, GRACE if self._timeout is None else self._timeout)
         codes = [process.exitcode for process in bare.processes]
@@ -145,21 +145,21 @@ class Workers:
                 next(process for process in processes if process.sentinel == sentinel).join(_MOMENT)
         return [index for index, process in enumerate(processes) if process.exitcode is not None]
 
-    def _told(self, indices: list[int], seed_of: Callable[[int], int]) -> str:
+    def _described(self, indices: list[int], seed_of: Callable[[int], int]) -> str:
         """Describe workers, for instance as `Taxi-v4, worker 1 of 4 (pid 71, exit code 3, episode seed 8)`."""
         processes = self._environment.unwrapped.processes
-        told = []
+        workers = []
         for index in indices:
             facts = [f"pid {processes[index].pid}", _ending(processes[index].exitcode)]
             facts.append(f"episode seed {seed_of(index)}" if seed_of(index) >= 0 else "")
-            told.append(f"worker {index} of {len(processes)} ({', '.join(filter(None, facts))})")
-        return f"{self.name}, {' and '.join(told) or 'a worker'}"
+            workers.append(f"worker {index} of {len(processes)} ({', '.join(filter(None, facts))})")
+        return f"{self.name}, {' and '.join(workers) or 'a worker'}"
 
 
 def in_processes(
     source: Source, num_envs: int, make_kwargs: Mapping[str, Any], info: Mapping[str, np.ndarray[Any, Any]]
 ) -> AsyncVectorEnv[Any, Any]:
-    """Start N processes with one environment each, which rein resets. `info` has the missing values of wanted infos.
+    """Start N processes with one environment each, in the mode DISABLED. `info` maps requested infos to defaults.
 
     Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
     number that is not an integer, OSError if there are too few file descriptors, and WorkerDied if a process ends while
@@ -167,7 +167,7 @@ def in_processes(
     """
     num_envs = checked_num_envs(num_envs)
     _check_descriptors(num_envs)
-    # The kernel's "parent" is the thread that starts a process: if another thread ends, its processes must not.
+    # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
     ends_with_parent = threading.current_thread() is threading.main_thread()
     singles = [
         functools.partial(_make_in_worker, os.getpid(), ends_with_parent, index, source, make_kwargs, info)
@@ -178,7 +178,7 @@ def in_processes(
 
 
 class _Processes(AsyncVectorEnv[Any, Any]):
-    """Notices a process that dies while it makes its environment, and names the environment with another space."""
+    """AsyncVectorEnv that detects a process that dies while it makes its environment, and names unequal spaces."""
 
     def _check_spaces(self) -> None:
         for kind in ("observation_space", "action_space"):
@@ -195,14 +195,14 @@ class _Processes(AsyncVectorEnv[Any, Any]):
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Context in which an AsyncVectorEnv is made: if that fails, its processes are ended and its pipes are closed.
+    """Context for making an AsyncVectorEnv. On failure, its processes are ended and its pipes are closed.
 
     Raises WorkerDied if a process ends before it has answered.
     """
     try:
         yield
     except BaseException as error:
-        for frame, _ in traceback.walk_tb(error.__traceback__):  # nothing else refers to the half-made object
+        for frame, _ in traceback.walk_tb(error.__traceback__):  # the only references to the half-made object
             if isinstance(bare := frame.f_locals.get("self"), AsyncVectorEnv):
                 _end(bare)
                 if (pipe := frame.f_locals.get("child_pipe")) is not None:
@@ -217,7 +217,7 @@ def starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed_on_error(environment: Any) -> Iterator[None]:
-    """Context that closes a vector environment, with its processes, if anything is raised."""
+    """Context that closes a vector environment and its processes after an exception."""
     try:
         yield
     except BaseException:
@@ -228,8 +228,8 @@ def closed_on_error(environment: Any) -> Iterator[None]:
 
 
 def _check_descriptors(num_envs: int) -> None:
-    """Raise OSError if the file descriptors of so many processes cannot be opened: before any process is started."""
-    needed = 3 * num_envs + 8  # for each a pipe, and two descriptors that the module multiprocessing keeps
+    """Raise OSError, before any process is started, if there are too few file descriptors for `num_envs` processes."""
+    needed = 3 * num_envs + 8  # per process a pipe, and two descriptors of multiprocessing
     held: list[int] = []
     try:
         held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
@@ -251,7 +251,7 @@ def _make_in_worker(
     make_kwargs: Mapping[str, Any],
     info: Mapping[str, np.ndarray[Any, Any]],
 ) -> Any:
-    """Make environment `index`. In a worker, leave Ctrl-C to the process `main` and end together with it."""
+    """Make environment `index`. A worker ignores Ctrl-C and ends together with the process `main`."""
     if os.getpid() != main:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
@@ -262,10 +262,10 @@ def _make_in_worker(
 
 
 class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks results as `GymnasiumEnvironment` does, before Gymnasium casts them or writes them to shared memory.
+    """Check results as `GymnasiumEnvironment` does, before Gymnasium casts them or writes them to shared memory.
 
-    Passes on the wanted infos only. Raises only errors that reach the main process: Gymnasium pickles them in a thread,
-    which loses an error that does not pickle.
+    Only the requested infos are passed on. All errors are picklable: Gymnasium pickles them in a thread, which loses
+    other errors.
     """
 
     def __init__(self, env: Any, index: int, name: str, info: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -305,23 +305,23 @@ def _portable() -> Iterator[None]:
     """Raise RuntimeError with the text of the traceback for an error that does not survive pickling."""
     try:
         yield
-    except Exception as error:  # of an environment, raised again
+    except Exception as error:  # re-raised
         try:
             got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
-            type(error)(got)  # as the queue, then Gymnasium do
-        except Exception:  # whatever its class makes of that
+            type(error)(got)  # Gymnasium calls the class again
+        except Exception:  # the class of the error can raise anything
             raise RuntimeError("".join(traceback.format_exception(error))) from None
         raise
 
 
 class _Errors:
-    """The queue of the workers' errors, with a time limit: an error that does not pickle never arrives."""
+    """Queue of the errors of workers, with a time limit: an error that does not pickle never arrives."""
 
     def __init__(self, queue: Any, limit: float) -> None:
         self._queue, self._limit = queue, limit
 
     def get(self) -> Any:
-        """Return the next error; raise _LostError if there is none in time or if it cannot be unpickled."""
+        """Return the next error. Raises _LostError if it does not arrive in time or cannot be unpickled."""
         try:
             return self._queue.get(timeout=self._limit)
         except Exception as error:  # unpickling runs code of the error's class
@@ -335,8 +335,8 @@ class _Errors:
 
 
 def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
-    """End all processes and close all pipes, also of an object that is half made or ended already."""
-    if hasattr(bare, "error_queue"):  # made last, before the processes
+    """End all processes and close all pipes, also of an object that is half-made or already ended."""
+    if hasattr(bare, "error_queue"):  # the last attribute that is set before the processes start
         processes = [process for process in bare.processes if process.pid is not None]  # the last may not have started
         for process in processes:
             process.terminate()
@@ -350,11 +350,11 @@ def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
                 pipe.close()
         _Errors.close(bare.error_queue if isinstance(bare.error_queue, _Errors) else _Errors(bare.error_queue, 0.0))
     bare.processes, bare.parent_pipes = [], []
-    bare.closed = True  # otherwise Gymnasium would talk to them again, at the latest when the object is deleted
+    bare.closed = True  # otherwise Gymnasium would use the pipes again, at the latest when the object is deleted
 
 
 def _await_exits(processes: Sequence[Any], seconds: float) -> None:
-    """Wait until the processes have ended, for `seconds` at most."""
+    """Wait until the processes have ended, for at most `seconds`."""
     deadline = time.monotonic() + seconds
     while running := [process for process in processes if process.exitcode is None]:
         left = deadline - time.monotonic()
@@ -382,12 +382,12 @@ def _await_answers(bare: Any, seconds: float | None, indices: Sequence[int] | No
 
 
 def _watched(environment: Any, method: str, timeout: float | None) -> Callable[..., Any]:
-    """Wrap a method that receives answers, with a default timeout. Holds no reference that keeps its object alive."""
-    receive, itself = getattr(type(environment), method), weakref.proxy(environment)
+    """Wrap a method that receives answers, with a default timeout. Keeps only a weak reference to the environment."""
+    receive, proxy = getattr(type(environment), method), weakref.proxy(environment)
 
     def wait(limit: float | None = None) -> Any:
-        _await_answers(itself, timeout if limit is None else limit)
-        return receive(itself)
+        _await_answers(proxy, timeout if limit is None else limit)
+        return receive(proxy)
 
     return wait
 

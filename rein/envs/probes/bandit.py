@@ -1,4 +1,4 @@
-"""A bandit: one pull, and one of the arms pays. Is the gradient of the policy right, and does it see the observation?
+"""Bandit probe: tests the policy gradient, and whether the policy uses the observation.
 
 Shapes: S numbers of a state, N environments, K arms.
 """
@@ -14,13 +14,13 @@ from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
 class Bandit(Probe):
-    """Episodes of one step, which pay 1 for one arm of `arms` and 0 for the others, and terminate.
+    """Contextual bandit: the reward of one arm is 1, and that of the others is 0. Episodes have one step.
 
-    The observation (N, K) is 1 at the arm that pays, drawn anew for each episode. With `contextual=False` it is 0
-    everywhere and the last arm always pays, so nothing is left to learn but that. `continuous=True` takes actions in
-    [-1, 1], cut into equal parts from the first arm to the last.
+    The arm with the reward is drawn for each episode. The observation (N, K) is its one-hot vector. With
+    `contextual=False` the observation is 0 and the last arm always has the reward. With `continuous=True` actions are
+    in [-1, 1], and the arms are equal intervals of that range.
 
-    The best return is 1, that of random pulls 1 / arms.
+    The best return is 1. The mean return of random actions is 1 / arms.
 
     Raises ValueError for fewer than two arms.
     """
@@ -44,25 +44,25 @@ class Bandit(Probe):
         self.single_action_space = choices(arms, continuous)
         self.initial_range = [
             (0.0, arms) if contextual else (arms - 1.0, arms - 1.0)
-        ]  # the whole part is the arm that pays
+        ]  # the integer part is the arm with the reward
         super().__init__(num_envs, seed=seed, device=device)
 
     @property
     def optimal_return(self) -> float:
-        """1: the arm that pays is seen, or always the same."""
+        """Best expected return: 1."""
         return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v(s) = 1, for an episode is one step."""
+        """Return v(s) = 1, shape (N,)."""
         return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pay 1 for the right arm, and terminate."""
+        """Return reward 1 for the right arm, and terminate."""
         hit_N = chosen(action, self.arms) == state_SN[0].long()
         return state_SN.clone(), hit_N.to(torch.float32), torch.ones_like(hit_N)
 
     def observe(self, state_SN: Tensor) -> Tensor:
-        """Return 1 at the arm that pays, or zeros."""
+        """Return the one-hot vector of the arm with the reward, or zeros."""
         if self.contextual:
             return one_hot(state_SN[0], self.arms)
         return torch.zeros(self.arms, state_SN.shape[1], dtype=torch.float32, device=state_SN.device)

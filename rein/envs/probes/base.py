@@ -1,4 +1,4 @@
-"""Base class of the probes, and actions that are a choice.
+"""Base class of the probes, and functions for discrete choices.
 
 Shapes: N environments, K choices.
 """
@@ -16,26 +16,26 @@ from rein.envs.base.simulation import SimulatedEnvironment
 
 
 class Probe(SimulatedEnvironment):
-    """N environments whose best return is known."""
+    """N environments with a known optimal return."""
 
     @property
     @abstractmethod
     def optimal_return(self) -> float:
-        """The sum of rewards that the best policy expects of an episode."""
+        """Expected return of an episode under the best policy, undiscounted."""
 
 
 def choices(count: int, continuous: bool) -> spaces.Space[Any]:
-    """The space of a choice among `count`: Discrete, or the interval [-1, 1] cut into as many equal parts."""
+    """Return the action space of a choice among `count`: Discrete, or [-1, 1] divided into `count` equal intervals."""
     return spaces.Box(-1.0, 1.0, (1,)) if continuous else spaces.Discrete(count)
 
 
 def chosen(action: Tensor, count: int) -> Tensor:
-    """(N,) int64: which of `count` an action chooses; an action of either kind, (N,) integers or (N, 1) in [-1, 1]."""
+    """Return the choices (N,) int64 of discrete actions (N,) or continuous actions (N, 1) in [-1, 1]."""
     if not action.is_floating_point():
         return action
     return ((action[:, 0] + 1.0) * (0.5 * count)).long().clamp_(0, count - 1)
 
 
 def one_hot(index_N: Tensor, count: int) -> Tensor:
-    """(K, N) float32: 1 where the row is the whole part of `index_N`, a float or an integer; 0 elsewhere."""
+    """Return the one-hot vectors (K, N) float32 of the integer parts of `index_N`; zeros for an index out of range."""
     return (index_N.long() == torch.arange(count, device=index_N.device)[:, None]).to(torch.float32)

@@ -1,4 +1,4 @@
-"""A corridor: only its end pays. Does the value of the end reach the beginning?
+"""Corridor probe: tests whether the value of a delayed reward reaches the first states.
 
 Shapes: S numbers of a state, N environments.
 """
@@ -14,17 +14,17 @@ from rein.envs.probes.base import Probe, choices
 
 
 class Corridor(Probe):
-    """A corridor from 0 to `length`, begun at 0: the step that reaches the end pays 1 and terminates, others pay 0.
+    """Corridor from 0 to `length`. The step that reaches the end has reward 1 and terminates; other rewards are 0.
 
-    Actions are 0 left and 1 right, by one; with `continuous=True` they are the move itself, in [-1, 1]. Nothing lies
-    left of 0. The observation (N, 1) is the position as a fraction of `length`. An episode is truncated after
-    `max_episode_steps` (None: never), and what the clock cuts off is worth no less for it.
+    An episode starts at 0. Actions are 0 left and 1 right, by one. With `continuous=True` the action in [-1, 1] is the
+    move. Positions are clipped at 0. The observation (N, 1) is the position as a fraction of `length`. An episode is
+    truncated after `max_episode_steps` (None: never).
 
-    The best return is 1, and from position x on with discount gamma the best policy, which goes right, has
+    The best return is 1. The best policy goes right, and its value at position x with discount factor gamma is::
 
-        v(x) = gamma^(ceil(length - x) - 1).
+        v(x) = gamma^(ceil(length - x) - 1)
 
-    Raises ValueError for a clock that runs out before the end can be reached.
+    Raises ValueError if `max_episode_steps` is too small to reach the end.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Corridor(Probe):
             raise ValueError(f"Corridor(length={length}): give 1 or more")
         if max_episode_steps is not None and 1 <= max_episode_steps < length:
             steps = f"max_episode_steps={max_episode_steps}"
-            raise ValueError(f"Corridor(length={length}, {steps}): its end takes {length} steps; give that or more")
+            raise ValueError(f"Corridor(length={length}, {steps}): the end takes {length} steps; give that or more")
         self.length = length
         self.continuous = continuous
         self.single_observation_space = spaces.Box(0.0, 1.0, (1,))
@@ -51,12 +51,12 @@ class Corridor(Probe):
 
     @property
     def optimal_return(self) -> float:
-        """1: the end is reached in time."""
+        """Best expected return: 1."""
         return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) the discounted return of going right from what is observed, (N, 1)."""
-        left_N = ((1.0 - observation[:, 0]) * self.length - 1e-4).ceil()  # what is rounded up is not a rounding error
+        """Return the discounted return (N,) of going right from the observed positions (N, 1)."""
+        left_N = ((1.0 - observation[:, 0]) * self.length - 1e-4).ceil()  # 1e-4: rounding errors are not rounded up
         return gamma ** (left_N - 1.0)
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:

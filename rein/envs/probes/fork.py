@@ -1,4 +1,4 @@
-"""A fork: a prize at once, or a road without an end that a clock cuts. Is what was truncated taken for terminated?
+"""Fork probe: tests whether truncated episodes are treated as terminated.
 
 Shapes: S numbers of a state, N environments.
 """
@@ -14,19 +14,20 @@ from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
 class Fork(Probe):
-    """One choice in the first step: 0 takes `prize` and terminates; 1 takes the road, which pays 1 a step from then on.
+    """Choice in the first step between a prize and a road with reward 1 per step.
 
-    The road never terminates; an episode is truncated after `max_episode_steps`. Actions on the road do nothing. The
-    observation (N, 2) is (1, 0) at the fork and (0, 1) on the road: it does not show the time. `continuous=True` takes
-    actions in [-1, 1], of which the negative ones are 0.
+    Action 0 gives `prize` and terminates. Action 1 takes the road, which has reward 1 in every later step and never
+    terminates. An episode is truncated after `max_episode_steps`. Actions on the road have no effect. The observation
+    (N, 2) is (1, 0) at the fork and (0, 1) on the road, without the time. With `continuous=True` actions are in
+    [-1, 1], and negative actions mean 0.
 
-    With discount gamma the road is worth
+    With discount factor gamma the value of the road is::
 
-        gamma / (1 - gamma)                       for whoever goes on from `final_observation` where the clock runs out,
-        (gamma - gamma^max_episode_steps) / (1 - gamma)          at most for whoever takes that for the end,
+        gamma / (1 - gamma)                                if truncated episodes bootstrap from `final_observation`
+        (gamma - gamma^max_episode_steps) / (1 - gamma)    at most, if truncated episodes count as terminated
 
-    so with the defaults and a gamma of 0.9 it is 9 for the former, who takes it, and 5.5 at most for the latter, who
-    takes the prize of 7. The best return of an episode is the greater of `prize` and max_episode_steps - 1.
+    With the defaults and gamma = 0.9, the first is 9 and the road is the better choice. The second is at most 5.5, so
+    the agent takes the prize of 7. The best return of an episode is the maximum of `prize` and max_episode_steps - 1.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class Fork(Probe):
 
     @property
     def optimal_return(self) -> float:
-        """The prize, or 1 for every step after the first: 9 by default."""
+        """Best expected return: the prize, or 1 per step after the first. By default 9."""
         return max(self.prize, self.max_episode_steps - 1.0)
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) at the fork max(prize, gamma / (1 - gamma)), on the road 1 / (1 - gamma)."""
+        """Return max(prize, gamma / (1 - gamma)) at the fork and 1 / (1 - gamma) on the road, shape (N,)."""
         road = 1.0 / (1.0 - gamma)
         return torch.where(observation[:, 1] > 0.0, road, max(self.prize, gamma * road))
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Take the prize, or go on along the road."""
+        """Take the prize, or continue along the road."""
         road_N = state_SN[0]
         takes_N = (chosen(action, 2) == 0) & (road_N == 0.0)
         state_SN = (~takes_N).to(torch.float32)[None]

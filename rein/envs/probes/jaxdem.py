@@ -1,6 +1,6 @@
-"""The two tasks that JaxDEM's tests ask an agent to learn, as they are there, so that results can be compared.
+"""The two tasks of the PPO tests of JaxDEM, reproduced so that results can be compared.
 
-Both take a number as action and pay for its sign in the end. Their starting points are the same in every episode.
+Both have one continuous action, and the best action is positive. Every episode starts in the same state.
 
 Source: JaxDEM (cdelv/JaxDEM), tests of its PPO, 2026.
 
@@ -22,10 +22,10 @@ END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0
 
 
 class SignBandit(Probe):
-    """Episodes of one step, which pay 1 for an action in [-1, 1] above 0 and -1 for any other, and terminate.
+    """Episodes of one step with reward 1 for an action in (0, 1] and -1 for an action in [-1, 0].
 
-    The observation (N, 1) is 0. The best return is 1, that of random actions 0. JaxDEM asks for a mean action above 0.5
-    and a value above 0.5 after 100 rounds of 128 environments and 2 steps.
+    The observation (N, 1) is 0. The best return is 1, and random actions have the mean return 0. JaxDEM requires a mean
+    action above 0.5 and a value above 0.5 after 100 rounds of 128 environments and 2 steps.
     """
 
     def __init__(self, num_envs: int = 128, *, seed: int | None = None, device: torch.device | str = "cpu") -> None:
@@ -36,15 +36,15 @@ class SignBandit(Probe):
 
     @property
     def optimal_return(self) -> float:
-        """1: any action above 0."""
+        """Best expected return: 1."""
         return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v(s) = 1, for an episode is one step."""
+        """Return v(s) = 1, shape (N,)."""
         return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pay the sign of the action, and terminate."""
+        """Return the sign of the action as the reward, and terminate."""
         reward_N = torch.where(action[:, 0] > 0.0, 1.0, -1.0)
         return state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool)
 
@@ -58,12 +58,11 @@ class SignBandit(Probe):
 
 
 class OpenCorridor(Probe):
-    """A line without ends, walked from 0 by actions in [-2, 2]: reaching 5 pays 10 and terminates.
+    """Unbounded line with moves in [-2, 2]. Reaching 5 has reward 10 and terminates; other rewards are -0.1.
 
-    Every other step costs 0.1. The observation (N, 1) is the position, which may be anything below 5. Nothing bounds
-    the length of an episode unless `max_episode_steps` does. The best return is 9.8, in three steps. JaxDEM asks for a
-    mean above 0.55 at the start, of the Gaussian before it is squashed, after 300 rounds of 256 environments and 8
-    steps.
+    An episode starts at 0. The observation (N, 1) is the position, which has no lower bound. By default episodes are
+    not truncated. The best return is 9.8, in three steps. JaxDEM requires a mean of the unsquashed Gaussian above 0.55
+    at the start, after 300 rounds of 256 environments and 8 steps.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class OpenCorridor(Probe):
 
     @property
     def optimal_return(self) -> float:
-        """9.8: two steps that cost 0.1, and a third to the end."""
+        """Best expected return: 9.8, for two steps with reward -0.1 and a third step to the end."""
         return PRIZE - COST * (math.ceil(END / STRIDE) - 1)
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) the discounted return of the fewest steps from what is observed, (N, 1); for gamma below 1."""
-        before_N = ((END - observation[:, 0]) / STRIDE - 1e-4).ceil() - 1.0  # what is rounded up is no rounding error
+        """Return the discounted return (N,) of the shortest path from the observed positions (N, 1), for gamma < 1."""
+        before_N = ((END - observation[:, 0]) / STRIDE - 1e-4).ceil() - 1.0  # 1e-4: rounding errors are not rounded up
         discount_N = gamma**before_N
         return discount_N * PRIZE - COST * (1.0 - discount_N) / (1.0 - gamma)
 
@@ -102,5 +101,5 @@ class OpenCorridor(Probe):
 
     def draw(self, state: list[float]) -> Frame:
         """Draw the line and the position."""
-        cells = int(END)  # left of the start, too: who has gone further is shown at the edge
+        cells = int(END)  # on both sides of the start; positions further left are drawn at the edge
         return board([[WHITE] * 2 * cells + [GREEN]], (0, cells + max(state[0], -END)))

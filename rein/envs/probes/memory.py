@@ -1,4 +1,4 @@
-"""A task of memory: what was seen first must be answered last. Does what is recurrent in an agent learn?
+"""Memory probe: tests whether a recurrent agent remembers the first observation of an episode.
 
 Shapes: S numbers of a state, N environments, K cues.
 """
@@ -16,15 +16,14 @@ _COLOURS: tuple[Colour, ...] = ((208, 84, 78), (88, 175, 98), (150, 100, 190), (
 
 
 class Memory(Probe):
-    """A cue is shown once, `delay` blank steps follow, then the answer is due: 1 if it is the cue, else 0.
+    """A cue is shown in the first step. After `delay` blank steps, repeating the cue as the action has reward 1.
 
-    An episode has delay + 2 steps and terminates with the answer; actions before it do nothing. The observation
-    (N, K + 1) is 1 at the cue in the first step and 1 in the last place when the answer is due; all else is 0, so no
-    observation but the first says anything of the cue. With `continuous=True` an action in [-1, 1], cut into K equal
-    parts, is the answer.
+    An episode has delay + 2 steps and terminates with the answer. Earlier actions have no effect. The observation
+    (N, K + 1) is 1 at the cue in the first step, 1 in the last entry when the answer is due, and 0 elsewhere. Only the
+    first observation contains the cue. With `continuous=True` the answer is an action in [-1, 1], divided into K equal
+    intervals.
 
-    The best return is 1. Whoever acts on the last observations only, be it on `delay` + 1 of them stacked, gets
-    1 / cues at best.
+    The best return is 1. Without memory it is 1 / cues, also for an agent with `delay` + 1 stacked observations.
 
     Args:
         cues: number of cues.
@@ -51,17 +50,17 @@ class Memory(Probe):
         self.continuous = continuous
         self.single_observation_space = spaces.Box(0.0, 1.0, (cues + 1,))
         self.single_action_space = choices(cues, continuous)
-        self.initial_range = [(0.0, cues), (0.0, 0.0)]  # the whole part of the first is the cue, the second is the time
+        self.initial_range = [(0.0, cues), (0.0, 0.0)]  # cue (integer part of the first) and time
         super().__init__(num_envs, seed=seed, device=device)
 
     @property
     def optimal_return(self) -> float:
-        """1: the cue is remembered."""
+        """Best expected return: 1."""
         return 1.0
 
     @property
     def chance(self) -> float:
-        """The best return without a memory: 1 / cues."""
+        """Best expected return without memory: 1 / cues."""
         return 1.0 / self.cues
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A point is driven to a goal at a quadratic cost. Does a continuous policy find the one gain that is right?
+"""Reach probe: tests whether a continuous policy finds the optimal gain of a linear-quadratic regulator.
 
 Shapes: S numbers of a state, N environments, D dimensions.
 """
@@ -14,20 +14,25 @@ from torch import Tensor
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.probes.base import Probe
 
-_CELLS = 5  # of a frame, along an edge
+_CELLS = 5  # cells per side of a frame
 
 
 class Reach(Probe):
-    """A point x in the box [-1, 1]^D, of one or two dimensions, moved by an action a in [-1, 1]^D, its goal at 0:
+    """Move a point x in the box [-1, 1]^D to 0, with one or two dimensions D and actions a in [-1, 1]^D.
 
-        x' = x + a, clipped to the box,     reward = -(|x'|^2 + |a|^2)
+    An episode starts with x uniform in the box::
 
-    from an x uniform in the box. It never terminates and is truncated after `max_episode_steps`. The observation (N, D)
-    is x. This is a linear-quadratic regulator whose bounds never bind, so with discount gamma the best policy is
+        x' = x + a, clipped to the box
+        reward = -(|x'|^2 + |a|^2)
 
-        a = -k x,     v(x) = -k |x|^2,     k = gain(gamma) = (gamma - 2 + sqrt(gamma^2 + 4)) / (2 gamma),
+    An episode never terminates, and is truncated after `max_episode_steps`. The observation (N, D) is x. This is a
+    linear-quadratic regulator: the best policy never reaches the bounds. With discount factor gamma it is::
 
-    the root of k = (1 + gamma k) / (2 + gamma k). Undiscounted it is 1 / golden ratio = 0.618.
+        a = -k x
+        v(x) = -k |x|^2
+        k = gain(gamma) = (gamma - 2 + sqrt(gamma^2 + 4)) / (2 gamma)
+
+    where k is the root of k = (1 + gamma k) / (2 + gamma k). For gamma = 1 it is 1 / golden ratio = 0.618.
 
     Raises ValueError for another number of dimensions.
 
@@ -54,9 +59,9 @@ class Reach(Probe):
 
     @property
     def optimal_return(self) -> float:
-        """-k D / 3 in the mean over starts, k being what the Riccati equation gives after `max_episode_steps` steps.
+        """Best expected return: -k D / 3, with k from `max_episode_steps` steps of the Riccati equation.
 
-        After 20 steps that is the undiscounted `gain` to the last bit.
+        After 20 steps k equals `gain(1.0)` exactly.
         """
         k = 0.0
         for _ in range(self.max_episode_steps):
@@ -64,7 +69,7 @@ class Reach(Probe):
         return -k * self.dimensions / 3.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v(x) = -gain(gamma) |x|^2 of what is observed, (N, D)."""
+        """Return the values (N,) of the observed positions x (N, D): -gain(gamma) times the squared norm of x."""
         return -gain(gamma) * observation.square().sum(1)
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,5 +93,5 @@ class Reach(Probe):
 
 
 def gain(gamma: float = 1.0) -> float:
-    """k of the best policy a = -k x in `Reach`, for a discount in (0, 1]."""
+    """Return the gain k of the best policy a = -k x of `Reach`, for a discount factor in (0, 1]."""
     return (gamma - 2.0 + math.sqrt(gamma * gamma + 4.0)) / (2.0 * gamma)

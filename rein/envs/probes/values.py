@@ -1,7 +1,7 @@
-"""Three probes of the value alone: actions change nothing. They are what to look at first when learning fails.
+"""Three probes of value learning, in which actions have no effect. Run these first if an agent does not learn.
 
-With `Bandit(contextual=False)` for the policy and `Bandit()` for both together they are the ladder of Jones (2021):
-climb it from `ConstantReward` up, and the first rung that breaks says where the mistake is.
+Together with `Bandit(contextual=False)` for the policy and `Bandit()` for both, they are the probe environments of
+Jones (2021). Run them in this order: the first probe that fails shows where the mistake is.
 
 Source: Jones, A. 2021, "Debugging Reinforcement Learning Systems", probe environments.
 
@@ -21,7 +21,7 @@ from rein.envs.probes.base import Probe, choices
 
 
 class _ValueProbe(Probe):
-    """The observation (N, 1) is the state; actions are Discrete(2) or in [-1, 1], and change nothing."""
+    """Base class: the observation (N, 1) is the state, and actions in Discrete(2) or [-1, 1] have no effect."""
 
     start = (0.0, 0.0)
 
@@ -41,23 +41,23 @@ class _ValueProbe(Probe):
 
     @abstractmethod
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v(s) of what is observed, (N, 1)."""
+        """Return the values (N,) of observations (N, 1)."""
 
 
 class ConstantReward(_ValueProbe):
-    """Episodes of one step that pay 1; the observation is 0. Does the value network learn a constant? v = 1."""
+    """Episodes of one step with reward 1 and observation 0. Tests whether the critic learns a constant: v = 1."""
 
     @property
     def optimal_return(self) -> float:
-        """1, whatever is done."""
+        """Expected return: 1 for every policy."""
         return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v = 1."""
+        """Return v = 1, shape (N,)."""
         return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pay 1, and terminate."""
+        """Return reward 1, and terminate."""
         reward_N = torch.ones_like(state_SN[0])
         return state_SN.clone(), reward_N, reward_N > 0.0
 
@@ -71,21 +71,21 @@ class ConstantReward(_ValueProbe):
 
 
 class ObservedReward(_ValueProbe):
-    """Episodes of one step that pay what is observed, 1 or -1. Does the value network see the observation? v(s) = s."""
+    """Episodes of one step with the observation, 1 or -1, as reward. Tests whether the critic uses it: v(s) = s."""
 
-    start = (-1.0, 1.0)  # the sign of it
+    start = (-1.0, 1.0)  # its sign is the observation
 
     @property
     def optimal_return(self) -> float:
-        """0: the mean over the observations, whatever is done."""
+        """Expected return: 0 for every policy, the mean over the observations."""
         return 0.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) v(s) = s."""
+        """Return v(s) = s, shape (N,)."""
         return observation[:, 0].clone()
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pay the observation, and terminate."""
+        """Return the observation as the reward, and terminate."""
         reward_N = self.observe(state_SN)[0]
         return state_SN.clone(), reward_N, torch.ones_like(reward_N, dtype=torch.bool)
 
@@ -99,28 +99,28 @@ class ObservedReward(_ValueProbe):
 
 
 class DelayedReward(_ValueProbe):
-    """Episodes of two steps, of which the second pays 1. Is the reward discounted? v(0) = gamma, v(1) = 1.
+    """Episodes of two steps with reward 1 in the second step. Tests the discounting: v(0) = gamma, v(1) = 1.
 
     The observation is 0 in the first step and 1 in the second.
     """
 
     @property
     def optimal_return(self) -> float:
-        """1, whatever is done."""
+        """Expected return: 1 for every policy."""
         return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """(N,) gamma where the observation is 0, and 1 where it is 1."""
+        """Return gamma for observation 0 and 1 for observation 1, shape (N,)."""
         return gamma ** (1.0 - observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pay 1 in the second step, and terminate."""
+        """Return reward 1 in the second step, and terminate there."""
         reward_N = state_SN[0].clone()
         state_SN = torch.ones_like(state_SN)
         return state_SN, reward_N, reward_N > 0.0
 
     def observe(self, state_SN: Tensor) -> Tensor:
-        """Return the number of the step."""
+        """Return the step number."""
         return state_SN
 
     def draw(self, state: list[float]) -> Frame:

@@ -16,9 +16,9 @@ from rein.types import TimeStep
 
 
 def action_bounds(wrapper: str, environment: Environment) -> tuple[spaces.Box, Tensor, Tensor]:
-    """The environment's action space with its least and greatest action (*A).
+    """Return the action space of an environment and its bounds `low` and `high` (*A).
 
-    Raises TypeError for a space that is no Box of floating-point numbers.
+    Raises TypeError if the space is not a Box of floating-point numbers.
     """
     space: spaces.Space[Any] = environment.single_action_space
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
@@ -30,10 +30,10 @@ def action_bounds(wrapper: str, environment: Environment) -> tuple[spaces.Box, T
 
 
 class ClipAction(Wrapper):
-    """Takes any action and hands on the nearest one that the inner environment's Box holds.
+    """Clip actions to the bounds of the inner environment.
 
-    What the agent did is recorded, not what it was clipped to. Raises TypeError unless actions are a Box of
-    floating-point numbers.
+    Stores record the action of the agent before clipping. Raises TypeError unless actions are a Box of floating-point
+    numbers.
     """
 
     def __init__(self, inner: Environment) -> None:
@@ -43,12 +43,12 @@ class ClipAction(Wrapper):
 
     @property
     def single_action_space(self) -> spaces.Box:
-        """A Box of the inner one's shape without bounds."""
+        """Box of the inner shape without bounds."""
         return self._space
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config()
 
     def _step(self, action: Tensor, mask: Tensor | None) -> TimeStep:
@@ -56,28 +56,30 @@ class ClipAction(Wrapper):
 
 
 class RescaleAction(Wrapper):
-    """Takes actions in [-1, 1] and hands on low + (action + 1) / 2 * (high - low), exactly low and high at the ends.
+    """Rescale actions from [-1, 1] to the bounds of the inner environment: low + (action + 1) / 2 * (high - low).
 
-    Beyond the ends it goes on as a straight line: put `ClipAction` around it for an agent that goes there.
-    Raises TypeError unless actions are a Box of floating-point numbers, ValueError unless it is bounded and high - low
-    is finite in float32.
+    Actions -1 and 1 give exactly `low` and `high`. Actions outside of [-1, 1] are not clipped; wrap the result in
+    `ClipAction` if the agent can produce them.
+
+    Raises TypeError unless actions are a Box of floating-point numbers, and ValueError unless the Box is bounded and
+    high - low is finite in float32.
     """
 
     def __init__(self, inner: Environment) -> None:
         space, self._low, self._high = action_bounds("RescaleAction", inner)
         if not np.isfinite(width(space)).all():
-            raise ValueError(f"RescaleAction: actions in {space}, which has no bounds to scale to, or too far ones")
+            raise ValueError(f"RescaleAction: actions in {space} have no bounds, or bounds too far apart for float32")
         self.inner = inner
         self._space = spaces.Box(-1.0, 1.0, space.shape, np.float32)
 
     @property
     def single_action_space(self) -> spaces.Box:
-        """A Box of the inner one's shape from -1 to 1."""
+        """Box of the inner shape from -1 to 1."""
         return self._space
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config()
 
     def _step(self, action: Tensor, mask: Tensor | None) -> TimeStep:

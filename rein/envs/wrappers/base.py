@@ -1,4 +1,4 @@
-"""Base class of wrappers, which forwards everything to the inner environment.
+"""Base class of wrappers, which forwards all calls to the inner environment.
 
 A wrapper has the optional methods `reset_where`, `apply_action_where`, `state_dict` and `load_state_dict` if the inner
 environment has them. Test for them with `hasattr`.
@@ -25,10 +25,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def where_inside(method: _Method) -> _Method:
-    """Decorator: the wrapper has the method only if the inner environment has one of that name.
+    """Decorator: the wrapper has the method only if the inner environment has a method of that name.
 
-    For `state_dict` and `load_state_dict`: an environment without a state begins new episodes when a run resumes, and
-    so must its wrappers.
+    It is used for `state_dict` and `load_state_dict`. An environment without a state begins new episodes when a run
+    resumes, and its wrappers must do the same.
     """
     return cast(Any, _WhereInside(method))  # type checkers see the method
 
@@ -45,20 +45,20 @@ class _WhereInside:
 
 
 class Wrapper:
-    """Base class of wrappers: an environment around `inner`, which does what the inner environment does.
+    """Base class of wrappers. By default every method forwards to the inner environment.
 
-    A wrapper overrides `_begin` for the observations of resets, `_step` for actions, the spaces that it changes,
-    `config`, and with the decorator `where_inside` the state, if it has one.
+    A wrapper overrides `_begin` for the observations of resets, `_step` for actions, the spaces that it changes, and
+    `config`. A wrapper with a state overrides `state_dict` and `load_state_dict` with the decorator `where_inside`.
     """
 
-    inner: Any  # an Environment, and the optional methods that it may have
+    inner: Any  # an Environment, which may have optional methods
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
-        """Return the observation for the inner one after a reset where `mask` (N,) is True, or of all if it is None."""
+        """Convert the observation of the inner environment after a reset where `mask` (N,) is True; None for all."""
         return observation
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
-        """Step where `mask` (N,) is True, all if it is None."""
+        """Step the environments where `mask` (N,) is True; None for all."""
         return self._step_inner(action, mask)
 
     def _step_inner(self, action: Tree, mask: Tensor | None) -> TimeStep:
@@ -76,32 +76,32 @@ class Wrapper:
 
     @property
     def num_envs(self) -> int:
-        """N."""
+        """Number of environments N."""
         return self.inner.num_envs
 
     @property
     def single_observation_space(self) -> spaces.Space[Any]:
-        """The space of one environment's observations."""
+        """Observation space of one environment."""
         return self.inner.single_observation_space
 
     @property
     def single_action_space(self) -> spaces.Space[Any]:
-        """The space of one environment's actions."""
+        """Action space of one environment."""
         return self.inner.single_action_space
 
     @property
     def device(self) -> torch.device:
-        """Where observations come from and actions are expected."""
+        """Device of observations and actions."""
         return self.inner.device
 
     @property
     def seed(self) -> int | None:
-        """The seed of all streams; None until given."""
+        """Random seed of all environments; None until given or drawn at the first reset."""
         return self.inner.seed
 
     @property
     def replayable(self) -> bool:
-        """Whether an episode's seed and actions give the episode again, bit for bit."""
+        """Whether the seed and the actions of an episode reproduce it bit for bit."""
         return self.inner.replayable
 
     @property
@@ -111,12 +111,12 @@ class Wrapper:
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: what each environment's current episode was reset with; -1 where unknown."""
+        """(N,) int64: seeds of the current episodes; -1 if unknown."""
         return self.inner.episode_seeds
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether the inner environment has no episodes to step before the next reset."""
+        """Whether the inner environment must be reset before the next step."""
         return getattr(self.inner, "awaits_reset", False)
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -129,7 +129,7 @@ class Wrapper:
 
     @property
     def reset_where(self) -> Callable[[Tensor], Tree]:
-        """`reset_where(mask)` of `PartlyResettable`. Raises AttributeError if the inner environment has none."""
+        """`reset_where(mask)` of `PartlyResettable`. Raises AttributeError if the inner environment lacks it."""
         inner = self.inner.reset_where
         return lambda mask: self._begin(inner(mask), mask)
 
@@ -139,7 +139,7 @@ class Wrapper:
 
     @property
     def apply_action_where(self) -> Callable[[Tree, Tensor], TimeStep]:
-        """`apply_action_where(action, mask)` of `PartlySteppable`. Raises AttributeError if the inner one has none."""
+        """`apply_action_where(action, mask)` of `PartlySteppable`. Raises AttributeError if the inner one lacks it."""
         getattr(self.inner, "apply_action_where")  # noqa: B009  # raises the AttributeError of the inner environment
         return self._step
 
@@ -148,16 +148,16 @@ class Wrapper:
         return self.inner.render(index)
 
     def reseed(self, seed: int) -> None:
-        """Set the seed of all streams. Raises RuntimeError after the first reset."""
+        """Set the random seed. Raises RuntimeError after the first reset."""
         self.inner.reseed(seed)
 
     def close(self) -> None:
-        """Release what the environments hold; may be called twice."""
+        """Close the inner environment. A second call does nothing."""
         self.inner.close()
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner environment. Raises AttributeError if it has none."""
+        """Return the state of the inner environment. Raises AttributeError if it has no state."""
         return self.inner.state_dict()
 
     @where_inside
@@ -189,5 +189,5 @@ def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
 
 
 def may_hold(mask_N: Tensor) -> bool:
-    """Return whether `mask_N` can be True anywhere. On a device the answer is True, because reading it would wait."""
+    """Return whether `mask_N` can be True anywhere. Always True on a GPU, because reading the mask would wait."""
     return mask_N.device.type != "cpu" or bool(mask_N.any())

@@ -23,10 +23,10 @@ from rein.types import TimeStep, Tree
 
 
 class FlattenObservation(Wrapper):
-    """Makes every observation a float32 vector (F,): what `gymnasium.spaces.flatten` makes of it, N at once.
+    """Flatten observations to float32 vectors (F,), as `gymnasium.spaces.flatten` does.
 
-    Numbers are laid out one after the other, each Discrete and each place of a MultiDiscrete as a one-hot vector, and
-    the parts of a Dict or Tuple in its order.
+    Each Discrete and each entry of a MultiDiscrete becomes a one-hot vector. The parts of a Dict or Tuple are
+    concatenated in order.
     """
 
     def __init__(self, inner: Environment) -> None:
@@ -37,12 +37,12 @@ class FlattenObservation(Wrapper):
 
     @property
     def single_observation_space(self) -> spaces.Box:
-        """A Box of F float32 numbers."""
+        """Box (F,) float32."""
         return self._space
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config()
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tensor:
@@ -57,11 +57,11 @@ class FlattenObservation(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """Stacks the last `length` observations, oldest first, along a new first axis: (L, *O).
+    """Stack the last `length` observations, oldest first, along a new first axis: (L, *O).
 
-    A stack never reaches over an episode: at its start it is the first observation `length` times, and
-    `final_observation` is the stack that its last step led to. Each observation is kept once. Raises ValueError for a
-    length below 1.
+    A stack contains observations of one episode only. At the start of an episode it is the first observation `length`
+    times. `final_observation` is the stack after the last step. Each observation is kept in memory once. Raises
+    ValueError for a length below 1.
     """
 
     def __init__(self, inner: Environment, length: int = 4) -> None:
@@ -74,22 +74,22 @@ class FrameStack(Wrapper):
 
     @property
     def single_observation_space(self) -> spaces.Space[Any]:
-        """The inner one with `length` in front of each shape."""
+        """Inner space with `length` in front of each shape."""
         return self._space
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(length=self.length)
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """The inner environment's, and the stack."""
+        """Return the state of the inner environment, and the stack."""
         return {"inner": self.inner.state_dict(), "stack": self._stack()}
 
     @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for another length, shape or number of environments."""
+        """Load the result of `state_dict`. Raises ValueError for another length, shape or number of environments."""
         stack = _restored(state["stack"], self._stack(), "stack")
         self.inner.load_state_dict(state["inner"])
         self._frames = [map_tree(lambda x, k=k: x[:, k], stack) for k in range(self.length)]
@@ -105,7 +105,7 @@ class FrameStack(Wrapper):
         time_step = self._step_inner(action, mask)
         frames = [*self._frames[1:], time_step.final_observation]
         ended_N = time_step.terminated | time_step.truncated
-        began_N = ended_N | ~time_step.valid  # a row that is not valid is a reset, if it was stepped at all
+        began_N = ended_N | ~time_step.valid  # an invalid row that was stepped is a reset
         if mask is not None:
             began_N = began_N & mask
             frames = [where_rows(mask, new, old) for new, old in zip(frames, self._frames, strict=True)]
@@ -126,7 +126,7 @@ class FrameStack(Wrapper):
 
 
 def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
-    """The space of `length` values of `space`, along a new first axis."""
+    """Return the space of `length` values of `space`, stacked along a new first axis."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: stacked_space(child, length) for key, child in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -140,7 +140,7 @@ def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
         return spaces.MultiDiscrete(np.stack([space.nvec] * length), start=np.stack([space.start] * length))
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary((length, *space.shape))
-    raise TypeError(f"FrameStack: {space} is not a tensor, nor made of tensors")
+    raise TypeError(f"FrameStack: values of {space} cannot be converted to tensors")
 
 
 def _zeros(space: spaces.Space[Any], rows: int, device: torch.device) -> Tree:
@@ -157,9 +157,10 @@ def _restored(saved: Tree, like: Tree, name: str) -> Tree:
 
 
 def observation_history(environment: Environment, length: int) -> FrameStack:
-    """Observations as windows (L, F) float32: the last `length` of them, flattened, oldest first.
+    """Wrap an environment so that observations are windows (L, F) float32 of the last `length` flattened observations.
 
-    At an episode's start the window is its first observation `length` times. The transition that an agent records is
-    (window ending in s_t, a_t, r_t, window ending in s_t+1). It is `FrameStack` around `FlattenObservation`.
+    The oldest observation is first. At the start of an episode the window is the first observation `length` times. An
+    agent records the window that ends in s_t, a_t, r_t and the window that ends in s_t+1. The result is a `FrameStack`
+    around `FlattenObservation`.
     """
     return FrameStack(FlattenObservation(environment), length)

@@ -1,4 +1,4 @@
-"""Videos of episodes.
+"""Wrapper that records videos of episodes.
 
 Shapes: N environments.
 """
@@ -22,17 +22,25 @@ from rein.types import TimeStep, Tree
 
 
 class RecordVideo(Wrapper):
-    """Records every `every`-th episode of environment 0: `folder`/episode-000100.mp4, one frame for each step.
+    """Record every `every`-th episode of environment 0 as `folder`/episode-000100.mp4, with one frame per step.
 
-    `fps` is the number of frames per second: by default the environment's `render_fps`, or 30 if it declares none. A
-    frame shows the state in which the action was selected. The state after the last action is not shown, because the
-    next episode has begun when the step returns. An episode that a reset or `close` cuts short is recorded up to there.
-    A video appears in the folder when it is finished. It never replaces a file: a second one gets the next free name.
-    After `load_state_dict`, recording waits for the next episode. Every step waits for the device.
+    A frame shows the state in which the action was selected. The state after the last action is not shown, because the
+    next episode has begun when the step returns. If a reset or `close` cuts an episode short, the video ends there. A
+    video appears in the folder when it is finished. If the file exists, the video gets the next free name. After
+    `load_state_dict`, recording waits for the next episode. Every step waits for the device.
 
-    `apply_action` raises EnvironmentContractError for a frame that is not (height, width, 3) of uint8, or of floats
-    from 0 to 1. The constructor raises ImportError without the extra `video`, TypeError for environments that do not
-    render and ValueError for numbers below 1.
+    Args:
+        inner: environment that renders.
+        folder: folder for the videos.
+        every: number of episodes from one video to the next.
+        fps: frames per second; by default the environment's `render_fps`, or 30 if it declares none.
+
+    Raises:
+        EnvironmentContractError: by `apply_action`, for a frame that is not (height, width, 3) of uint8, or of floats
+            from 0 to 1.
+        ImportError: without the extra `video`.
+        TypeError: if the environment does not render.
+        ValueError: if `every` or `fps` is below 1.
     """
 
     def __init__(
@@ -40,18 +48,18 @@ class RecordVideo(Wrapper):
     ) -> None:
         if every < 1:
             raise ValueError(f"RecordVideo(every={every}): give 1 or more")
-        require("RecordVideo", inner, "render", "there is nothing to film")
+        require("RecordVideo", inner, "render", "it cannot be recorded")
         imageio("RecordVideo")
         self.inner = inner
         self._given = str(folder)
         self.folder = absolute(folder)
         self.every, self.fps = every, frames_per_second(unwrapped(inner), fps, "RecordVideo: fps=")
-        self._episodes, self._steps = 0, 0  # of environment 0: ended, and taken since the last end
+        self._episodes, self._steps = 0, 0  # of environment 0: ended episodes, and steps since the last end
         self._video: Video | None = None
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(folder=self._given, every=self.every, fps=self.fps)
 
     def close(self) -> None:
@@ -61,12 +69,12 @@ class RecordVideo(Wrapper):
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """The inner environment's, and the count of episodes."""
+        """Return the state of the inner environment, and the counts of episodes and steps."""
         return {"inner": self.inner.state_dict(), "episodes": self._episodes, "steps": self._steps}
 
     @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load the result of `state_dict`."""
         episodes, steps = int(state["episodes"]), int(state["steps"])
         self.inner.load_state_dict(state["inner"])
         self._end_episode()

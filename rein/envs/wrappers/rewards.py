@@ -13,7 +13,7 @@ from rein.types import TimeStep, Tree
 
 
 class ClipReward(Wrapper):
-    """Clips every reward to [low, high]. Statistics and stores see the clipped one: it is the environment's.
+    """Clip rewards to [low, high]. Statistics and stores record the clipped reward.
 
     Raises ValueError unless low is less than high.
     """
@@ -26,7 +26,7 @@ class ClipReward(Wrapper):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(low=self.low, high=self.high)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
@@ -36,7 +36,7 @@ class ClipReward(Wrapper):
 
 
 class ScaleReward(Wrapper):
-    """Multiplies every reward by `scale`. Statistics and stores see the scaled one: it is the environment's."""
+    """Multiply rewards by `scale`. Statistics and stores record the scaled reward."""
 
     def __init__(self, inner: Environment, scale: float) -> None:
         self.inner = inner
@@ -44,7 +44,7 @@ class ScaleReward(Wrapper):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(scale=self.scale)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
@@ -53,9 +53,9 @@ class ScaleReward(Wrapper):
 
 
 class SignReward(Wrapper):
-    """Makes every reward -1, 0 or 1 (Mnih et al. 2015, Methods: one learning rate for games of any score).
+    """Replace rewards by their signs: -1, 0 or 1. Statistics and stores record the sign.
 
-    Statistics and stores see the sign: it is the environment's reward.
+    One learning rate then works for games with different score scales. Source: Mnih et al. 2015, Methods.
     """
 
     def __init__(self, inner: Environment) -> None:
@@ -63,7 +63,7 @@ class SignReward(Wrapper):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config()
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:

@@ -1,4 +1,4 @@
-"""Wrappers of time: one action for several steps, and episodes of a limited length.
+"""Wrappers that repeat actions or limit the length of episodes.
 
 Shapes: N environments, O one observation, A one action.
 """
@@ -18,7 +18,7 @@ from rein.types import TimeStep, Tree
 
 
 class FrameSkip(Wrapper):
-    """Repeat every action for `skip` steps of the inner environment, and add up the rewards.
+    """Repeat every action for `skip` steps of the inner environment, and sum the rewards.
 
     If an episode ends within these steps, the wrapper's step ends there, and the next action begins the next episode.
     The inner environment needs `apply_action_where`.
@@ -28,14 +28,14 @@ class FrameSkip(Wrapper):
 
     def __init__(self, inner: Environment, skip: int = 4) -> None:
         if skip < 1:
-            raise ValueError(f"FrameSkip(skip={skip}): give the number of steps that an action lasts, 1 or more")
-        require("FrameSkip", inner, "apply_action_where", "repeat the action inside of it, before episodes begin anew")
+            raise ValueError(f"FrameSkip(skip={skip}): give the number of steps per action, 1 or more")
+        require("FrameSkip", inner, "apply_action_where", "repeat the action inside the environment instead")
         self.inner = inner
         self.skip = skip
 
     @property
     def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(skip=self.skip)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
@@ -51,9 +51,9 @@ class FrameSkip(Wrapper):
 
 
 def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
-    """Join two steps, of which the second was taken where `on_N` (N,) is True."""
+    """Combine two steps. The second was taken in the rows where `on_N` (N,) is True."""
     return TimeStep(
-        observation=following.observation,  # where it was not taken, the current one
+        observation=following.observation,  # the current one in the other rows
         reward=torch.where(on_N, time_step.reward + following.reward, time_step.reward),
         terminated=time_step.terminated | (following.terminated & on_N),
         truncated=time_step.truncated | (following.truncated & on_N),
@@ -64,7 +64,7 @@ def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
 
 
 class TimeLimit(Wrapper):
-    """Truncate every episode after `max_episode_steps` steps, and begin the next one in that environment only.
+    """Truncate episodes after `max_episode_steps` steps. The next episode begins in that environment only.
 
     The inner environment needs `reset_where`. An episode that terminates in the last allowed step is both terminated
     and truncated, as in Gymnasium.
@@ -75,19 +75,19 @@ class TimeLimit(Wrapper):
     def __init__(self, inner: Environment, max_episode_steps: int) -> None:
         if max_episode_steps < 1:
             raise ValueError(f"TimeLimit(max_episode_steps={max_episode_steps}): give 1 or more")
-        require("TimeLimit", inner, "reset_where", "give the environment a limit of its own when you build it")
+        require("TimeLimit", inner, "reset_where", "set a limit when you build the environment")
         self.inner = inner
         self.max_episode_steps = max_episode_steps
         self._steps_N = torch.zeros(inner.num_envs, dtype=torch.int64, device=inner.device)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON."""
+        """Constructor options, as JSON values."""
         return self._config(max_episode_steps=self.max_episode_steps)
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner environment, and the steps of every episode so far."""
+        """Return the state of the inner environment, and the steps of the current episodes."""
         return {"inner": self.inner.state_dict(), "steps": self._steps_N}
 
     @where_inside

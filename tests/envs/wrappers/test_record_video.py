@@ -157,7 +157,7 @@ def test_without_the_extra_the_error_names_it(
 def test_environments_that_do_not_render_and_numbers_out_of_range_are_refused(
     scripted: Any, clockwork: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(TypeError, match=r"RecordVideo: Scripted has no render\(\); there is nothing to film"):
+    with pytest.raises(TypeError, match=r"RecordVideo: Scripted has no render\(\); it cannot be recorded"):
         RecordVideo(scripted([3]), tmp_path)
     wrong: tuple[dict[str, Any], ...] = ({"every": 0}, {"fps": 0}, {"fps": float("nan")}, {"fps": float("inf")})
     for options in wrong:

@@ -59,9 +59,9 @@ def test_it_is_gymnasiums_wrapper() -> None:
 
 
 def test_actions_without_bounds_or_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="no bounds to scale to"):
+    with pytest.raises(ValueError, match="have no bounds"):
         RescaleAction(hears([-np.inf, 0], [np.inf, 1]))  # type: ignore[arg-type]  # a stand-in
-    with pytest.raises(ValueError, match="or too far ones"):
+    with pytest.raises(ValueError, match="bounds too far apart for float32"):
         RescaleAction(hears([-3e38, 0], [3e38, 1]))  # type: ignore[arg-type]  # a stand-in
     with pytest.raises(TypeError, match=r"RescaleAction: actions in Discrete\(4\)"):
         RescaleAction(Gridworld())

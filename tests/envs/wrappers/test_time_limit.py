@@ -59,7 +59,7 @@ def test_of_two_limits_the_lower_one_counts(clockwork: Any) -> None:
 def test_environments_that_cannot_be_reset_in_part_are_refused_and_the_error_says_what_to_do(
     whole_clockwork: Any,
 ) -> None:
-    message = r"TimeLimit: Clockwork has no reset_where\(\); give the environment a limit of its own when you build it"
+    message = r"TimeLimit: Clockwork has no reset_where\(\); set a limit when you build the environment"
     for environment in (whole_clockwork(2), ScaleReward(whole_clockwork(2), 2.0)):
         with pytest.raises(TypeError, match=message):
             TimeLimit(environment, 5)
