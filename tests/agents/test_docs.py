@@ -58,18 +58,6 @@ def test_the_page_on_replay_names_the_metrics_that_agents_report() -> None:
     assert said == reported
 
 
-def test_the_examples_for_those_who_come_from_stable_baselines3_are_one_program_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/coming_from/stable_baselines3.md").read_text(encoding="utf-8")
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    names: dict[str, object] = {}
-    exec(compile(program, "docs/coming_from/stable_baselines3.md", "exec"), names)
-    assert (tmp_path / "runs/first/checkpoints/epoch-000004.h5").is_file()
-    assert float(capsys.readouterr().out.splitlines()[-1]) == names["episode_return"]
-
-
 @pytest.mark.parametrize("kind", own_agents().values(), ids=own_agents())
 def test_the_docstring_of_an_agent_lists_every_option_with_its_default(kind: Any) -> None:
     _, _, listed = kind.__doc__.partition("Options:")
