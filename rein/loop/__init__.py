@@ -9,7 +9,7 @@ The order of events::
       epoch_ended                                             after either of them
     completed | halted | failed                               exactly one per run, always
 
-`docs/reference/loop.md` has the table of all events with their counters and the effect of each halt.
+`docs/reference/events.md` has the table of all events with their counters and the effect of each halt.
 """
 
 from rein.loop.loop import Loop

@@ -1,4 +1,4 @@
-"""The events of every kind of run, compared with traces derived from the tables of docs/reference/loop.md.
+"""The events of every kind of run, compared with traces derived from the tables of docs/reference/events.md.
 
 The model below uses only the tables: the event after each event, the counters, and the effect of each halt and
 exception. It does not use the code of the loop.
@@ -18,7 +18,7 @@ import pytest
 
 import rein
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/loop.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/events.md").read_text(encoding="utf-8")
 EPOCHS, ITERATIONS = 3, 2
 WAYS = ("state.halt_epoch()", "state.halt_loop()", "loop.interrupt()", "an exception")
 
@@ -68,8 +68,8 @@ def expected(ask: Ask | None) -> Iterator[Seen]:
         i += event == "iteration_completed"
         times[event] += 1
         formulas = [EVENTS[event][heading].strip("`") for heading in COUNTERS]
-        stands = formulas == ["stands"] * len(COUNTERS)
-        seen = Seen(event, *(seen[1:] if stands else [eval(each, {}, {"k": k, "i": i, "t": t}) for each in formulas]))
+        same = formulas == ["unchanged"] * len(COUNTERS)
+        seen = Seen(event, *(seen[1:] if same else [eval(each, {}, {"k": k, "i": i, "t": t}) for each in formulas]))
         yield seen
         if ask is not None and (event, times[event]) == (ask.event, ask.at):
             cell = HALTS[event][ask.way]
