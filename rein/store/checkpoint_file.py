@@ -1,7 +1,7 @@
-"""One checkpoint: a file with the state of a run or of one part, and a description of it.
+"""Read and write checkpoint files. A file holds the state of a run or of one part, and a description of it.
 
-The state is the `state_dict` of the loop or of the part. `describe` and `describe_part` define the description. The
-file is written whole and read without running code.
+The state is the `state_dict` of the loop or of the part. `describe` and `describe_part` define the description. A
+file is written atomically, and reading it never executes code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PACKAGES = ("rein", "torch", "numpy", "gymnasium")
 
 
 class Checkpoint(NamedTuple):
-    """What a file held: the state, and what is said about it."""
+    """Content of a checkpoint file: the state and its description."""
 
     path: Path
     state: dict[str, Any]
@@ -40,7 +40,10 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> None:
-    """Write a state whole or not at all; on return it is safe. Raises CheckpointError with the path and the reason."""
+    """Write a state atomically. The file is safe on the disk when this function returns.
+
+    Raises CheckpointError with the path and the reason.
+    """
     try:
         content = encode_state(state, {"format": FORMAT, **about}, memory)
         write_whole(path, content)
@@ -51,7 +54,7 @@ def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: M
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a file back, and the rows that it lists, once their hashes were checked.
+    """Check the hashes of a checkpoint and of the row files that it lists, and read them.
 
     Raises CheckpointError with the path and the reason.
     """
@@ -61,7 +64,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         if about.get("format") != FORMAT:
             raise ValueError(f"it has format version {about.get('format')!r}; this rein reads version {FORMAT}")
         if not isinstance(state, dict):
-            raise ValueError("its state is no dictionary")
+            raise ValueError("its state is not a dictionary")
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     except (ValueError, MemoryError) as error:
@@ -70,7 +73,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def look(path: Path) -> dict[str, Any] | None:
-    """What is said about a state, read without checking the hash: to put files in order. None where it is damaged."""
+    """Return the description in a checkpoint file, or None if the file is damaged.
+
+    This function is fast because it does not check the hash. It is used to sort files.
+    """
     try:
         with open_file(path) as file:
             start = max(0, os.fstat(file.fileno()).st_size - TRAILER_LENGTH)
@@ -83,7 +89,7 @@ def look(path: Path) -> dict[str, Any] | None:
         return None
 
 
-_SPEED_ALONE = ("threads", "micro_batch", "compile", "device", "guard")
+_SPEED_OPTIONS = ("threads", "micro_batch", "compile", "device", "guard")
 
 
 def describe(loop: Loop) -> dict[str, Any]:
@@ -106,12 +112,12 @@ def describe(loop: Loop) -> dict[str, Any]:
 
 
 def describe_part(part: Any) -> dict[str, Any]:
-    """Type and configuration."""
+    """Return the type and the configuration of a part."""
     return {"type": type(part).__qualname__, "config": getattr(part, "config", {})}
 
 
 def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those whose configuration decides how a run goes on: the ones with a state, but for where things are stored."""
+    """Describe the parts whose configuration affects the results: all parts with a state, except stores."""
     stateful = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
     return {name: describe_part(part) for name, part in stateful.items() if not isinstance(part, Store)}
 
@@ -119,13 +125,13 @@ def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 def differences(
     theirs: Any, mine: Any, path: tuple[str, ...] = (), by_chance: Collection[tuple[str, str]] = ()
 ) -> list[str]:
-    """Where two configurations differ: `agent.config.gamma was 0.99 and is 0.9`.
+    """Return the differences of two configurations, such as `agent.config.gamma was 0.99 and is 0.9`.
 
-    What changes no result is no difference, nor is a seed that was drawn then and is not given now, nor what nobody
-    chose: `by_chance` are first and last names of such paths.
+    Ignored are options that affect only the speed, a saved seed if `mine` has none, and the paths in `by_chance`.
+    `by_chance` holds the first and the last name of each path whose value was random.
     """
     name = path[-1] if path else ""
-    if name in _SPEED_ALONE or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):
+    if name in _SPEED_OPTIONS or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):
         return []
     pairs: Iterable[tuple[str, Any, Any]] | None = None
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
@@ -139,14 +145,14 @@ def differences(
 
 
 def is_finite(state: Any) -> bool:
-    """Whether no number of any tensor in a tree, on the host, is NaN or infinite."""
+    """Return whether all floating-point tensors of a tree are finite. The tensors must be on the host."""
     tensors = [leaf for _, leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
     return all(bool(torch.isfinite(x).all()) for x in tensors if x.is_floating_point() and x.element_size() > 1)
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which the bits of a result depend."""
+    """Return the versions of Python and of the packages that can change results in the last bits."""
     return {"python": platform.python_version()} | {name: version_of(name) for name in _PACKAGES}
 
 

@@ -1,6 +1,6 @@
 """Copy a run to a new folder with fewer, larger trajectory files.
 
-The epochs pass through `HDF5Store`, so the new folder obeys the same limits as any run. A file ends at each checkpoint,
+The epochs are written by an `HDF5Store`, so the limits of every run apply. A new file begins after each checkpoint,
 because a run can be resumed there. The folder is built under a temporary name, compared with the original, and renamed.
 """
 
@@ -48,12 +48,12 @@ class Compacted(NamedTuple):
 def compact(run: str | Path, new: str | Path, max_bytes: int = MAX_BYTES, max_epochs: int = MAX_EPOCHS) -> Compacted:
     """Copy the folder `run` to `new` with trajectory files of up to `max_bytes` of data and `max_epochs` epochs.
 
-    All other files are copied unchanged, except `aside/` and symbolic links. Stores inside the folder, such as the one
-    of evaluations, are joined too. `new` can be resumed in place of `run`, which is not changed.
+    All other files are copied unchanged, except `aside/` and symbolic links. Stores inside the folder, such as the
+    store of evaluations, are compacted too. `run` is not changed, and `new` can be resumed in its place.
 
     Raises:
         StoreError: `run` has no trajectories, is damaged or is being written; `new` is not empty or lies in `run`; the
-            disk is full; or the copy differs from the original. Nothing is left in `new` then.
+            disk is full; or the copy differs from the original. Nothing is left in `new` in these cases.
     """
     run, new = absolute(run), absolute(new)
     if not inside(run, TRAJECTORIES).is_dir():
@@ -64,7 +64,7 @@ def compact(run: str | Path, new: str | Path, max_bytes: int = MAX_BYTES, max_ep
         raise StoreError(f"{new}: is inside {run}; give a path outside the run")
     temporary = new.with_name(f".{new.name}.tmp-{os.getpid()}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a dead process with the same number
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a dead process with the same pid
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with keep_stores_out(run):
             done = _copy_run(run, temporary, max_bytes, max_epochs)
@@ -100,13 +100,13 @@ def _copy_run(run: Path, target: Path, max_bytes: int, max_epochs: int) -> Compa
 
 
 def _borders(run: Path) -> list[int]:
-    """Return the epochs after which any store of the run has a checkpoint, in order."""
+    """Return the epochs after which a store of the run has a checkpoint, in ascending order."""
     epochs: set[int] = set()
     for place, folders, _ in os.walk(run, onerror=_raise):
         folders[:] = [name for name in folders if name not in (TRAJECTORIES, ASIDE)]
         for file in saved_files(Path(place)):
             if look(file) is None and Path(place).name not in (CHECKPOINTS, BEST):
-                continue  # no checkpoint
+                continue  # not a checkpoint
             parts = read_checkpoint(file).state.get("parts")
             states = parts.values() if isinstance(parts, dict) else ()
             counts = [state.get("epoch") for state in states if isinstance(state, dict)]
@@ -115,11 +115,11 @@ def _borders(run: Path) -> list[int]:
 
 
 def _join(source: Path, target: Path, borders: list[int], max_bytes: int, max_epochs: int) -> None:
-    """Write the epochs of `source` to larger files in `target`, and compare what is read from both."""
+    """Write the epochs of `source` to larger files in `target`, and compare the epochs read from both."""
     run = open_run(source)
     if lost := set(list_files(source / TRAJECTORIES)) - set(run.files):
         raise StoreError(f"{min(lost)}: is incomplete: other parts of this epoch are missing; resume the run first")
-    if kept_by(source)[1] is not None:  # the run may remove single epochs when better ones follow
+    if kept_by(source)[1] is not None:  # `keep_best` removes single epochs, so each needs its own file
         max_epochs = 1
     store = HDF5Store(target, max_bytes=max_bytes, max_epochs=max_epochs, max_seconds=math.inf)
     try:
@@ -139,7 +139,7 @@ def _join(source: Path, target: Path, borders: list[int], max_bytes: int, max_ep
         store.close()
     for before, after in itertools.zip_longest(map(_bits, run), map(_bits, open_run(target))):
         if before != after:
-            raise StoreError(f"{source}: an epoch was not read back as it was; nothing was kept")
+            raise StoreError(f"{source}: an epoch of the copy differs from the original; the copy was removed")
 
 
 def _bits(trajectory: Trajectory) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _copy(source: Path, target: Path) -> None:
         copy.flush()
         os.fsync(copy.fileno())
     if not filecmp.cmp(source, target, shallow=False):
-        raise StoreError(f"{source}: was not read back as it was; nothing was kept")
+        raise StoreError(f"{source}: the copy differs from the original; the copy was removed")
 
 
 def _size(files: list[Path]) -> int:

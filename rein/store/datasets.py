@@ -1,6 +1,6 @@
-"""Transitions of a run, and sequences of them, as PyTorch datasets.
+"""PyTorch datasets of the transitions of a run, and of sequences of transitions.
 
-They work in forked and in spawned workers: they carry no open file, and each worker maps what it reads.
+The datasets work in forked and spawned workers. They hold no open file, and each worker maps the files that it reads.
 
 Shapes: B transitions or sequences of a batch, L transitions of a sequence, N environments, G rows of all environments.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torch.utils.data._utils import collate  # documented as the place to teach `default_collate` another type
+from torch.utils.data._utils import collate  # documented as the way to extend `default_collate`
 
 from rein.ops.trees import map_tree
 from rein.store.format.trajectory_reader import Content
@@ -26,7 +26,7 @@ from rein.types import Transition
 
 
 class Samples(Sequence[Transition]):
-    """What `__getitems__` returns: a batch that is a list of samples for whoever asks, and whole for `DataLoader`."""
+    """Sequence of samples that were gathered as one batch. `whole` is the batch, which `DataLoader` uses directly."""
 
     def __init__(self, whole: Transition) -> None:
         self.whole = whole
@@ -44,7 +44,7 @@ class Samples(Sequence[Transition]):
 
 
 def _collate(batch: Any, *, collate_fn_map: Any = None) -> Transition:
-    """A batch of transitions: spares `DataLoader` taking apart and stacking what was gathered as one."""
+    """Collate transitions. A batch that was gathered at once is returned without splitting and stacking it."""
     if isinstance(batch, Samples):
         return batch.whole
     return map_tree(lambda *tensors: collate.default_collate(list(tensors)), batch[0], *batch[1:])
@@ -54,13 +54,13 @@ collate.default_collate_fn_map[Transition] = _collate
 
 
 class _Indexed(Windows, Dataset[Transition]):
-    """What the datasets have in common: their elements by index."""
+    """Base class of the datasets: access to elements by index."""
 
     def __len__(self) -> int:
         return len(self._first)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor | np.ndarray) -> Transition:
-        """One element, or a batch of those of a slice, a list, a tensor or an array of indices."""
+        """Return one element, or a batch for a slice, a list, a tensor or an array of indices."""
         if isinstance(index, slice):
             return self.gather(index)
         if isinstance(index, list | tuple | Tensor | np.ndarray) and np.ndim(index):
@@ -68,31 +68,33 @@ class _Indexed(Windows, Dataset[Transition]):
         return self.__getitems__([operator.index(index)])[0]  # type: ignore[arg-type]  # SupportsIndex, which has no __index__ here
 
     def __getitems__(self, indices: Sequence[int] | Tensor | np.ndarray) -> Samples:
-        """The samples of these indices, gathered at once; `.whole` is them as one batch. Raises IndexError."""
+        """Gather the samples of these indices at once. `.whole` is the batch. Raises IndexError."""
         index = np.asarray(indices)
         if index.dtype == bool or (index.dtype.kind not in "iu" and index.size):
-            raise TypeError(f"indices are integers, not {index.dtype}")
+            raise TypeError(f"indices must be integers, got {index.dtype}")
         try:
             return Samples(self.gather(index.astype(np.int64, copy=False)))
         except IndexError as error:
-            of = f"{index.min()} to {index.max()} were asked for"
-            raise IndexError(f"{type(self).__name__} has {len(self)} elements; {of}") from error
+            received = f"got indices from {index.min()} to {index.max()}"
+            raise IndexError(f"{type(self).__name__} has {len(self)} elements; {received}") from error
 
     def chunks(self, size: int = 1 << 16) -> Iterator[Transition]:
-        """All of it in order, as batches of `size` elements; the last one may be smaller."""
+        """Yield all elements in order, as batches of `size` elements. The last batch may be smaller."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
 
 class Transitions(_Indexed):
-    """Every transition of a run: valid rows whose next observation is known, in the order of time, file after file.
+    """Dataset of all transitions of a run: valid rows with a known next observation, in chronological order.
 
-    `dataset[i]` is a `rein.types.Transition` of torch tensors; a slice, a list or a tensor of indices gives a batch of
-    them, gathered at once. With `torch.utils.data.DataLoader` it needs no `collate_fn`. What the next observation is:
-    that of the environment's next row, the final one where an episode ended, the epoch's where the epoch did. Fields
-    that were not stored, or not asked for, are None; what the agent and the user added is in `extras`.
+    `dataset[i]` is a `rein.types.Transition` of torch tensors. A slice, a list or a tensor of indices gives a batch,
+    gathered at once. `torch.utils.data.DataLoader` needs no `collate_fn`. Fields that were not stored or not requested
+    are None. `extras` holds the fields that the agent and the user added.
 
-    Raises ValueError for fields that are not there in all files, and of the same kind.
+    The next observation is the observation in the environment's next row. At the end of an episode it is the episode's
+    final observation, at the end of an epoch the epoch's next observation.
+
+    Raises ValueError if the files differ in a requested field.
     """
 
     def __init__(
@@ -110,11 +112,11 @@ class Transitions(_Indexed):
 
 
 class Sequences(_Indexed):
-    """Windows of `length` transitions of one environment that follow each other, none of them across a reset.
+    """Dataset of windows of `length` consecutive transitions of one environment. No window crosses a reset.
 
-    They begin at the first transition of every episode, or of what there is of it, and at every `stride`-th one after
-    it; what is shorter than `length` is left out. An element is a `Transition` whose tensors are (L, ...). Epochs and
-    files do not interrupt an episode. Everything else is as with `Transitions`.
+    Windows begin at the first stored transition of every episode and at every `stride`-th transition after it. A rest
+    shorter than `length` is dropped. An element is a `Transition` with tensors of shape (L, ...). A window may cross
+    the borders of epochs and files. Otherwise the class behaves like `Transitions`.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Sequences(_Indexed):
         episodes: tuple[np.ndarray, ...] | None = None,
     ) -> None:
         if length < 1 or stride < 1:
-            raise ValueError(f"sequences({length=}, {stride=}): give numbers above 0")
+            raise ValueError(f"sequences({length=}, {stride=}): both must be positive")
         super().__init__(contents, length, fields, episodes)
         self._stride = stride
 
@@ -136,17 +138,17 @@ class Sequences(_Indexed):
 
 
 def to_torch(tree: Any) -> Any:
-    """A tree of arrays, such as `run.trajectory(3).fields`, as tensors that share no memory with it."""
+    """Copy a tree of arrays, such as `run.trajectory(3).fields`, to torch tensors."""
     return map_tree(lambda array: torch.from_numpy(np.array(array)), tree)
 
 
 def to_tensordict(transition: Transition) -> Any:
-    """A batch as a `TensorDict` laid out as TorchRL's are: `("next", "observation")`, `("next", "reward")`, ...
+    """Convert a batch to a `TensorDict` in TorchRL's layout: `("next", "observation")`, `("next", "reward")`, ...
 
-    Raises ImportError where tensordict is not installed.
+    Raises ImportError if tensordict is not installed.
     """
     try:
-        from tensordict import TensorDict  # pyright: ignore[reportMissingImports]  # may be missing: TensorDict is asked for by name
+        from tensordict import TensorDict  # pyright: ignore[reportMissingImports]  # optional dependency
     except ImportError as error:
         raise ImportError("to_tensordict needs tensordict: pip install tensordict") from error
     ends = {name: getattr(transition, name) for name in ("reward", "terminated", "truncated")}
@@ -154,7 +156,7 @@ def to_tensordict(transition: Transition) -> Any:
     if ends["terminated"] is not None and ends["truncated"] is not None:
         following["done"] = ends["terminated"] | ends["truncated"]
     known = {"observation": transition.observation, "action": transition.action, **transition.extras}
-    # there rewards and ends have a dimension of their own
+    # in TorchRL, rewards and end flags have a trailing dimension of size 1
     following = {
         k: v.unsqueeze(-1) if isinstance(v, Tensor) and k != "observation" else v for k, v in following.items()
     }
@@ -163,16 +165,15 @@ def to_tensordict(transition: Transition) -> Any:
 
 
 class Streams(Transitions):
-    """`Transitions` in another order: all of environment 0 in the order of time, then all of environment 1, and so on.
+    """`Transitions` sorted by environment: all of environment 0 in chronological order, then environment 1, and so on.
 
-    Transitions of one environment follow each other, which n-step returns need. The fields are those
-    that agents learn from.
+    n-step returns need this order. The fields are those that agents learn from.
     """
 
     FIELDS = ("observation", "action", "reward", "terminated", "truncated")
 
     def __init__(self, transitions: Transitions) -> None:
-        """Raises ValueError if a file does not have these fields, or has fields of another shape."""
+        """Raises ValueError if a file lacks one of these fields, or has it in another shape."""
         super().__init__(transitions._contents, self.FIELDS, transitions._episodes)
 
     @functools.cached_property

@@ -1,9 +1,11 @@
-"""The folder of a run: whose it is, which trajectory files are in it, and what is moved aside.
+"""The folder of a run: create it, list its trajectory files, and move files aside.
 
-runs/<name>/
-  trajectories/000001-000128.h5       epochs 1 to 128
-  trajectories/000129-part-02.h5      the second part of epoch 129, too large for one file
-  aside/epoch-000100/                 what is newer than the checkpoint that a resumed run went on from
+Layout::
+
+    runs/<name>/
+      trajectories/000001-000128.h5     epochs 1 to 128
+      trajectories/000129-part-02.h5    second part of epoch 129, which is too large for one file
+      aside/epoch-000100/               files newer than the checkpoint from which a run was resumed
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 
 class Cut(NamedTuple):
-    """A file of rows, some of which are to be moved."""
+    """File whose rows are moved aside, all or some of them."""
 
     path: Path
-    stays: bytes | None  # what the file shall be; None where nothing of it stays
-    moves: bytes  # the others, a file of the same kind
+    stays: bytes | None  # new content of the file; None removes it
+    moves: bytes  # content of the file in `aside/`
 
 
 def file_name(first: int, last: int, part: Part) -> str:
-    """The name of the file of those epochs, or of a part of the first."""
+    """Return the name of the file for the epochs `first` to `last`, or for a part of epoch `first`."""
     return f"{first:06d}-{last:06d}.h5" if part.total == 1 else f"{first:06d}-part-{part.number:02d}.h5"
 
 
@@ -51,28 +53,28 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def files_of(folder: Path, epoch: int) -> list[Path]:
-    """The files that hold that epoch and no other: one, its parts, or none."""
+    """Return the files that hold only that epoch: one file, its parts, or none."""
     return [path for path in list_files(folder) if _order(path)[:2] == (epoch, epoch)]
 
 
 def is_whole(folder: Path, epoch: int) -> bool:
-    """Whether that epoch is in files of its own. Parts of it are removed from the first one on."""
+    """Return whether that epoch is complete in separate files. Removing an epoch removes its first part first."""
     found = files_of(folder, epoch)
     return bool(found) and _order(found[0])[2] <= 1
 
 
 def claim(path: Path, exist: str) -> Path:
-    """Make the folder of a run, and clear it of what dead processes left; returns the folder that was taken.
+    """Create or enter the folder of a run, and remove the temporary files of dead processes.
 
-    `exist` says what to do about one that is there: see `HDF5Store`. Raises StoreError.
+    Returns the folder that is used. `exist` decides about an existing folder: see `HDF5Store`. Raises StoreError.
     """
     if exist not in ("error", "resume", "new"):
-        raise ValueError(f"exist={exist!r}: give 'error', 'resume' or 'new'")
+        raise ValueError(f"exist={exist!r}: must be 'error', 'resume' or 'new'")
     try:
         if path.is_file():
-            raise StoreError(f"{path}: is a file, and a store needs a folder; give another path, such as runs/mine")
+            raise StoreError(f"{path}: is a file; a store needs a folder, such as runs/mine")
         if exist == "error" and path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise StoreError(f"{path}: exists; exist='resume' goes on with it, exist='new' takes the next free name")
+            raise StoreError(f"{path}: exists; exist='resume' continues the run, exist='new' takes the next free name")
         folder = _make_fresh(path) if exist == "new" else path
         inside(folder, TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         for changed in (folder.parent, folder):
@@ -81,16 +83,19 @@ def claim(path: Path, exist: str) -> Path:
         places = (folder, folder / TRAJECTORIES, *aside)
         removed = [path for place in places for path in remove_leftovers(place)]
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made or entered: {reason_of(error)}") from error
+        raise StoreError(f"{path}: cannot be created or opened: {reason_of(error)}") from error
     if folder != path:
-        logger.warning("%s exists; this run goes to %s", path, folder)
+        logger.warning("%s exists; this run is stored in %s", path, folder)
     if removed:
-        logger.warning("%s: removed %d unfinished file(s) of processes that are gone", folder, len(removed))
+        logger.warning("%s: removed %d unfinished file(s) of dead processes", folder, len(removed))
     return folder
 
 
 def first_epoch(run: Path) -> int | None:
-    """The first epoch that ended in that folder, a later one of a run begun elsewhere; None where nobody can tell."""
+    """Return the first epoch of the run in that folder, or None if it is unknown.
+
+    It is above 1 if the run was begun in another folder.
+    """
     every, best = kept_by(run)
     files = [_order(path)[0] for path in list_files(inside(run, TRAJECTORIES))]
     if best is not None or not files:
@@ -99,14 +104,14 @@ def first_epoch(run: Path) -> int | None:
 
 
 def epochs_of(path: Path) -> tuple[int, int]:
-    """Return the first and the last epoch of a trajectory file, by its name."""
+    """Return the first and the last epoch of a trajectory file, as its name gives them."""
     return _order(path)[:2]
 
 
 def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
-    """Return the epochs among `epochs`, up to `last`, that the store keeps and that no trajectory file holds.
+    """Return the epochs among `epochs`, up to `last`, that the store should have kept but no trajectory file holds.
 
-    Looks at the names of the files only. A store that keeps the best epochs may have dropped any.
+    Only the names of the files are read. Returns an empty list for a store that keeps the best epochs.
     """
     every, best = kept_by(run)
     if best is not None or not every:
@@ -129,19 +134,19 @@ def spans_of(numbers: Sequence[int]) -> str:
 
 
 def newer_files(run: Path, after: int) -> list[Path]:
-    """The trajectory files with epochs newer than `after`. Raises StoreError where one has older ones as well."""
+    """Return the trajectory files with epochs newer than `after`. Raises StoreError if one also has older epochs."""
     newer = [path for path in list_files(inside(run, TRAJECTORIES)) if _order(path)[1] > after]
     if any(_order(path)[0] <= after for path in newer):
-        raise StoreError(f"{newer[0]}: does not end at epoch {after}, where this run goes on; move it away by hand")
+        raise StoreError(f"{newer[0]}: does not end at epoch {after}, after which this run continues; move it by hand")
     return newer
 
 
 def move_aside(
     run: Path, files: Sequence[Path], name: str, cuts: Sequence[Cut] = (), shared: Sequence[Path] = ()
 ) -> None:
-    """Move files of a run, and rows of files, to a fresh folder `aside/<name>/`; nothing is deleted.
+    """Move files of a run, and rows of files, to a new folder `aside/<name>/`. Nothing is deleted.
 
-    What is `shared` with files that stay is there afterwards too, in a folder of the name that it is in.
+    Files in `shared`, which files that stay also need, are linked or copied to a subfolder named like their folder.
 
     Raises StoreError.
     """
@@ -149,17 +154,17 @@ def move_aside(
         return
     try:
         aside = _make_fresh(inside(run, ASIDE) / name)
-        for cut in cuts:  # first there, then no longer here
+        for cut in cuts:  # write the moved rows before they are removed here
             write_whole(aside / cut.path.name, cut.moves)
             if cut.stays is None:
                 cut.path.unlink()
             else:
                 write_whole(cut.path, cut.stays)
-        for path in shared:  # before those that need it
+        for path in shared:  # before the files that need them
             (aside / path.parent.name).mkdir(exist_ok=True)
             _link(path, aside / path.parent.name / path.name)
         for path in files:
-            same = (aside / path.name).exists()  # the best checkpoint may be among the others, too
+            same = (aside / path.name).exists()  # the best checkpoint may have the name of another one
             path.rename(aside / (f"{path.parent.name}-{path.name}" if same else path.name))
         for changed in {
             aside,
@@ -178,19 +183,19 @@ def move_aside(
 def _link(path: Path, other: Path) -> None:
     try:
         os.link(path, other)
-    except OSError:  # not every file system has links
+    except OSError:  # some file systems have no hard links
         write_whole(other, read_file(path, LARGEST))
 
 
 def _order(path: Path) -> tuple[int, int, int]:
-    """First epoch, last epoch and part, by the name."""
+    """Return first epoch, last epoch and part, as the name gives them."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, path
     return int(match[1]), int(match[2] or match[1]), int(match[3] or 0)
 
 
 def _make_fresh(path: Path) -> Path:
-    """Make the folder `path`, or `path-2`, `path-3`, ...: the first that is not there."""
+    """Create the first of the folders `path`, `path-2`, `path-3`, ... that does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
     while True:

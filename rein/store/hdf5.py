@@ -1,7 +1,7 @@
 """Store that writes trajectories to immutable HDF5 files of about 64 MiB.
 
-`Files` gathers epochs in memory until a file is full. A thread then composes the file and writes it, whole or not at
-all (`rein.store.format.sealed`). Data is safe from any crash once `flush` has returned, and any viewer opens it.
+`Files` collects epochs in memory until a file is full. A thread then composes the file and writes it atomically
+(`rein.store.format.sealed`). Data survives any crash once `flush` has returned. Any HDF5 viewer opens the files.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ logger = logging.getLogger("rein")
 
 
 class HDF5Store:
-    """Keeps every epoch in `path/trajectories/000001-000128.h5` and so on; `path` is the folder of the run.
+    """Store that writes the epochs of a run to `path/trajectories/000001-000128.h5` and further files.
 
-    A file is closed by bytes of data, by number of epochs or by seconds since its first epoch, whichever comes first,
-    and by `flush`. An epoch larger than `max_bytes` is cut by rows. `append` copies what it is given, waits only when
-    more than `max_bytes` wait for the disk, and raises what went wrong in the meantime.
+    A file ends when it reaches `max_bytes`, `max_epochs` or `max_seconds`, and at `flush`. An epoch larger than
+    `max_bytes` is split by rows. `append` copies the trajectory and returns; it blocks only while more than `max_bytes`
+    are queued for the disk. It raises errors of earlier writes.
 
     Args:
-        path: the folder of the run, created with its parents. `~` is expanded, and a relative path is resolved now.
-        exist: what to do when it is there already: "error"; "resume", go on with it (it may also be missing); "new",
-            take the next free name, `runs/cartpole-2`. The attribute `path` says which folder is used.
-        fields: names of the fields to keep; all of them by default. Without `observation`, no next and final ones.
-            `valid`, which says what the others are, is kept in any case.
-        every: keep epochs n, 2n, 3n, ...; 0 keeps none, as for a run of which only evaluations are to be kept.
-        keep_best: how many epochs to keep, by which metric, and whether it is best at its "min" or "max", as in
-            `(5, "episode_return", "max")`. Each is in a file of its own, removed when a better one has taken its place.
+        path: folder of the run, created with its parents. `~` is expanded, and a relative path is resolved immediately.
+        exist: action if the folder exists: "error" raises StoreError, "resume" continues the run (the folder may also
+            be missing), "new" uses the next free name, such as `runs/cartpole-2`. See the attribute `path`.
+        fields: names of the fields to keep; by default all fields. Without `observation`, next and final observations
+            are dropped too. `valid` is always kept.
+        every: keep epochs n, 2n, 3n, ...; 0 keeps none, for example if only evaluations are to be kept.
+        keep_best: number of epochs to keep, metric, and "min" or "max", such as `(5, "episode_return", "max")`. Each
+            epoch is in a separate file, which is removed when a better epoch replaces it.
         max_bytes: bytes of data in a file, before compression. A file has at most 4,194,304 rows of all environments.
         max_epochs: epochs in a file.
-        max_seconds: how long an epoch may wait to be written.
+        max_seconds: maximum seconds from the first epoch of a file until the file is written.
 
     Raises:
-        StoreError: the folder exists, another process writes to it, or something cannot be written: with
-            the path and the system's reason.
-        ValueError: an argument or a trajectory makes no sense, or an epoch comes twice.
+        StoreError: the folder exists, another process writes to it, or a write fails. The message has the path and the
+            reason.
+        ValueError: an argument or a trajectory is invalid, or an epoch is appended twice.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class HDF5Store:
         max_seconds: float = 60.0,
     ) -> None:
         if min(max_bytes, max_epochs, max_seconds) <= 0:
-            raise ValueError(f"HDF5Store({max_bytes=}, {max_epochs=}, {max_seconds=}): give numbers above 0")
+            raise ValueError(f"HDF5Store({max_bytes=}, {max_epochs=}, {max_seconds=}): all must be positive")
         if fields is not None and (isinstance(fields, str) or not fields):
-            raise ValueError(f"HDF5Store(fields={fields!r}): give a list of names, or None for all fields")
+            raise ValueError(f"HDF5Store(fields={fields!r}): must be a list of names, or None for all fields")
         self._selection = Selection(every, keep_best)
         self._config: dict[str, Any] = dict(
             path=str(path),
@@ -119,7 +119,7 @@ class HDF5Store:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor arguments as JSON."""
         return dict(self._config)
 
     @functools.cached_property
@@ -128,9 +128,9 @@ class HDF5Store:
         return Checkpoints(inside(self.path, CHECKPOINTS))
 
     def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
-        """Raises ValueError where a name in the spaces of these fields, by name, is none that it can hold.
+        """Raise ValueError if the space of a kept field contains a name that HDF5 cannot store.
 
-        HDF5 takes "/" and "." for parts of a path. Fields that are not kept may be named as they like.
+        HDF5 treats "/" and "." as parts of a path.
         """
         kept = self._config["fields"]
         for field, space in spaces.items() if self._config["every"] else ():
@@ -138,34 +138,34 @@ class HDF5Store:
                 check_names(space, field)
 
     def begin(self, epochs: int) -> None:
-        """A run begins, or goes on, that has had so many epochs; asked before anything in the folder is changed.
+        """Check the store for a run that has ended `epochs` epochs, before anything in the folder is changed.
 
-        Raises ValueError where the store holds more, which another loop gave it.
+        Raises ValueError if the store holds later epochs, which another loop has appended.
         """
         self._check_open()
         if self._last_epoch > epochs:
             raise ValueError(
-                f"{self.path}: it holds {self._last_epoch} epochs of another loop, and this one has had {epochs}: go "
-                "on with that one, loop.run(epochs=...), or give this one a store of its own, HDF5Store(path, 'new')"
+                f"{self.path}: holds {self._last_epoch} epochs of another loop, but this loop has ended {epochs}; "
+                "continue the other loop with loop.run(epochs=...), or use a new store, HDF5Store(path, 'new')"
             )
         if self._resumes and newer_files(self.path, epochs):
             logger.warning(
-                "%s: this run begins anew, and what is there of an earlier one goes to %s/; to go on with that one, "
+                "%s: this run starts over, and files of the earlier run are moved to %s/; to continue the earlier run, "
                 "call rein.resume(loop, path) before loop.run()",
                 self.path,
                 ASIDE,
             )
 
     def append(self, trajectory: Trajectory) -> None:
-        """Take in one epoch, if it is one of those to be kept; the caller may reuse its memory at once."""
+        """Append a copy of one epoch if the store keeps it."""
         self._check_open()
         if trajectory.epoch <= self._last_epoch:
             raise ValueError(
-                f"{self.path}: epoch {trajectory.epoch} after epoch {self._last_epoch}; a store keeps one run"
+                f"{self.path}: epoch {trajectory.epoch} after epoch {self._last_epoch}; a store holds one run"
             )
         wanted = self._selection.wants(trajectory)
         copy = to_host(trajectory, self._config["fields"]) if wanted else None
-        if self._resumes:  # nobody loaded a state: the run begins anew, over files of the one before
+        if self._resumes:  # no state was loaded: the run starts over in the folder of an earlier one
             self._set_aside(after=trajectory.epoch - 1)
             self._resumes = False
         if copy is not None:
@@ -175,41 +175,41 @@ class HDF5Store:
         self._last_epoch = trajectory.epoch
 
     def flush(self) -> None:
-        """Finish the open file, even a small one; on return everything appended is safe."""
+        """Write the open file, even if it is small. All appended epochs are safe on the disk when this returns."""
         self._check_open()
         self._files.flush()
 
     def close(self) -> None:
-        """Flush and end the writer's thread; may be called twice. Raises StoreError if something was not written."""
+        """Flush and end the writer's thread. A second call does nothing. Raises StoreError if a write failed."""
         if self._finalizer.detach():
             if warning := self._selection.warning:
                 logger.warning("%s: %s", self.path, warning)
             try:
-                self.checkpoints.close()  # first: the files let go of the lock on the folder
+                self.checkpoints.close()  # before `_files`, which releases the lock on the folder
             finally:
                 self._files.close()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
-        """Write `run.json` in the run's folder; trajectory files from now on carry the same, for it may get lost.
+        """Write `run.json` in the run's folder. Later trajectory files contain a copy of it.
 
-        Raises TypeError for what cannot be written as JSON; numbers of numpy's can.
+        Raises TypeError for values that cannot be converted to JSON. NumPy numbers can.
         """
         text = json.dumps(info, indent=2, default=_plain)
         write_whole(self.path / "run.json", (text + "\n").encode())
         self._files.run = text
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the files go. Flushes first: what a checkpoint counts on must be safe before it."""
+        """Return the last epoch and the best epochs. Flushes first, because a checkpoint relies on these files."""
         self.flush()
         best = self._selection.state()
         return {"epoch": self._last_epoch, **({} if best is None else {"best": best})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the epoch of `state`; files with newer ones are moved to `aside/`, never deleted."""
+        """Continue after the epoch of `state`. Files with newer epochs are moved to `aside/`, never deleted."""
         self.flush()
         epoch = int(state["epoch"])
         self._set_aside(after=epoch)
-        # some may have lost their places since, to one that comes again
+        # some of the best epochs may have been replaced since by an epoch that the run will repeat
         self._selection.load(state.get("best"), lambda number: is_whole(self._files.folder, number))
         self._last_epoch, self._resumes = epoch, False
 
@@ -226,41 +226,41 @@ class HDF5Store:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: a number of numpy's becomes Python's."""
+    """Convert a NumPy number to a Python number. Raises TypeError for other values that JSON does not support."""
     for kind, plain in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
         if isinstance(value, kind):
             return plain(value)
-    what = f"{type(value).__name__} {value!r}"
-    raise TypeError(f"{what:.100} cannot be written to run.json: a part's `config` holds numbers, strings and lists")
+    text = f"{type(value).__name__} {value!r}"
+    raise TypeError(f"{text:.100} cannot be written to run.json: `config` must hold numbers, strings and lists")
 
 
 class _Epoch(NamedTuple):
-    """One that waits, and its size in bytes."""
+    """Queued epoch and its size in bytes."""
 
     trajectory: Trajectory
     size: int
 
 
 class Files:
-    """Takes epochs in memory and writes them to `folder`; `alone`, each to a file of its own, which may be removed."""
+    """Collects epochs in memory and writes them to `folder`. With `alone`, each epoch gets a separate file."""
 
     def __init__(self, folder: Path, max_bytes: int, max_epochs: int, max_seconds: float, alone: bool) -> None:
         self.folder = folder
         self._alone = alone
         self.run: str | None = None
-        self._in_use = Lock(folder.parent)  # as long as a thread may write there, even when nobody closes the store
+        self._in_use = Lock(folder.parent)  # held as long as a thread may write, even if the store is never closed
         self._limits = max_bytes, max_epochs, max_seconds
-        self._lock = threading.RLock()  # over what follows: the writer's thread takes epochs that have grown old
+        self._lock = threading.RLock()  # guards the attributes below: the writer's thread takes epochs that are due
         self._epochs: list[_Epoch] = []
         self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
         self._memory = Memory()
         self._writer = Writer(max_bytes, self._write_old, interval=min(max_seconds, 60.0) / 4)
-        atexit.register(self.close)  # what nobody closes is not lost; called before h5py's own, which came earlier
+        atexit.register(self.close)  # saves the epochs of a store that is never closed; runs before h5py's exit handler
 
     def append(self, trajectory: Trajectory) -> None:
-        """Add an epoch to the file, or to the next one where it does not fit."""
+        """Add an epoch to the open file, or to a new file if it does not fit."""
         self._writer.check()
         size, rows, mine = size_of(trajectory), rows_of(trajectory), structure(trajectory)
         max_bytes, max_epochs, max_seconds = self._limits
@@ -282,23 +282,23 @@ class Files:
             self._submit()
 
     def remove(self, epoch: int) -> None:
-        """Keep that epoch no longer, whether it is in a file already or not."""
+        """Drop that epoch, whether it is already in a file or still in memory."""
         with self._lock:
             stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)
             self._epochs, self._size = stay, sum(held.size for held in stay)
             self._rows = sum(rows_of(held.trajectory) for held in stay)
-        if not waited:  # it is in a file, or will be when the thread gets there
-            self._submit()  # first what takes its place
+        if not waited:  # the epoch is in a file, or queued for one
+            self._submit()  # write the epoch that replaces it first
             self._writer.submit(functools.partial(self._remove, epoch), 0)
 
     def flush(self) -> None:
-        """Return when every epoch is in a finished file."""
+        """Wait until every epoch is in a finished file."""
         self._submit()
         self._writer.wait()
 
     def close(self) -> None:
-        """Flush, and end the thread."""
+        """Flush and end the thread."""
         atexit.unregister(self.close)
         try:
             if self._writer.works:
@@ -307,11 +307,11 @@ class Files:
             try:
                 self._writer.close()
             finally:
-                self._memory = Memory()  # as large as a file, and of no use any more
+                self._memory = Memory()  # frees as much memory as a file takes
                 self._in_use.release()
 
     def release(self) -> None:
-        """Close without waiting: the garbage collector calls it from any thread, which may hold HDF5's own lock."""
+        """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
         if self._writer.works:
             self._submit(wait=False)
             self._writer.submit(functools.partial(atexit.unregister, self.close), 0, wait=False)
@@ -340,11 +340,11 @@ class Files:
         first, last = epochs[0].epoch, epochs[-1].epoch
         path = self.folder / file_name(first, last, part)
         if path.exists():
-            raise StoreError(f"{path}: is there already; is another process writing to this run?")
+            raise StoreError(f"{path}: exists already; is another process writing to this run?")
 
         try:
             content = compose_trajectories(epochs, part, self.run, self._memory)
-        except Exception as error:  # h5py raises many kinds; each says which epochs
+        except Exception as error:  # h5py raises many kinds of errors
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)
 
@@ -354,5 +354,5 @@ class Files:
                 os.unlink(path)
             sync_folder(self.folder)
         except OSError as error:
-            gone = f"epoch {epoch} is no longer wanted, but cannot be removed"
-            raise StoreError(f"{self.folder}: {gone}: {reason_of(error)}") from error
+            message = f"epoch {epoch} was replaced by a better one but cannot be removed"
+            raise StoreError(f"{self.folder}: {message}: {reason_of(error)}") from error

@@ -1,4 +1,4 @@
-"""A trajectory as stores keep it: numpy arrays of their own in host memory, checked, rows that are no data blanked.
+"""Copy trajectories to NumPy arrays in host memory, check them, and blank the rows that are not valid.
 
 Shapes: T steps, N environments, E episodes.
 """
@@ -32,15 +32,15 @@ _EPISODE_TYPES = dict(
 
 
 def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Trajectory:
-    """A copy that shares no memory with `trajectory`, of the fields called `names` (all of them by default).
+    """Copy a trajectory, with the fields called `names` or all fields. The copy shares no memory with `trajectory`.
 
     Half precision becomes float32. Rows that are not `valid` become NaN, 0 or False. Without the field `observation`,
-    next and final observations are left out too. Raises ValueError naming the field that cannot be stored.
+    next and final observations are dropped too. Raises ValueError with the name of a field that cannot be stored.
     """
     fields = _chosen(trajectory.fields, names)
     lead_TN = next((tuple(leaf.shape[:2]) for _, leaf in leaves(fields) if hasattr(leaf, "shape")), (0, 0))
     if len(lead_TN) != 2:
-        raise ValueError(f"a field of a trajectory is (T, N, ...); the first of {list(fields)} begins with {lead_TN}")
+        raise ValueError(f"fields must be (T, N, ...); the first of {list(fields)} has the leading shape {lead_TN}")
     arrays: list[np.ndarray] = []
     copies = _copy(fields, "", lead_TN, arrays)
     if arrays and "valid" in trajectory.fields:
@@ -58,18 +58,18 @@ def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Tra
 
 
 def check_names(space: Space[Any], path: str) -> None:
-    """Raises ValueError where `space` has a part with a name that cannot be stored; `path` is what its values are."""
+    """Raise ValueError if a part of `space` has a name that cannot be stored. `path` is the name of the field."""
     for name, inner in (children(space) or {}).items():
         try:
             _checked(name, path)
         except ValueError as error:
-            advice = "rename it in a wrapper of the environment, or flatten observations, with FlattenObservation"
+            advice = "rename it with an environment wrapper, or flatten observations with FlattenObservation"
             raise ValueError(f"{error}; {advice}") from None
         check_names(inner, f"{path}.{name}")
 
 
 def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mapping[str, Tree]:
-    if names is None or not fields:  # an epoch whose body was skipped has no fields at all
+    if names is None or not fields:  # an epoch whose body was skipped has no fields
         return fields
     if missing := [name for name in names if name not in fields]:
         raise ValueError(f"fields={list(names)}: the trajectory has no {missing}; it has {list(fields)}")
@@ -77,7 +77,7 @@ def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mappin
 
 
 def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray]) -> Any:
-    """The same tree of fresh arrays, which are added to `arrays` too; all of them must begin with the shape `lead`."""
+    """Copy a tree of arrays with the leading shape `lead`. The copies are also appended to `arrays`."""
     if tree is None:
         return None
     if isinstance(tree, Mapping):
@@ -87,7 +87,7 @@ def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray])
         }
     array = _array(tree, path)
     if array.shape[: len(lead)] != lead:
-        raise ValueError(f"{path} is {array.shape}, and must begin with {lead} as the other fields do")
+        raise ValueError(f"{path} has shape {array.shape}; it must begin with {lead} like the other fields")
     arrays.append(array)
     return array
 
@@ -102,9 +102,9 @@ def _array(value: Any, path: str) -> np.ndarray:
         native = value.dtype.newbyteorder("=")
         array = np.array(value, np.float32 if native == np.float16 else native, order="C")
     else:
-        raise ValueError(f"{path} is a {type(value).__name__}; give tensors, or (nested) dictionaries of tensors")
+        raise ValueError(f"{path} is a {type(value).__name__}; it must be a tensor or a (nested) dictionary of tensors")
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise ValueError(f"{path} is of type {array.dtype}; only booleans, integers and floats can be stored")
+        raise ValueError(f"{path} has dtype {array.dtype}; only booleans, integers and floats can be stored")
     return array
 
 
@@ -125,7 +125,7 @@ def _column(values: Any, name: str, kind: Any) -> np.ndarray:
 def _checked(name: Any, path: str) -> Any:
     if not isinstance(name, str) or not name or name[0] == "." or "/" in name or "\0" in name:
         where = f" in {path}" if path else ""
-        raise ValueError(f"the field name {name!r}{where}: give text without '/', and without '.' at its beginning")
+        raise ValueError(f"invalid field name {name!r}{where}: names must be text without '/' and not begin with '.'")
     return name
 
 

@@ -29,7 +29,7 @@ class _Held(NamedTuple):
 
 
 _held: dict[tuple[int, int], _Held] = {}  # by key
-_guard = threading.RLock()  # reentrant, for the garbage collector may let go of a lock at any line
+_guard = threading.RLock()  # reentrant, because the garbage collector may release a lock at any line
 
 
 class Lock:
@@ -48,12 +48,12 @@ class Lock:
             return
         with _guard:
             held = None
-            while held is None or _held.get(held.key) is not held:  # the garbage collector may let go of it meanwhile
+            while held is None or _held.get(held.key) is not held:  # the garbage collector may have released it
                 held = _share(folder)
                 try:
                     held.locks.add(id(self))
                     self._release = weakref.finalize(self, _release, held.key, id(self))
-                except BaseException:  # an interrupt; raised again
+                except BaseException:  # such as KeyboardInterrupt
                     _release(held.key, id(self))
                     raise
 
@@ -69,7 +69,7 @@ def is_locked(folder: Path) -> bool:
         return False
     descriptor = _open(folder)
     try:
-        if locked := _lock(descriptor):  # fails if this process has a lock through another descriptor, too
+        if locked := _lock(descriptor):  # also fails if this process holds a lock through another descriptor
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         return locked is None
     finally:
@@ -78,7 +78,7 @@ def is_locked(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def keep_stores_out(folder: Path) -> Iterator[None]:
-    """Let no store of any process open the folder meanwhile. Raises StoreError if one has it open."""
+    """Prevent stores of all processes from opening the folder. Raises StoreError if a store has it open."""
     if fcntl is None:
         yield
         return
@@ -86,7 +86,7 @@ def keep_stores_out(folder: Path) -> Iterator[None]:
     try:
         locked = _lock(descriptor)
         if locked is None:
-            raise StoreError(f"{folder}: a run is writing to it; try again when it has ended")
+            raise StoreError(f"{folder}: a run is writing to it; try again when the run has ended")
         try:
             yield
         finally:
@@ -114,17 +114,17 @@ def _share(folder: Path) -> _Held:
         if held is None:
             locked = _lock(descriptor)
             if locked is None:
-                advice = "end that process, or give the run another folder"
+                advice = "end that process or use another folder"
                 raise StoreError(f"{folder}: another process is writing to it; {advice}")
             held = _held[key] = _Held(key, descriptor, locked, set())
         return held
     finally:
         if held is None or held.descriptor != descriptor:
-            os.close(descriptor)  # there is one already, or something went wrong
+            os.close(descriptor)  # the entry has another descriptor, or an error occurred
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a folder. Returns None if it is locked already, and False on a file system without locks."""
+    """Lock a folder. Returns None if it is already locked, and False on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -136,12 +136,12 @@ def _release(key: tuple[int, int], lock: int) -> None:
     with _guard:
         held = _held.get(key)
         if held is None or lock not in held.locks:
-            return  # of the process that this one is a fork of
+            return  # the lock belongs to the parent of this fork
         held.locks.discard(lock)
         if not held.locks:
             del _held[key]
             try:
-                if held.locked:  # closing is not enough: a process that is just being started has the descriptor too
+                if held.locked:  # closing is not enough: a child process being started shares the descriptor
                     fcntl.flock(held.descriptor, fcntl.LOCK_UN)
             finally:
                 os.close(held.descriptor)

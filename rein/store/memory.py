@@ -1,4 +1,4 @@
-"""Trajectories in memory: for tests, notebooks and short runs."""
+"""Store that keeps trajectories in memory, for tests, notebooks and short runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rein.types import NAMED_TUPLES, Trajectory
 
 
 class MemoryStore:
-    """Keeps every epoch in the list `trajectories`, as numpy arrays of its own."""
+    """Store that keeps a copy of every epoch in the list `trajectories`, as NumPy arrays."""
 
     def __init__(self) -> None:
         self.trajectories: list[Trajectory] = []
@@ -23,46 +23,46 @@ class MemoryStore:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON: nothing."""
+        """Configuration: empty."""
         return {}
 
     def __repr__(self) -> str:
         return f"MemoryStore({len(self.trajectories)} epochs)"
 
     def begin(self, epochs: int) -> None:
-        """A run begins, or goes on, that has had so many epochs. Raises ValueError where there are more of another."""
+        """Prepare for a run that has ended `epochs` epochs. Raises ValueError if the store holds later epochs."""
         if self.trajectories and (last := self.trajectories[-1].epoch) > epochs:
             raise ValueError(
-                f"MemoryStore: it holds {last} epochs of another loop, and this one has had {epochs}: go on with that "
-                "one, loop.run(epochs=...), or give this one a store of its own"
+                f"MemoryStore: holds {last} epochs of another loop, but this loop has ended {epochs}; continue the "
+                "other loop with loop.run(epochs=...), or use a separate store for this loop"
             )
 
     def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
-        """Raises ValueError where a name in the spaces of these fields, by name, is none that it can hold."""
+        """Raise ValueError if the space of a field contains a name that cannot be stored."""
         for field, space in spaces.items():
             check_names(space, field)
 
     def append(self, trajectory: Trajectory) -> None:
-        """Take in one epoch; the caller may reuse its memory at once."""
+        """Append a copy of one epoch."""
         if self._closed:
             raise StoreError("MemoryStore: the store is closed")
         if self.trajectories and trajectory.epoch <= (last := self.trajectories[-1].epoch):
-            raise ValueError(f"MemoryStore: epoch {trajectory.epoch} after epoch {last}; a store keeps one run")
+            raise ValueError(f"MemoryStore: epoch {trajectory.epoch} after epoch {last}; a store holds one run")
         self.trajectories.append(to_host(trajectory))
 
     def flush(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Take no more epochs; what is there stays. May be called twice."""
+        """Refuse further epochs. The trajectories stay. A second call does nothing."""
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Every trajectory."""
+        """Return all trajectories."""
         return {"trajectories": [pack(map_tree(_to_tensor, trajectory)) for trajectory in self.trajectories]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold the trajectories of `state` and no others."""
+        """Replace the trajectories with those of `state`."""
         self.trajectories = [to_host(unpack(packed, NAMED_TUPLES)) for packed in state["trajectories"]]
 
 

@@ -1,9 +1,11 @@
-"""Metrics of a run in its folder: written during training, and read back.
+"""Write and read the metrics in the folder of a run.
 
-runs/<name>/
-  metrics.csv         appended, one row per ended epoch
-  evaluations.csv     appended, one row per evaluation
-  metrics.h5          both tables, opens with the learning curve; written anew from time to time
+Files::
+
+    runs/<name>/
+      metrics.csv         one row per ended epoch, appended
+      evaluations.csv     one row per evaluation, appended
+      metrics.h5          both tables, opens with the learning curve; rewritten from time to time
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from rein.store.format.sealed import compose, write_whole
 from rein.store.format.views import write_learning_curves
 from rein.store.selection import parts_of
 
-_SECONDS = 10.0  # between two writings of metrics.h5
-_SHARE = 0.01  # of a run's time that writing it may take
+_SECONDS = 10.0  # minimum seconds between two writes of metrics.h5
+_SHARE = 0.01  # maximum share of the run time spent on writing it
 
 EPOCHS, EVALUATIONS, PLOT = "metrics.csv", "evaluations.csv", "metrics.h5"
 
-_TEXT = {EPOCHS: "status", EVALUATIONS: "name"}  # the column of each that holds no numbers
+_TEXT = {EPOCHS: "status", EVALUATIONS: "name"}  # the text column of each file
 
 logger = logging.getLogger("rein")
 
@@ -46,43 +48,43 @@ class RowWriter(Protocol):
     """Protocol of objects that write rows, such as `rein.handlers.loggers.csv.CSVLogger`."""
 
     def append(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Take down one row."""
+        """Append one row."""
         ...
 
     def flush(self) -> None:
-        """Return when all rows are safe."""
+        """Wait until all rows are safe on the disk."""
         ...
 
     def close(self) -> None:
-        """Flush and let go of the file; another row opens it again."""
+        """Flush and close the file. The next row opens it again."""
         ...
 
 
 class RunMetrics:
-    """Takes down every epoch and evaluation of a loop in the folder `run`.
+    """Writes a row for every epoch and evaluation of a loop to the folder `run`.
 
-    A part of the loop without a state: how far a run is says which rows are its own, and a checkpoint flushes it. It
-    never changes the run: a file that cannot be written is reported once and left alone from then on.
+    This part of a loop has no state: the loop's counts decide which rows belong to the run, and a checkpoint flushes
+    the files. Errors never affect the run. A file that cannot be written is reported once and then no longer written.
     """
 
     def __init__(self, run: Path, epochs: RowWriter, evaluations: RowWriter) -> None:
-        """The rows go to `metrics.csv` and `evaluations.csv` in `run` by `epochs` and `evaluations`."""
+        """`epochs` writes the rows of `metrics.csv` in `run`, and `evaluations` those of `evaluations.csv`."""
         self._run = run
         self._rows = {EPOCHS: epochs, EVALUATIONS: evaluations}
         self._tables = CSVTable(run / EPOCHS), CSVTable(run / EVALUATIONS)
-        self._changed = False  # since metrics.h5 was written
+        self._changed = False  # whether rows were added since metrics.h5 was written
         self._written_at, self._cost = time.monotonic(), 0.0
         self._observes = False
-        self._warned: set[Path] = set()  # what is missing was reported for these
-        self._failed: set[str] = set()  # files that could not be written, and are left alone since
+        self._warned: set[Path] = set()  # files whose gaps were reported
+        self._failed: set[str] = set()  # files that are no longer written
 
     @property
     def config(self) -> dict[str, Any]:
-        """Nothing that a run depends on."""
+        """Configuration: empty."""
         return {}
 
     def attach(self, loop: Loop) -> None:
-        """Have the loop's epochs and evaluations taken down."""
+        """Record the epochs and evaluations of `loop`."""
 
         @loop.started.wire
         def begin(state: State) -> None:
@@ -94,10 +96,10 @@ class RunMetrics:
 
         @loop.epoch_ended.wire
         def ask(state: State) -> None:
-            state.request(add_epoch)  # at the edge: handlers of this event may still add metrics, or fail
+            state.request(add_epoch)  # runs after all handlers, which may add metrics or fail
 
         def add_epoch(state: State) -> None:
-            if state.epoch_open:  # its end was interrupted, and the next run asks again
+            if state.epoch_open:  # the end of the epoch was interrupted; the next run repeats it
                 return
             record = state.history[-1]
             self._add_epoch(record.epoch, record.status, state.clocks.as_dict(), record.metrics)
@@ -106,19 +108,19 @@ class RunMetrics:
             self._guarded(EVALUATIONS, self._add_evaluation, state)
 
     def flush(self) -> None:
-        """Return when all rows are safe; `metrics.h5` is written anew unless that has just been done."""
+        """Wait until all rows are safe on the disk. Rewrites `metrics.h5` unless it was just written."""
         for name, rows in self._rows.items():
             self._guarded(name, rows.flush)
         self._plot_if(self._is_due(0.0))
 
     def close(self) -> None:
-        """Write everything down and let go of the files; more rows open them again."""
+        """Write all rows and `metrics.h5`, and close the files. The next row opens them again."""
         self._plot_if(True)
         for name, rows in self._rows.items():
             self._guarded(name, rows.close)
 
     def _begin(self, state: State) -> None:
-        """Rows of another run that was further are moved aside, and `metrics.h5` says what is left."""
+        """Move rows of a run that had advanced further aside, and plan to rewrite `metrics.h5`."""
         files, cuts = newer_rows(self._run, state.clocks.epochs, evaluations_of(state.memory))
         move_aside(self._run, files, f"epoch-{state.clocks.epochs:06d}", cuts)
         self._tables = CSVTable(self._run / EPOCHS), CSVTable(self._run / EVALUATIONS)
@@ -128,7 +130,7 @@ class RunMetrics:
         self._written_at = time.monotonic()
 
     def _warn_of_gaps(self, epoch_K: np.ndarray, epochs: int) -> None:
-        """Warn once about rows and trajectories that are missing before the place where the run goes on."""
+        """Warn once about rows and trajectories that are missing before the epoch after which the run continues."""
         folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
         is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
         first = first_epoch(self._run) or min(epoch_K, default=epochs + 1)
@@ -138,11 +140,11 @@ class RunMetrics:
         lost = missing_epochs(self._run, epoch_K.tolist(), epochs)
         self._warn_once(self._run / TRAJECTORIES, "trajectory", lost, epochs)
 
-    def _warn_once(self, path: Path, what: str, absent: list[int], epochs: int) -> None:
+    def _warn_once(self, path: Path, kind: str, absent: list[int], epochs: int) -> None:
         if absent and path not in self._warned:
             self._warned.add(path)
-            told = f"has no {what} of epoch{'s' * (len(absent) > 1)} {spans_of(absent)}"
-            logger.warning("%s: %s; the run goes on without, after epoch %d", path, told, epochs)
+            missing = f"has no {kind} of epoch{'s' * (len(absent) > 1)} {spans_of(absent)}"
+            logger.warning("%s: %s; the run continues after epoch %d without", path, missing, epochs)
 
     def _add_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         self._guarded(EPOCHS, self._append_epoch, epoch, status, clocks, metrics)
@@ -150,14 +152,14 @@ class RunMetrics:
         self._plot_if(self._is_due(_SECONDS))
 
     def _append_epoch(self, epoch: int, status: str, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        row: dict[str, Any] = {"epoch": epoch, "status": status, **_told(clocks)}
+        row: dict[str, Any] = {"epoch": epoch, "status": status, **_clock_columns(clocks)}
         row |= {f"{name}_metric" if name in row else name: value for name, value in metrics.items()}
         self._rows[EPOCHS].append(row)
 
     def _add_evaluation(self, state: State) -> None:
         found: Mapping[str, Any] = state.memory["evaluations"]
         row = {"evaluation": found["number"], "name": found["name"], "epoch": state.epoch}
-        row |= _told(state.clocks.as_dict())  # whose `episodes` are those of training
+        row |= _clock_columns(state.clocks.as_dict())  # the column `episodes` counts training episodes
         row |= {"return": found["return"], "length": found["length"], "played": found["episodes"]}
         row |= {name: found[name] for name in ("return_std", "return_min", "return_max") if name in found}
         self._rows[EVALUATIONS].append(row)
@@ -184,39 +186,39 @@ class RunMetrics:
         except (StoreError, OSError) as error:
             self._failed.add(name)
             path, reason = self._run / name, str(error).removeprefix(f"{self._run / name}: ")
-            logger.error("%s: is no longer written; the run goes on: %s", path, reason)
-        except Exception:  # no error of these files may end the run
+            logger.error("%s: is no longer written; the run continues: %s", path, reason)
+        except Exception:  # errors of these files must not end the run
             self._failed.add(name)
-            logger.exception("%s: is no longer written; the run goes on", self._run / name)
+            logger.exception("%s: is no longer written; the run continues", self._run / name)
 
 
-def _told(clocks: Mapping[str, float]) -> dict[str, float]:
-    """The clocks but for `epochs`, which the column `epoch` says."""
+def _clock_columns(clocks: Mapping[str, float]) -> dict[str, float]:
+    """Return the clocks without `epochs`, which is the column `epoch`."""
     return {name: round(value, 6) for name, value in clocks.items() if name != "epochs"}
 
 
 class CSVTable:
-    """The columns of a file that grows; `refresh` reads what was appended since the last time.
+    """Columns of a growing CSV file. `refresh` reads the rows that were appended since the last call.
 
-    A file that is not there has no columns; a torn last line is left for the next time. A cell that should hold a
-    number and does not, for somebody may have edited the file, is NaN.
+    A missing file has no columns. An incomplete last line is left for the next call. An invalid number in a cell, for
+    example after manual edits, reads as NaN.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: tuple[int, int] | None = None  # which file was read
+        self._file: tuple[int, int] | None = None  # device and inode of the file that was read
         self._header = b""
         self._position = 0
         self._columns: dict[str, Any] = {}  # name -> array of numbers, or list of texts
 
     def refresh(self) -> dict[str, np.ndarray]:
-        """Every column: float64, or bytes where it holds text."""
+        """Return all columns: arrays of float64, or of bytes for the text column."""
         if not is_regular(self._path):
             return {}
         with open_file(self._path, limit=TEXT) as file:
             status, header = os.fstat(file.fileno()), file.readline()
             same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._position
-            if not same or header != self._header:  # it was replaced, as it is for another column
+            if not same or header != self._header:  # the file was replaced, for example to add a column
                 self._file = status.st_dev, status.st_ino
                 self._header, self._position = header, len(header)
                 names = cells_of(header) if header.endswith(b"\n") else []
@@ -242,17 +244,17 @@ def awaits_epoch(path: Path) -> bool:
 
 
 def evaluations_of(memory: Any) -> int:
-    """How many evaluations a run has had, by its state's `memory`, which may come from a file."""
+    """Return the number of evaluations in `memory` of a run's state, which may come from a file."""
     latest = memory.get("evaluations") if isinstance(memory, Mapping) else None
     number = latest.get("number") if isinstance(latest, Mapping) else None
     return number if type(number) is int else 0
 
 
 def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], list[Cut]]:
-    """What a run that stands after so many epochs and evaluations must move aside: files, and rows of files.
+    """Return the files and rows that a run with these counts of epochs and evaluations must move aside.
 
-    The plot is moved along with any row, because it shows those rows. Damaged rows, which have no number in the column
-    that counts them, are moved too. A file without that column is moved whole.
+    `metrics.h5` is moved along with any row because it shows the row. Damaged rows, without a number in the column that
+    counts them, are moved too. A file without that column is moved completely.
     """
     limits = {EPOCHS: ("epoch", epochs), EVALUATIONS: ("evaluation", evaluations)}
     cuts = [cut for name, (key, last) in limits.items() for cut in _cut(run / name, key, last)]
@@ -261,7 +263,7 @@ def newer_rows(run: Path, epochs: int, evaluations: int) -> tuple[list[Path], li
 
 
 def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
-    """Yield the file without the rows that are damaged or whose `key` is above `last`, and these; else nothing."""
+    """Yield the cut that moves the rows that are damaged or whose `key` is above `last`, if there are any."""
     try:
         content = read_file(path) if is_regular(path) else b""
     except OSError as error:
@@ -272,12 +274,12 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
         return
     names = cells_of(header)
     if key not in names:
-        logger.warning("%s: has no column %r: all of it is moved aside", path, key)
+        logger.warning("%s: has no column %r; the whole file is moved aside", path, key)
         yield Cut(path, None, content)
         return
     numbers = [_count(cells_of(row), names.index(key)) for row in rows]
     if damaged := numbers.count(None):
-        logger.warning("%s: %d damaged row(s) without a number in the column %r are moved aside", path, damaged, key)
+        logger.warning("%s: moving %d damaged row(s) without a number in the column %r aside", path, damaged, key)
     newer = [number is None or number > last for number in numbers]
     if any(newer):
         stays = [row for row, goes in zip(rows, newer, strict=True) if not goes]
@@ -286,7 +288,7 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
 
 
 def cells_of(line: bytes) -> list[str]:
-    """Return the cells of a line of a CSV file; none for a damaged line, with a NUL or a cell beyond csv's limit."""
+    """Return the cells of a line of a CSV file; none if it has a NUL or a cell beyond the limit of `csv`."""
     if b"\0" in line:
         return []
     try:
@@ -295,9 +297,9 @@ def cells_of(line: bytes) -> list[str]:
         return []
 
 
-def _count(cells: list[str], where: int) -> int | None:
+def _count(cells: list[str], column: int) -> int | None:
     try:
-        return int(cells[where])
+        return int(cells[column])
     except (ValueError, IndexError):
         return None
 

@@ -1,7 +1,7 @@
 """Read the trajectories of a run as NumPy arrays or torch tensors.
 
 The hash of a file is checked before the file is read, and files are read when their data is first used. All files of a
-run appear as one: tables and fields are joined, and the parts of an epoch that was split are put together.
+run appear as one: tables and fields are joined, and the parts of a split epoch are merged.
 
 Shapes: R rows of all epochs, T steps of an epoch, N environments, K epochs, E episodes, L transitions of an episode.
 """
@@ -41,27 +41,30 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path, *, follow: bool = False) -> Run:
-    """Open the trajectories of a run folder, or one file. Raises StoreError if there are none or a header is wrong.
+    """Open the trajectories of a run folder, or one trajectory file.
 
-    With `follow` the run may still be writing, even its first file: iterating over it continues with files that were
-    finished meanwhile, as `refresh` does.
+    With `follow`, the run may still be writing, even its first file. Iteration then continues with files that are
+    finished meanwhile, as with `refresh`. Raises StoreError if no file exists or a header is invalid.
     """
     return Run(absolute(path), follow=follow)
 
 
-def _why_none(path: Path) -> str:
+def _no_files_message(path: Path) -> str:
     if not path.exists():
-        return f"{path}: no trajectories there, since it does not exist; give the folder of a run, or one of its files"
+        return f"{path}: no trajectories, because the path does not exist; give the folder of a run or one of its files"
     if (path / "run.json").exists() or (path / TRAJECTORIES).is_dir():
         return (
-            f"{path}: no trajectories there yet: no file is finished; open it after the first epochs, or with "
+            f"{path}: no trajectories yet: no file is finished; open the run after the first epochs, or use "
             "open_run(path, follow=True)"
         )
-    return f"{path}: no trajectories there; give the folder of a run, or a file of its trajectories/"
+    return f"{path}: no trajectories; give the folder of a run, or a file of its folder trajectories/"
 
 
 class Run:
-    """The files of a run that were finished when it was opened or last refreshed; `path` is its folder, or one file."""
+    """Finished trajectory files of a run. `path` is the folder of the run, or one file.
+
+    The files are those that were finished when the run was opened or last refreshed.
+    """
 
     def __init__(self, path: Path, *, follow: bool = False) -> None:
         self.path = path
@@ -69,8 +72,8 @@ class Run:
         self._checked: dict[Path, Content] = {}
         self._found = self._find()
         if not self._found and not follow:
-            raise StoreError(_why_none(path))
-        for file in [] if follow else self._found:  # of a followed run, a file may be removed at any time
+            raise StoreError(_no_files_message(path))
+        for file in [] if follow else self._found:  # a followed run may remove a file at any time
             sealed.promised_hash(file)
 
     def __repr__(self) -> str:
@@ -78,7 +81,7 @@ class Run:
         return f"Run({str(short(self.path))!r}: {len(self.files)} files, {epochs} epochs, {episodes} episodes)"
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Every epoch in order; of a run that is followed, those too that are finished until the last one was given."""
+        """Yield every epoch in order. With `follow`, epochs that are finished during the iteration are included."""
         last = 0
         while True:
             if self._follow:
@@ -93,14 +96,14 @@ class Run:
                 except StoreError:
                     if not self._follow or not self.refresh():
                         raise
-                    break  # its writer has taken a file away, as with `keep_best`: what is left goes on
+                    break  # the store has removed the file, as with `keep_best`: continue with the remaining files
                 yield found
                 last = number
 
     def refresh(self) -> bool:
-        """Look for files that were finished, or taken away, since; whether there were any.
+        """Look for files that were finished or removed since the last call. Returns True if there are any.
 
-        Datasets that were made before keep the files that they have.
+        Existing datasets are not changed.
         """
         found = self._find()
         changed = found != self._found
@@ -111,23 +114,23 @@ class Run:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `run.json` says about the run; empty without one."""
+        """Content of `run.json`, or an empty dictionary if the file is missing."""
         file = self.path / "run.json"
         try:
             return read_json(file)
-        except (FileNotFoundError, NotADirectoryError):  # none, or the run is a single file
+        except (FileNotFoundError, NotADirectoryError):  # missing, or the run is a single file
             return {}
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from error
 
     @property
     def files(self) -> list[Path]:
-        """The files in order, without those of an epoch of which a part is missing (one part alone may be opened)."""
+        """Files in order, without those of an epoch with a missing part. A single part can be opened alone."""
         return [content.file.path for content in self._contents]
 
     @functools.cached_property
     def epochs(self) -> Table:
-        """One row for each epoch: number, first_row, length, first_step, status, metrics and clocks; (K,) each."""
+        """Table with one row per epoch: number, first_row, length, first_step, status, metrics, clocks; each (K,)."""
         rows = self._rows
         first = np.flatnonzero(np.diff(rows["number"], prepend=0))  # of the parts of an epoch
         table = take_rows(rows, first)
@@ -138,10 +141,10 @@ class Run:
 
     @functools.cached_property
     def episodes(self) -> Table:
-        """One row for each episode, in the order in which they ended: the columns of the files and `whole`, (E,) each.
+        """Table with one row per episode, sorted by end: the columns of the files and `whole`; each (E,).
 
-        `whole` is True if every transition of the episode is stored, so that `episode(id)` can read it. A store that
-        keeps some epochs only also lists episodes that began in an epoch that it did not keep.
+        `whole` is True if every transition of the episode is stored, so that `episode(id)` can read it. It is False
+        for episodes that began in an epoch that the store did not keep.
         """
         empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
         table = join([content.episodes for content in self._contents] or [empty])
@@ -149,24 +152,24 @@ class Run:
 
     @functools.cached_property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Type and shape (R, N, ...) of every field by its path, `observation/camera`, as the first rows have them."""
+        """Dtype and shape (R, N, ...) of every field in the first file, by path such as `observation/camera`."""
         rows = int(self.epochs["length"].sum())
         first = self._filled[0].fields if self._filled else {}
         return {path: (stored.dtype, (rows, *stored.shape[1:])) for path, stored in first.items()}
 
     def field(self, name: str, rows: slice = slice(None)) -> Tree:
-        """A field of all epochs, (R, N, ...), or of those rows; a dictionary of arrays where it is nested.
+        """Return a field of all epochs, (R, N, ...), or of some rows. A nested field is a dictionary of arrays.
 
-        Floats that lie in one file are a read-only map of it, which takes no memory (or a read-only copy, of less than
-        4 KiB); other arrays are their own.
-        Raises ValueError where there is no such field, or not of the same kind in all files.
+        Floats from a single file are a read-only memory map, which takes no memory, or a read-only copy if they are
+        smaller than 4 KiB. Other arrays are copies. Raises ValueError if the field does not exist, or if the files
+        differ in its dtype or shape.
         """
         if not any(path == name or path.startswith(f"{name}/") for path in self.fields):
-            raise ValueError(f"{self.path}: no field {name!r}; there are {', '.join(self.fields)}")
+            raise ValueError(f"{self.path}: no field {name!r}; the fields are {', '.join(self.fields)}")
         total = int(self.epochs["length"].sum())
         first, stop, step = rows.indices(total)
         if step != 1:
-            raise ValueError(f"field({name!r}, {rows}): read rows one after the other, and take every {step}th of them")
+            raise ValueError(f"field({name!r}, {rows}): the step must be 1; read all rows and slice the array")
         wanted, begin = [], 0
         for content in self._filled:
             if begin < stop and begin + content.rows > first:
@@ -181,25 +184,25 @@ class Run:
         return join_fields(parts, self.path)
 
     def tensor(self, name: str, rows: slice = slice(None)) -> Tree:
-        """What `field` gives, as torch tensors of their own."""
+        """Return a field as torch tensors that share no memory with the file. See `field`."""
         from rein.store.datasets import to_torch
 
         return to_torch(self.field(name, rows))
 
     def trajectory(self, epoch: int) -> Trajectory:
-        """One epoch as the store was given it, in numpy arrays."""
+        """Return one epoch as it was appended to the store, as NumPy arrays. Raises ValueError if it is not stored."""
         rows = np.flatnonzero(self._rows["number"] == epoch)
         if not len(rows):
             numbers = self.epochs["number"]
-            there = f"it has {len(numbers)} from {numbers[0]} to {numbers[-1]}" if len(numbers) else "it has none yet"
-            raise ValueError(f"{self.path}: no epoch {epoch}; {there}")
+            known = f"{len(numbers)} are stored, {numbers[0]} to {numbers[-1]}" if len(numbers) else "none is stored"
+            raise ValueError(f"{self.path}: no epoch {epoch}; {known}")
         return read_epoch(self._contents, [take_rows(self._rows, row) for row in rows], self.path)
 
     def episode(self, id: int) -> Episode:
-        """One whole episode, whatever epochs and files it lies in.
+        """Return one whole episode, which may span epochs and files.
 
-        Raises ValueError for an unknown id, and StoreError if some transitions were not stored: see `episodes`, column
-        `whole`.
+        Raises ValueError for an unknown id, and StoreError if some transitions are not stored: see the column `whole`
+        of `episodes`.
         """
         found = np.flatnonzero(self.episodes["id"] == id)
         if not len(found):
@@ -213,10 +216,10 @@ class Run:
     def transitions(
         self, fields: Collection[str] | None = None, episodes: Collection[int] | np.ndarray | None = None
     ) -> Transitions:
-        """Every transition of the run as a `torch.utils.data.Dataset`; see `rein.store.datasets.Transitions`.
+        """Return all transitions as a `torch.utils.data.Dataset`. See `rein.store.datasets.Transitions`.
 
-        `fields` are the names wanted, all by default; `episodes` the ids of those whose transitions are,
-        as `run.episodes["id"][run.episodes["return"] > 100]`.
+        `fields` are the names of the fields, by default all. `episodes` are the ids of the episodes, by default all,
+        such as `run.episodes["id"][run.episodes["return"] > 100]`.
         """
         from rein.store.datasets import Transitions
 
@@ -229,18 +232,18 @@ class Run:
         fields: Collection[str] | None = None,
         episodes: Collection[int] | np.ndarray | None = None,
     ) -> Sequences:
-        """Windows of `length` transitions that follow each other; see `rein.store.datasets.Sequences`."""
+        """Return windows of `length` consecutive transitions as a dataset. See `rein.store.datasets.Sequences`."""
         from rein.store.datasets import Sequences
 
         return Sequences(self._filled, length, stride, fields, self._spans(episodes))
 
     def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
-        """Environment, first and last vector step of episodes by id. Raises TypeError, ValueError for none."""
+        """Return environment, first and last vector step of episodes. Raises TypeError or ValueError for bad ids."""
         if episodes is None:
             return None
         table, wanted = self.episodes, np.asarray(list(episodes))
         if wanted.size and wanted.dtype.kind not in "iu":
-            raise TypeError(f'episodes are ids, not {wanted.dtype}; those of a mask are run.episodes["id"][mask]')
+            raise TypeError(f'episodes must be ids, got {wanted.dtype}; for a mask use run.episodes["id"][mask]')
         if missing := np.setdiff1d(wanted, table["id"]).tolist():
             raise ValueError(self._no_episode(missing[0]))
         chosen = np.isin(table["id"], wanted)
@@ -248,12 +251,12 @@ class Run:
 
     def _no_episode(self, id: int) -> str:
         ids = self.episodes["id"]
-        there = f"{len(ids)} are, from {ids.min()} to {ids.max()}" if len(ids) else "none is yet"
-        return f"{self.path}: no episode {id} is stored; {there}"
+        stored = f"{len(ids)} are stored, {ids.min()} to {ids.max()}" if len(ids) else "none is stored"
+        return f"{self.path}: no episode {id}; {stored}"
 
     def _find(self) -> list[Path]:
         path = self.path
-        if path.is_file():  # a link that the user named is followed
+        if path.is_file():  # follows a symbolic link given by the user
             return [path.resolve() if path.is_symlink() else path]
         return list_files(inside(path, TRAJECTORIES)) or list_files(path)
 
@@ -263,7 +266,7 @@ class Run:
         parts = collections.Counter(content.epochs["number"][0] for content in contents)
         whole = [c for c in contents if c.epochs["parts"][0] in (1, parts[c.epochs["number"][0]])]
         if not whole and len(contents) != 1 and not self._follow:
-            raise StoreError(f"{self.path}: of its one epoch a part is missing; open the parts by themselves")
+            raise StoreError(f"{self.path}: a part of its only epoch is missing; open the files of the parts instead")
         chosen = whole or ([] if self._follow else contents)
         for before, after in itertools.pairwise(chosen):
             last, first = (before.epochs["number"][-1], before.epochs["part"][-1]), after.epochs
@@ -272,7 +275,7 @@ class Run:
         return chosen
 
     def _read_contents(self) -> list[Content]:
-        """Return every file. A file is checked when it is read first, and again whenever it has changed."""
+        """Return every file. Each is checked when it is first read, and again after it has changed."""
         for path in self._found:
             if path not in self._checked or self._checked[path].file.stamp != stamp_of(path):
                 self._checked[path] = open_content(path)
@@ -280,12 +283,12 @@ class Run:
 
     @property
     def _filled(self) -> list[Content]:
-        """The files that have rows; one of nothing but skipped epochs has no fields."""
+        """Files that have rows. A file that holds only skipped epochs has no fields."""
         return [content for content in self._contents if content.rows]
 
     @functools.cached_property
     def _rows(self) -> Table:
-        """The tables of epochs of all files, with a row for each part, and in which row of which file it lies."""
+        """Joined epoch tables of all files: one row per part, with the columns `file` and `index` of its position."""
         tables = []
         for number, content in enumerate(self._contents):
             index = np.arange(len(content.epochs["number"]))
@@ -295,17 +298,17 @@ class Run:
 
 
 def join_fields(parts: Sequence[Any], where: Any) -> Any:
-    """Trees of the same kind, one below the other; one alone stays as it is. Raises ValueError where they differ."""
+    """Concatenate trees of arrays along the first dimension. Raises ValueError if they differ."""
     if len(parts) == 1:
         return parts[0]
     try:
         return map_tree(lambda *arrays: np.concatenate(arrays), *parts)
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{where}: fields are not the same in all files; read them epoch by epoch") from error
+        raise ValueError(f"{where}: the files differ in their fields; read them epoch by epoch") from error
 
 
 def read_epoch(contents: Sequence[Content], rows: Sequence[Table], where: Any) -> Trajectory:
-    """One epoch, of whose parts `rows` tell, each with the number of its file and its index there."""
+    """Read one epoch. `rows` are the rows of its parts, each with its file number and its index in that file."""
     parts = [_read_part(contents[row["file"]], row) for row in rows]
     ended = [part.episodes for part in parts if len(part.episodes.id)] or [parts[0].episodes]
     return parts[0]._replace(
@@ -316,22 +319,22 @@ def read_epoch(contents: Sequence[Content], rows: Sequence[Table], where: Any) -
 
 
 def read_episode(contents: Sequence[Content], row: Table, where: Any) -> Episode:
-    """The episode that row `row["index"]` of file `row["file"]` tells of. Raises StoreError where rows are missing."""
+    """Read the episode in row `row["index"]` of file `row["file"]`. Raises StoreError if transitions are missing."""
     first, stop, n = row["first_step"], row["last_step"] + 1, row["environment"]
     fields = join_fields([p for c in contents for p in _read_rows(c, first, stop, n)] or [{}], where)
-    there = next((len(leaf) for _, leaf in leaves(fields)), 0)
-    if there != row["length"]:
-        raise StoreError(f"{where}: of episode {row['id']} there are {there} of {row['length']} transitions")
+    found = next((len(leaf) for _, leaf in leaves(fields)), 0)
+    if found != row["length"]:
+        raise StoreError(f"{where}: episode {row['id']} has only {found} of its {row['length']} transitions stored")
     file, index = contents[row["file"]].file, row["index"]
     final = file.node("episodes", "final_observation")
     if final is not None:
         final = read_tree(final, lambda stored: file.read(stored, slice(index, index + 1))[0])
-    told = {name: row["return" if name == "episode_return" else name] for name in Episode._fields[:-2]}
-    return Episode(**told, fields=fields, final_observation=final)
+    columns = {name: row[_on_disk(name)] for name in Episode._fields[:-2]}
+    return Episode(**columns, fields=fields, final_observation=final)
 
 
 def _read_rows(content: Content, first: int, stop: int, environment: int) -> Iterator[Tree]:
-    """What environment `environment` did in the vector steps [first, stop), part for part of the file's epochs."""
+    """Yield the rows of one environment in the vector steps [first, stop), epoch by epoch."""
     begin_K, length_K = content.epochs["first_step"], content.epochs["length"]
     if environment >= content.num_envs:
         return

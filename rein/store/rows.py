@@ -1,7 +1,7 @@
-"""Which rows of a run are whole transitions, where their next observations lie, and which of them follow each other.
+"""Find the rows of a run that are complete transitions, their next observations, and their successors.
 
-All rows of all environments of all files have one number, g: row by row, file after file. In a file of N environments
-the row after g is g + N, across its end too where the next file has as many environments.
+Rows are numbered across all files by g: row by row, and by environment within a row. In a file with N environments, the
+row after g of the same environment is g + N. This also holds across files with the same N.
 
 Shapes: R rows of the files, N environments, K epochs or parts of one, E episodes, G = the sum of R x N.
 """
@@ -18,26 +18,26 @@ from rein.store.format.trajectory_reader import Content, Table
 
 
 class TransitionRows(NamedTuple):
-    """The rows of a run that are transitions."""
+    """Rows of a run that are transitions."""
 
-    base: np.ndarray  # (files + 1,) where each file's rows begin
-    whole_G: np.ndarray  # bool: valid, with a next observation that is known
+    base: np.ndarray  # (files + 1,) first row number of each file
+    whole_G: np.ndarray  # bool: valid, with a known next observation
     special_G: np.ndarray  # bool: its next observation is not the observation of the next row
-    source: np.ndarray  # (special.sum(),) which one it is, of those of `Content`s joined: finals first, then next ones
+    source: np.ndarray  # (special.sum(),) index into all final observations of the files, then all next observations
     follows_G: np.ndarray  # bool: the next row is the next transition of the same episode
 
 
 class _Stretch(NamedTuple):
-    """The rows of files with one number of environments."""
+    """Rows of consecutive files with the same number of environments."""
 
     valid_RN: np.ndarray
     ended_RN: np.ndarray
-    source_RN: np.ndarray  # -1 where the next row has it, -2 where nobody does
+    source_RN: np.ndarray  # index of the next observation; -1 if it is in the next row, -2 if it is unknown
     step_R: np.ndarray
 
 
 def find_rows(contents: Sequence[Content], observed: bool) -> TransitionRows:
-    """What is a transition in these files; `observed` says whether it needs a next observation."""
+    """Find the transitions in these files. With `observed`, a transition needs a next observation."""
     counts = [content.rows * content.num_envs for content in contents]
     finals = sum(len(content.episodes["id"]) for content in contents)
     final, following, found = 0, finals, []
@@ -55,7 +55,7 @@ def find_rows(contents: Sequence[Content], observed: bool) -> TransitionRows:
 
 
 def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """The rows in which windows begin: `length` whole rows that follow each other, at every `stride`-th of an episode.
+    """Return the first rows of windows of `length` consecutive transitions, at every `stride`-th row of an episode.
 
     `envs` (files,) is N of each file.
     """
@@ -66,7 +66,7 @@ def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: in
         whole_RN, follows_RN = (array[span].reshape(-1, num_envs) for array in (rows.whole_G, rows.follows_G))
         follows_RN = follows_RN & whole_RN
         row_R = np.arange(len(whole_RN))[:, None]
-        end_RN = np.minimum.accumulate(np.where(follows_RN, len(whole_RN), row_R)[::-1])[::-1]  # the last to follow
+        end_RN = np.minimum.accumulate(np.where(follows_RN, len(whole_RN), row_R)[::-1])[::-1]  # last connected row
         continues_RN = np.zeros_like(whole_RN)
         continues_RN[1:] = follows_RN[:-1]
         begin_RN = np.maximum.accumulate(np.where(continues_RN, 0, row_R))
@@ -79,7 +79,7 @@ def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: in
 
 
 def rows_of_episodes(contents: Sequence[Content], environment_E: np.ndarray, span_E: np.ndarray) -> np.ndarray:
-    """(G,) bool: the rows of these episodes; `span_E` (E, 2) are their first and last vector steps."""
+    """Return a mask (G,) of the rows of these episodes. `span_E` (E, 2) are their first and last vector steps."""
     masks = []
     for content in contents:
         num_envs, step_R = content.num_envs, _steps(content)
@@ -97,10 +97,10 @@ def rows_of_episodes(contents: Sequence[Content], environment_E: np.ndarray, spa
 
 
 def whole_episodes(contents: Sequence[Content], episodes: Table) -> np.ndarray:
-    """Return (E,) bool: the episodes of which every transition is stored, so that they can be read.
+    """Return a mask (E,) of the episodes of which every transition is stored.
 
-    Only epochs that the store kept have rows. The tables decide almost always; the flags `valid` are read only for an
-    episode that has gaps and was shorter than its span of vector steps.
+    The tables suffice in almost all cases. The flags `valid` are read only for an episode with missing rows that is
+    shorter than its span of vector steps.
     """
     environment_E, first_E, last_E = (episodes[name] for name in ("environment", "first_step", "last_step"))
     stored_E = np.zeros(len(first_E), np.int64)
@@ -118,7 +118,7 @@ def whole_episodes(contents: Sequence[Content], episodes: Table) -> np.ndarray:
 
 
 def _stored_steps(begin_K: np.ndarray, length_K: np.ndarray, first_E: np.ndarray, last_E: np.ndarray) -> np.ndarray:
-    """Return (E,) how many vector steps of [first, last] lie in these epochs."""
+    """Return the number (E,) of vector steps in [first, last] that lie in these epochs."""
     order = np.argsort(begin_K, kind="stable")
     begin_K, length_K = begin_K[order], length_K[order]
     before_K = np.cumsum(length_K) - length_K
@@ -131,7 +131,7 @@ def _stored_steps(begin_K: np.ndarray, length_K: np.ndarray, first_E: np.ndarray
 
 
 def _valid_steps(contents: Sequence[Content], environment_E: np.ndarray, span_E2: np.ndarray) -> np.ndarray:
-    """Return (E,) how many valid rows of these episodes are stored."""
+    """Return the number (E,) of stored valid rows of these episodes."""
     valid_E = np.zeros(len(environment_E), np.int64)
     for content in contents:
         step_R = _steps(content)
@@ -146,7 +146,7 @@ def _valid_steps(contents: Sequence[Content], environment_E: np.ndarray, span_E2
 
 
 def _stretch_of(content: Content, final: int, following: int, observed: bool) -> _Stretch:
-    """One file; `final` and `following` are the numbers of its first final and next observations among all."""
+    """Return the rows of one file. `final` and `following` are the indices of its first final and next observation."""
     rows, num_envs, epochs = content.rows, content.num_envs, content.epochs
     valid_RN, terminated_RN, truncated_RN = (_flags(content, name) for name in ("valid", "terminated", "truncated"))
     ended_RN = valid_RN & (terminated_RN | truncated_RN)
@@ -157,7 +157,7 @@ def _stretch_of(content: Content, final: int, following: int, observed: bool) ->
         source_RN[last_K] = -2
     else:
         source_RN[last_K] = following + np.flatnonzero(filled_K)[:, None] * num_envs + np.arange(num_envs)
-    source_RN[ended_RN] = -2  # unless the table of episodes has it
+    source_RN[ended_RN] = -2  # unless the table of episodes has the final observation
     row_E, environment_E, known_E = _ends(content)
     ended_RN[row_E, environment_E] = True
     has_final = content.file.node("episodes", "final_observation") is not None
@@ -166,10 +166,10 @@ def _stretch_of(content: Content, final: int, following: int, observed: bool) ->
 
 
 def _connect(stretch: _Stretch, begins_RN: np.ndarray, observed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """whole, source and follows of a stretch, flat."""
+    """Return `whole`, `source` and `follows` of a stretch, flattened."""
     valid_RN, ended_RN, source_RN, step_R = stretch
     goes_on_RN = valid_RN & ~ended_RN
-    # resets outside a step are of all environments at once, and the one whose next episode has ended shows it
+    # a reset outside a step resets all environments at once; an episode that begins after an unfinished row reveals it
     reset_R = (begins_RN[1:] & goes_on_RN[:-1]).any(axis=1)
     follows_RN = np.zeros_like(valid_RN)
     follows_RN[:-1] = goes_on_RN[:-1] & valid_RN[1:] & (~reset_R & (np.diff(step_R) == 1))[:, None]
@@ -180,7 +180,7 @@ def _connect(stretch: _Stretch, begins_RN: np.ndarray, observed: bool) -> tuple[
 
 
 def _begins(contents: Sequence[Content], step_R: np.ndarray, num_envs: int) -> np.ndarray:
-    """(R, N) bool: the first rows of the episodes that have ended, in whichever file."""
+    """Return a mask (R, N) of the first rows of all finished episodes, including those that ended in another file."""
     begins_RN = np.zeros((len(step_R), num_envs), bool)
     first_E = np.concatenate([content.episodes["first_step"] for content in contents])
     environment_E = np.concatenate([content.episodes["environment"] for content in contents])
@@ -194,7 +194,7 @@ def _begins(contents: Sequence[Content], step_R: np.ndarray, num_envs: int) -> n
 
 
 def _ends(content: Content) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row and environment in which episodes ended, and which episodes (E,) bool these are: those whose row is there."""
+    """Return the rows and environments in which episodes ended, and a mask (E,) of the episodes whose row is stored."""
     epochs, episodes = content.epochs, content.episodes
     k_E = np.minimum(np.searchsorted(epochs["number"], episodes["epoch"]), len(epochs["number"]) - 1)
     since_E = episodes["last_step"] - epochs["first_step"][k_E]
@@ -204,13 +204,13 @@ def _ends(content: Content) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _steps(content: Content) -> np.ndarray:
-    """(R,) the vector step of each row."""
+    """Return the vector step (R,) of each row."""
     epochs = content.epochs
     return np.repeat(epochs["first_step"] - epochs["first_row"], epochs["length"]) + np.arange(content.rows)
 
 
 def _flags(content: Content, name: str) -> np.ndarray:
-    """(R, N) bool, of its own. Where it was not stored: every row is valid, and the table says where episodes ended."""
+    """Return a flag (R, N). By default, if it is not stored, every row is valid and no row terminated or truncated."""
     if name not in content.fields:
         return np.full((content.rows, content.num_envs), name == "valid")
     return content.file.field(name).reshape(content.rows, content.num_envs) != 0

@@ -1,4 +1,4 @@
-"""Which epochs a store keeps: every so many, or the best ones."""
+"""Choose the epochs that a store keeps: every n-th epoch, or the best ones."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, Literal
 from rein.files import read_json
 from rein.types import Trajectory
 
-Best = tuple[int, str, Literal["min", "max"]]  # how many, by which metric
+Best = tuple[int, str, Literal["min", "max"]]  # number of epochs, metric, mode
 
 
 class Selection:
-    """Takes epochs one after the other; with `best`, an epoch may displace one that was taken before."""
+    """Decides for each epoch in turn whether it is kept. With `best`, an epoch may displace an earlier one."""
 
     def __init__(self, every: int = 1, best: Best | None = None) -> None:
-        """Raises ValueError for numbers that make no sense."""
+        """Raises ValueError for invalid arguments."""
         if type(every) is not int or every < 0:
-            raise ValueError(f"every={every}: give 1 for all epochs, more to keep each so many, or 0 for none")
-        if best is not None and not _makes_sense(best):
-            raise ValueError(f'keep_best={best!r}: give how many, a metric, and "min" or "max": (5, "return", "max")')
+            raise ValueError(f"every={every}: must be 1 to keep all epochs, n to keep every n-th epoch, or 0 for none")
+        if best is not None and not _is_valid(best):
+            raise ValueError(f'keep_best={best!r}: must be (number, metric, "min" or "max"), as (5, "return", "max")')
         self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
-        self.scores: dict[int, float] = {}  # epoch -> the metric, of the best ones
-        self._refused: set[str] = set()  # metrics of epochs that did not have the one that is asked for
+        self.scores: dict[int, float] = {}  # epoch -> metric, of the best epochs
+        self._refused: set[str] = set()  # metrics of the epochs without the metric of `best`
 
     def wants(self, trajectory: Trajectory) -> bool:
-        """Whether that epoch is to be kept. One whose metric is missing or NaN is not among the best."""
+        """Return whether to keep that epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
         if not self.every or trajectory.epoch % self.every:
             return False
         if self.best is None:
@@ -38,7 +38,7 @@ class Selection:
         return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
 
     def enter(self, trajectory: Trajectory) -> list[int]:
-        """Count that epoch as kept; returns those which it displaces. Of equal ones, those that came first stay."""
+        """Record that epoch as kept. Returns the epochs that it displaces. The oldest epochs win ties."""
         if self.best is None:
             return []
         self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
@@ -50,19 +50,17 @@ class Selection:
 
     @property
     def warning(self) -> str | None:
-        """What to tell when it is over: that no epoch had the metric by which the best are chosen."""
+        """Warning for the end of the run if no epoch had the metric of `best`, otherwise None."""
         if self.best is None or self.scores or not self._refused:
             return None
-        return (
-            f"keep_best={self.best!r}: no epoch had that metric, and none was kept; there are {sorted(self._refused)}"
-        )
+        return f"keep_best={self.best!r}: no epoch had that metric, so none was kept; metrics: {sorted(self._refused)}"
 
     def state(self) -> list[Any] | None:
-        """What `load` takes: by which metric, and the best ones so far."""
+        """Return the metric and the best epochs so far, for `load`."""
         return None if self.best is None else [*self.best[1:], [[epoch, score] for epoch, score in self.scores.items()]]
 
     def load(self, state: Any, is_there: Callable[[int], bool]) -> None:
-        """Take over the best ones so far, of those that are there; none where they were chosen otherwise."""
+        """Load the best epochs so far, without missing ones. Loads none if `state` has another metric or mode."""
         if self.best is not None:
             metric, mode, scores = state or (None, None, ())
             same = (metric, mode) == self.best[1:]
@@ -81,7 +79,7 @@ class Selection:
 
 
 def kept_by(run: Path) -> tuple[int, Any]:
-    """`every` and `keep_best` of the store of the run in that folder, as its `run.json` says; 1 and None if not."""
+    """Return `every` and `keep_best` of the store that wrote that run, from `run.json`. By default 1 and None."""
     store = parts_of(run).get("store")
     config = store.get("config") if isinstance(store, dict) else None
     if not isinstance(config, dict):
@@ -91,7 +89,7 @@ def kept_by(run: Path) -> tuple[int, Any]:
 
 
 def parts_of(run: Path) -> dict[str, Any]:
-    """The parts of the run in that folder, as its `run.json` says; none where it does not."""
+    """Return the parts of the run in that folder, from `run.json`. Returns an empty dictionary if it has none."""
     try:
         parts = read_json(run / "run.json")["parts"]
     except (OSError, ValueError, KeyError):
@@ -99,7 +97,7 @@ def parts_of(run: Path) -> dict[str, Any]:
     return parts if isinstance(parts, dict) else {}
 
 
-def _makes_sense(best: Any) -> bool:
+def _is_valid(best: Any) -> bool:
     if not isinstance(best, list | tuple) or len(best) != 3:
         return False
     count, metric, mode = best

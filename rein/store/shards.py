@@ -1,9 +1,11 @@
-"""Rows in files of their own, which all checkpoints that need them share.
+"""Row files: blocks of replay buffers that several checkpoints share.
 
-checkpoints/rows/<sha256>.h5    a block of rows, named by the hash in its user block
+Files::
 
-A block that does not change between two checkpoints is copied once, written once, and listed by both. A file is a state
-of its own, {"rows": tensor}, so any viewer opens it.
+    checkpoints/rows/<sha256>.h5    a block of rows, named by the hash in its user block
+
+A block that does not change between two checkpoints is copied and written once, and both checkpoints list it. Each file
+holds the state `{"rows": tensor}`, so any viewer opens it.
 """
 
 from __future__ import annotations
@@ -33,31 +35,31 @@ from rein.store.format.state import Shard, decode_state, encode_state, hold
 
 ROWS = "rows"
 BEST = "best"
-LEAST = 1 << 20  # bytes: a smaller block stands in the checkpoint itself
+LEAST = 1 << 20  # bytes; a smaller block is stored in the checkpoint itself
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Shards:
-    """The shards of a folder of checkpoints. `hold` belongs to the training thread, the rest to one that writes."""
+    """Row files of a folder of checkpoints. The training thread calls `hold`, the writer's thread everything else."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is that of the checkpoints."""
+        """`folder` is the folder of the checkpoints."""
         self._checkpoints = folder
-        self._written: weakref.WeakSet[Shard] = weakref.WeakSet()  # those that something here still needs
+        self._written: weakref.WeakSet[Shard] = weakref.WeakSet()  # written shards that are still referenced
         self.forget()
 
     @property
     def folder(self) -> Path:
-        """The folder of the shards. Raises StoreError if it is a symbolic link."""
+        """Folder of the row files. Raises StoreError if it is a symbolic link."""
         return inside(self._checkpoints, ROWS)
 
     def forget(self) -> None:
-        """Take no block for known: the next checkpoint copies and writes them all."""
+        """Forget all blocks. The next checkpoint copies and writes all of them."""
         self._known: weakref.WeakKeyDictionary[Mark, Shard] = weakref.WeakKeyDictionary()
 
     def hold(self, leaf: Any) -> Any:
-        """Return what `rein.store.format.state.hold` returns, or a shard with copied new rows for a large block."""
+        """Copy a leaf to the host. A large block of a replay buffer becomes a shard, which is copied if it is new."""
         mark = mark_of(leaf) if isinstance(leaf, Tensor) else None
         if mark is None or leaf.nbytes < LEAST:
             return hold(leaf)
@@ -67,16 +69,16 @@ class Shards:
         return shard
 
     def write(self, state: Any, memory: Memory) -> list[str]:
-        """Have a file for every shard in a tree; returns their names.
+        """Write every shard in a tree that has no file yet. Returns the names of all shards in the tree.
 
-        Raises StoreError where one cannot be written or is gone.
+        Raises StoreError if a file cannot be written or was removed.
         """
         names: dict[str, None] = {}
         for shard in (leaf for _, leaf in leaves(state) if isinstance(leaf, Shard)):
             if shard.held is not None:
                 self._write(shard, memory)
             elif not self._path(shard.name).exists():
-                raise StoreError(f"{self._path(shard.name)}: is gone, and a checkpoint needs it")
+                raise StoreError(f"{self._path(shard.name)}: was removed, but a checkpoint needs it")
             names[shard.name] = None
         return list(names)
 
@@ -92,18 +94,18 @@ class Shards:
         self._written.add(shard)
 
     def clean(self, listed: Iterable[str]) -> None:
-        """Remove the files that are neither among those names nor needed by what is still to be written."""
+        """Remove the files that are neither listed nor needed by a checkpoint that is still to be written."""
         stay = {*listed, *(shard.name for shard in self._written)}
         for path in self.folder.glob("*.h5"):
             if _NAME.fullmatch(path.stem) and path.stem not in stay:
                 path.unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
-        """Remove what dead processes left half written."""
+        """Remove unfinished files of dead processes."""
         remove_leftovers(self.folder)
 
     def paths(self, abouts: Iterable[dict[str, Any] | None]) -> list[Path]:
-        """The files, as far as they are there, that checkpoints list in what is said about them."""
+        """Return the existing files that checkpoints with these descriptions list."""
         return [path for name in names_of(abouts) if (path := self._path(name)).is_file() and not path.is_symlink()]
 
     def _path(self, name: str) -> Path:
@@ -111,19 +113,22 @@ class Shards:
 
 
 def names_of(abouts: Iterable[dict[str, Any] | None]) -> list[str]:
-    """The names of the shards that checkpoints list in what is said about them, each once."""
+    """Return the names of the shards that checkpoints with these descriptions list, without duplicates."""
     listed = [about["rows"] for about in abouts if about and isinstance(about.get("rows"), list)]
     return list(dict.fromkeys(n for names in listed for n in names if isinstance(n, str) and _NAME.fullmatch(n)))
 
 
 def rows_of(checkpoint: Path) -> Callable[[str], Tensor]:
-    """What reads the shards that a checkpoint names, each once. It raises CheckpointError with file and reason."""
+    """Return a function that reads a shard of a checkpoint by name, with a cache.
+
+    The function raises CheckpointError with the file and the reason.
+    """
     beside = checkpoint.parent.parent if checkpoint.parent.name == BEST else checkpoint.parent
     found: dict[str, Tensor] = {}
 
     def read(name: str) -> Tensor:
         if not _NAME.fullmatch(name):
-            raise CheckpointError(f"{checkpoint}: names rows {name!r:.80}, which are none")
+            raise CheckpointError(f"{checkpoint}: lists rows {name!r:.80}, which is not a valid name")
         if name not in found:
             found[name] = _read(checkpoint, inside(beside, ROWS) / f"{name}.h5")
         return found[name]
@@ -134,15 +139,15 @@ def rows_of(checkpoint: Path) -> Callable[[str], Tensor]:
 def _read(checkpoint: Path, path: Path) -> Tensor:
     if not path.exists():
         raise CheckpointError(
-            f"{checkpoint}: its rows {path} are missing: whoever copies a checkpoint copies the folder {ROWS}/ as well"
+            f"{checkpoint}: its rows {path} are missing; copy the folder {ROWS}/ together with a checkpoint"
         )
     try:
         content = read_sealed(path)
         if parse_user_block(path, bytes(content[:USER_BLOCK]))[1] != path.stem:
-            raise StoreError(f"{path}: holds other rows than its name says")
+            raise StoreError(f"{path}: holds other rows than its name promises")
         state, _ = decode_state(content)
         if not isinstance(state, dict) or not isinstance(state.get("rows"), Tensor):
-            raise StoreError(f"{path}: holds no rows")
+            raise StoreError(f"{path}: has no rows")
     except (StoreError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: its rows cannot be read: {error}") from error
     return state["rows"]

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON and back, so that a file says what its agent was built for."""
+"""Convert Gymnasium spaces to JSON and back. Checkpoints store the spaces of their agent."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from gymnasium import spaces
 
 Space = spaces.Space[Any]
 
-_LARGEST = 1 << 24  # numbers of a space that a file may ask for
-_LISTED = 1 << 12  # bounds that are written one by one
-_DEEPEST = 8  # spaces within spaces
+_LARGEST = 1 << 24  # largest number of entries in a space that is read from a file
+_LISTED = 1 << 12  # largest number of bounds that are written as a list
+_DEEPEST = 8  # levels of nested spaces
 
 
 def describe_build(part: Any) -> dict[str, Any] | None:
-    """The full name of an agent's class and its spaces; None for what has none, or has some that JSON cannot say."""
+    """Return the full name of a part's class and its spaces.
+
+    Returns None if the part has no spaces, or a space that `space_as_json` does not support.
+    """
     observation, action = getattr(part, "observation_space", None), getattr(part, "action_space", None)
     if not (isinstance(observation, spaces.Space) and isinstance(action, spaces.Space)):
         return None
-    said = {"observation_space": space_as_json(observation), "action_space": space_as_json(action)}
+    data = {"observation_space": space_as_json(observation), "action_space": space_as_json(action)}
     named = {"class": f"{type(part).__module__}.{type(part).__qualname__}"}
-    return None if None in said.values() else {**named, **said}
+    return None if None in data.values() else {**named, **data}
 
 
 def space_as_json(space: Space) -> dict[str, Any] | None:
-    """What `space_from_json` makes an equal space of; None for a kind that it does not know."""
-    kind = type(space)  # a subclass may mean something else
+    """Describe a space as JSON for `space_from_json`. Returns None for an unsupported class of spaces."""
+    kind = type(space)  # subclasses are not supported
     name = {"space": kind.__name__}
     if isinstance(space, spaces.Discrete) and kind is spaces.Discrete:
         return {**name, "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
@@ -39,8 +42,8 @@ def space_as_json(space: Space) -> dict[str, Any] | None:
         return {**name, "n": space.n if isinstance(space.n, int) else list(space.n)}
     if isinstance(space, spaces.Box) and kind is spaces.Box:
         low, high = _bound(space.low), _bound(space.high)
-        said = {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
-        return None if low is None or high is None else {**name, **said}
+        data = {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+        return None if low is None or high is None else {**name, **data}
     if isinstance(space, spaces.Dict | spaces.Tuple) and kind in (spaces.Dict, spaces.Tuple):
         pairs = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         inner = [[key, space_as_json(one)] for key, one in pairs]
@@ -49,50 +52,50 @@ def space_as_json(space: Space) -> dict[str, Any] | None:
     return None
 
 
-def space_from_json(said: Any, depth: int = 0) -> Space:
-    """The space that `space_as_json` gave. Raises ValueError for anything else; `said` may be anybody's."""
+def space_from_json(data: Any, depth: int = 0) -> Space:
+    """Build a space from the JSON of `space_as_json`, which may be untrusted. Raises ValueError if it is invalid."""
     try:
-        return _made(dict(said), depth)
+        return _build(dict(data), depth)
     except (KeyError, TypeError, AssertionError, OverflowError) as error:
-        raise ValueError(f"no space that rein knows is {said!r:.80}: {error}") from error
+        raise ValueError(f"not a space that rein supports: {data!r:.80}: {error}") from error
 
 
-def _made(said: Mapping[str, Any], depth: int) -> Space:
-    kind = said["space"]
+def _build(data: Mapping[str, Any], depth: int) -> Space:
+    kind = data["space"]
     if kind == "Discrete":
-        return spaces.Discrete(int(said["n"]), start=int(said["start"]), dtype=_dtype(said, "iu"))
+        return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=_dtype(data, "iu"))
     if kind == "MultiDiscrete":
-        dtype = _dtype(said, "iu")
-        return spaces.MultiDiscrete(np.array(said["nvec"], dtype), dtype=dtype, start=np.array(said["start"], dtype))
+        dtype = _dtype(data, "iu")
+        return spaces.MultiDiscrete(np.array(data["nvec"], dtype), dtype=dtype, start=np.array(data["start"], dtype))
     if kind == "MultiBinary":
-        shape = _shape([said["n"]] if isinstance(said["n"], int) else said["n"])
-        return spaces.MultiBinary(shape[0] if isinstance(said["n"], int) else shape)
+        shape = _shape([data["n"]] if isinstance(data["n"], int) else data["n"])
+        return spaces.MultiBinary(shape[0] if isinstance(data["n"], int) else shape)
     if kind == "Box":
-        shape, dtype = _shape(said["shape"]), _dtype(said, "iufb")
-        low, high = (np.array(np.broadcast_to(np.array(said[side], dtype), shape)) for side in ("low", "high"))
+        shape, dtype = _shape(data["shape"]), _dtype(data, "iufb")
+        low, high = (np.array(np.broadcast_to(np.array(data[side], dtype), shape)) for side in ("low", "high"))
         return spaces.Box(low, high, dtype=dtype)
     if kind in ("Dict", "Tuple") and depth < _DEEPEST:
-        inner = OrderedDict((key, space_from_json(one, depth + 1)) for key, one in said["spaces"])
+        inner = OrderedDict((key, space_from_json(one, depth + 1)) for key, one in data["spaces"])
         return spaces.Dict(inner) if kind == "Dict" else spaces.Tuple(list(inner.values()))
-    raise ValueError(f"no space that rein knows is {kind!r:.80}")
+    raise ValueError(f"not a kind of space that rein supports: {kind!r:.80}")
 
 
 def _bound(bound: np.ndarray[Any, Any]) -> Any:
-    """One number where all are the same, else a list; None where that would be too long."""
+    """Return one number if all bounds are equal, otherwise a list, or None if the list would be too long."""
     if bound.size and (bound == bound.flat[0]).all():
         return bound.flat[0].item()
     return bound.tolist() if bound.size <= _LISTED else None
 
 
-def _shape(said: Any) -> tuple[int, ...]:
-    shape = tuple(int(length) for length in said)
+def _shape(data: Any) -> tuple[int, ...]:
+    shape = tuple(int(length) for length in data)
     if min(shape, default=0) < 0 or math.prod(shape) > _LARGEST:
-        raise ValueError(f"a space of {shape} numbers is none that a file may ask for")
+        raise ValueError(f"invalid shape of a space, {shape}: at most {_LARGEST:,} entries are allowed")
     return shape
 
 
-def _dtype(said: Mapping[str, Any], kinds: str) -> Any:
-    dtype = np.dtype(str(said["dtype"]))
+def _dtype(data: Mapping[str, Any], kinds: str) -> Any:
+    dtype = np.dtype(str(data["dtype"]))
     if dtype.kind not in kinds:
-        raise ValueError(f"a space of {dtype} is none")
+        raise ValueError(f"invalid dtype of a space: {dtype}")
     return dtype.type

@@ -1,4 +1,4 @@
-"""Whether the tables of trajectory files and their rows tell the same story.
+"""Check that the tables of trajectory files are consistent with each other and with the rows.
 
 Shapes: R rows of a file, N environments, K epochs, E episodes.
 """
@@ -15,18 +15,18 @@ from rein.store.format.layout import Stored
 from rein.store.format.trajectory_reader import Content
 from rein.store.format.trajectory_writer import Part
 
-_AT_ONCE = 16 << 20  # bytes that are decoded at a time
+_AT_ONCE = 16 << 20  # bytes decoded at a time
 
 
 def check_file(content: Content) -> Iterator[str]:
-    """What is wrong inside one file. Raises StoreError for what cannot be decoded."""
+    """Yield the problems inside one file. Raises StoreError if a dataset cannot be decoded."""
     epochs = content.epochs
     number, part = epochs["number"], Part(int(epochs["part"][0]), int(epochs["parts"][0]))
     due = file_name(int(number[0]), int(number[-1]), part)
     if content.file.path.name != due:
-        yield f"has the epochs of a file that is called {due}"
+        yield f"has the epochs of a file with the name {due}"
     if odd := sorted(set(epochs["status"].tolist()) - {"completed", "halted"}):
-        yield f"has an epoch whose status is {odd[0]!r:.40}"
+        yield f"has an epoch with the status {odd[0]!r:.40}"
     if (epochs["first_step"] < 0).any() or (np.diff(epochs["first_step"]) < epochs["length"][:-1]).any():
         yield "has epochs whose steps overlap"
     _decode_all(content, content.file.layout)
@@ -35,9 +35,9 @@ def check_file(content: Content) -> Iterator[str]:
 
 
 def check_sequence(contents: Sequence[Content], stride: int | None = 1) -> Iterator[tuple[Content, str]]:
-    """What is wrong from one file to the next: epochs missing or there twice, steps and episodes out of order.
+    """Yield problems between consecutive files: missing or repeated epochs, steps and episodes out of order.
 
-    Epochs are `stride` apart, or anyhow where it is None.
+    Epochs must be `stride` apart. None allows any distance.
     """
     last = {"epoch": 0, "part": 1, "parts": 1, "step": 0, "episode": -1}
     for content in contents:
@@ -49,22 +49,22 @@ def check_sequence(contents: Sequence[Content], stride: int | None = 1) -> Itera
                 f"comes after part {last['part']} of {last['parts']} of epoch {last['epoch']}; one is missing",
             )
         if part > 1 and number[0] != last["epoch"]:
-            yield content, f"is part {part} of epoch {number[0]}, of which the part before is missing"
+            yield content, f"is part {part} of epoch {number[0]}, but the part before it is missing"
         yield from ((content, wrong) for wrong in _gaps(number, part, last["epoch"], stride))
         if epochs["first_step"][0] < last["step"]:
             yield content, f"begins at step {epochs['first_step'][0]}, but the file before ends at step {last['step']}"
         if len(ids) and (ids[0] <= last["episode"] or (np.diff(ids) <= 0).any()):
-            yield content, "has episodes whose ids do not go up"
+            yield content, "has episodes whose ids do not increase"
         last = {"epoch": int(number[-1]), "part": part, "parts": int(epochs["parts"][0])} | {
             "step": int(epochs["first_step"][-1] + epochs["length"][-1]),
             "episode": int(ids[-1]) if len(ids) else last["episode"],
         }
     if last["part"] < last["parts"]:
-        yield contents[-1], f"is part {last['part']} of {last['parts']}, and the next one is missing"
+        yield contents[-1], f"is part {last['part']} of {last['parts']}, but the next part is missing"
 
 
 def _gaps(number_K: np.ndarray, part: int, last: int, stride: int | None) -> Iterator[str]:
-    """Epochs that are missing before or between these; a run in a folder of its own may begin with any."""
+    """Yield the epochs that are missing between these. The first epoch of the run may have any number."""
     before_K = np.concatenate([[last], number_K[:-1]])
     for before, number in zip(before_K.tolist(), number_K.tolist(), strict=True):
         if before and number <= before and not (part > 1 and number == before):
@@ -86,34 +86,34 @@ def _decode_all(content: Content, node: Any) -> None:
 
 
 def _check_episodes(content: Content) -> Iterator[str]:
-    """What is wrong with the table of episodes by itself."""
+    """Yield problems inside the table of episodes."""
     table, epochs, num_envs = content.episodes, content.epochs, content.num_envs
     k_E = _epoch_of(content)
     since_E = table["last_step"] - epochs["first_step"][k_E]
     span_E = table["last_step"] - table["first_step"] + 1
-    for wrong_E, what in (
+    for wrong_E, problem in (
         (
             (table["environment"] < 0) | (table["environment"] >= num_envs),
-            f"is of no environment in 0 to {num_envs - 1}",
+            f"has an environment outside 0 to {num_envs - 1}",
         ),
         ((table["first_step"] < 0) | (span_E < 1), "ends before it begins"),
-        ((table["length"] < 1) | (table["length"] > span_E), "has a length that its steps have no room for"),
+        ((table["length"] < 1) | (table["length"] > span_E), "has a length that does not fit its steps"),
         (epochs["number"][k_E] != table["epoch"], "ended in an epoch that is not in this file"),
         ((since_E < 0) | (since_E >= epochs["length"][k_E]), "ended in a step that is not in its epoch"),
         (~(table["terminated"] | table["truncated"]), "is neither terminated nor truncated"),
     ):
-        yield from _told(content, wrong_E, what)
+        yield from _report(content, wrong_E, problem)
 
 
 def _check_rows(content: Content) -> Iterator[str]:
-    """What the rows say of episodes, against the table."""
+    """Yield differences between the rows and the table of episodes."""
     table, epochs = content.episodes, content.epochs
     k_E, environment_E = _epoch_of(content), table["environment"]
     row_E = epochs["first_row"][k_E] + table["last_step"] - epochs["first_step"][k_E]
     valid_RN = _flags(content, "valid")
     if valid_RN is None:
         valid_RN = np.ones((content.rows, content.num_envs), bool)
-    yield from _told(content, ~valid_RN[row_E, environment_E], "ended in a row that is not valid")
+    yield from _report(content, ~valid_RN[row_E, environment_E], "ended in a row that is not valid")
     ended_RN, known = np.zeros_like(valid_RN), True
     for name in ("terminated", "truncated"):
         flag_RN = _flags(content, name)
@@ -121,18 +121,18 @@ def _check_rows(content: Content) -> Iterator[str]:
             known = False
             continue
         ended_RN |= flag_RN & valid_RN
-        yield from _told(
-            content, flag_RN[row_E, environment_E] != table[name], f"is not {name} in rows as in the table"
+        yield from _report(
+            content, flag_RN[row_E, environment_E] != table[name], f"has another {name} in the rows than in the table"
         )
     ended_RN[row_E, environment_E] = False
     if known and ended_RN.any():
         row, environment = np.argwhere(ended_RN)[0]
-        yield f"in row {row} an episode of environment {environment} ended that is not in the table of episodes"
+        yield f"an episode of environment {environment} ends in row {row} but is not in the table of episodes"
     yield from _check_sums(content, valid_RN, row_E)
 
 
 def _check_sums(content: Content, valid_RN: np.ndarray, row_E: np.ndarray) -> Iterator[str]:
-    """Lengths and returns of the episodes that lie in this file from their first step to their last."""
+    """Yield differences in length or return, for the episodes that lie in this file from first to last step."""
     table, environment_E = content.episodes, content.episodes["environment"]
     first_E = row_E - (table["last_step"] - table["first_step"])
     step_R = np.repeat(content.epochs["first_step"] - content.epochs["first_row"], content.epochs["length"])
@@ -144,7 +144,7 @@ def _check_sums(content: Content, valid_RN: np.ndarray, row_E: np.ndarray) -> It
         total_RN = np.concatenate([np.zeros((1, content.num_envs)), np.cumsum(values_RN, axis=0, dtype=np.float64)])
         return total_RN[row_E + 1, environment_E] - total_RN[np.maximum(first_E, 0), environment_E]
 
-    yield from _told(
+    yield from _report(
         content, here_E & (sums(valid_RN) != table["length"]), "has another number of rows than its length"
     )
     name = "raw_reward" if "raw_reward" in content.fields else "reward"
@@ -156,24 +156,24 @@ def _check_sums(content: Content, valid_RN: np.ndarray, row_E: np.ndarray) -> It
         return
     size_E = sums(np.abs(reward_RN))
     off_E = np.abs(sums(reward_RN) - table["return"]) > 1e-4 * size_E + 1e-9 * np.abs(reward_RN).sum()
-    yield from _told(content, here_E & off_E, "has another return than the sum of its rewards")
+    yield from _report(content, here_E & off_E, "has another return than the sum of its rewards")
 
 
-def _told(content: Content, wrong_E: np.ndarray, what: str) -> Iterator[str]:
+def _report(content: Content, wrong_E: np.ndarray, problem: str) -> Iterator[str]:
     if wrong_E.any():
         others = int(wrong_E.sum()) - 1
         more = f", and {others:,} more" if others else ""
-        yield f"episode {content.episodes['id'][wrong_E][0]} {what}{more}"
+        yield f"episode {content.episodes['id'][wrong_E][0]} {problem}{more}"
 
 
 def _epoch_of(content: Content) -> np.ndarray:
-    """(E,) the index of the epoch in which each episode ended, or of another one where that is not there."""
+    """Return the index (E,) of the epoch in which each episode ended, or of another epoch if it is not in the file."""
     number = content.epochs["number"]
     return np.minimum(np.searchsorted(number, content.episodes["epoch"]), len(number) - 1)
 
 
 def _flags(content: Content, name: str) -> np.ndarray | None:
-    """(R, N) bool; None where it was not stored, or is something else."""
+    """Return a flag (R, N), or None if it is not stored or has another shape."""
     stored = content.fields.get(name)
     if stored is None or len(stored.shape) != 2:
         return None

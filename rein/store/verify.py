@@ -1,4 +1,4 @@
-"""Verification of a run or one file: hashes, layout, numbering, tables against rows, checkpoints, metrics."""
+"""Verify a run or one file: hashes, layout, numbering, tables against rows, checkpoints, metrics."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from rein.store.metrics import EPOCHS, EVALUATIONS, PLOT, CSVTable, cells_of
 from rein.store.selection import kept_by
 from rein.store.trajectory_checks import check_file, check_sequence
 
-_KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # what counts the rows, and what is text
-_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what this process or machine lacks, whatever the file is like
+_KEYS = {EPOCHS: ("epoch", "status"), EVALUATIONS: ("evaluation", "name")}  # columns: number of the row, and text
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # limits of the process or machine, not problems of a file
 
 
 class Problem(NamedTuple):
-    """What is wrong with a file."""
+    """Problem of one file."""
 
     path: Path
     reason: str
 
 
 class Report(NamedTuple):
-    """What was looked at, and what is wrong."""
+    """Counts of the checked files, and the problems found."""
 
     files: int
     bytes: int
@@ -47,12 +47,12 @@ class Report(NamedTuple):
 
 
 def verify_run(path: str | Path) -> Report:
-    """Check every file of the run in the folder `path`, or that one file.
+    """Check every file of the run in the folder `path`, or one file.
 
-    Raises StoreError where there is nothing, and where the system lets no more files be opened or mapped.
+    Raises StoreError if there is no file to check, and if the system's limits prevent opening or mapping files.
     """
     path = Path(path).expanduser()
-    if path.is_file() and path.is_symlink():  # a link that the user named is followed
+    if path.is_file() and path.is_symlink():  # follow a symbolic link given by the user
         path = path.resolve()
     if path.is_dir():
         trajectories = list_files(inside(path, TRAJECTORIES)) or list_files(path)
@@ -66,7 +66,7 @@ def verify_run(path: str | Path) -> Report:
         trajectories, checkpoints, others = ([], [path], []) if saved else ([path] * path.is_file(), [], [])
     looked_at = [*trajectories, *checkpoints, *others]
     if not looked_at:
-        raise StoreError(f"{path}: there is no run and no file of one")
+        raise StoreError(f"{path}: is neither the folder of a run nor a file of one")
     problems: list[Problem] = []
     contents = _check_trajectories(trajectories, problems)
     for file, content in contents.items():
@@ -86,15 +86,15 @@ def verify_run(path: str | Path) -> Report:
     if path.is_dir():
         _guard(path / CHECKPOINTS / "latest", problems, lambda: list(_check_latest(path / CHECKPOINTS)))
         if path / PLOT in others and path / EPOCHS not in others:
-            problems.append(Problem(path / EPOCHS, f"is not there, and {PLOT} was made of it"))
+            problems.append(Problem(path / EPOCHS, f"is missing, but {PLOT} was made from it"))
     size = sum(file.lstat().st_size for file in looked_at if os.path.lexists(file))
     return Report(len(looked_at), size, len(epochs), sum(len(c.episodes["id"]) for c in known), problems)
 
 
 def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem]]) -> None:
-    """Whatever a check raises of what a file may cause is what is wrong with that file.
+    """Add the problems that `check` returns, and each error that the file may have caused.
 
-    Raises StoreError where the system lets no more files be opened or mapped, which says nothing about this one.
+    Raises StoreError if the system's limits prevent the check, which is not a problem of the file.
     """
     try:
         problems += check()
@@ -107,11 +107,11 @@ def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem
             raise StoreError(f"{path}: cannot be checked: {sealed.reason_of(error)}") from error
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))
     except (*MISREAD, MemoryError, OverflowError, RecursionError) as error:
-        problems.append(Problem(path, f"makes no sense: {error!r:.300}"))
+        problems.append(Problem(path, f"has invalid content: {error!r:.300}"))
 
 
 def _is_scarce(error: BaseException | None) -> bool:
-    """Whether an error, or what has caused it, is that there are too many files or maps, or too little memory."""
+    """Return whether an error or one of its causes is a lack of descriptors, maps or memory."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SCARCE:
             return True
@@ -120,7 +120,7 @@ def _is_scarce(error: BaseException | None) -> bool:
 
 
 def _check_trajectories(paths: Sequence[Path], problems: list[Problem]) -> dict[Path, Content]:
-    """Return the files whose hash, layout and tables are right; add a problem for each other file."""
+    """Return the files with correct hash, layout and tables. Add a problem for each other file."""
     found: dict[Path, Content] = {}
     for path in paths:
         _guard(path, problems, lambda p=path: _open(p, found))
@@ -133,7 +133,10 @@ def _open(path: Path, found: dict[Path, Content]) -> list[Problem]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """By its last line; a damaged one may be taken for a file of trajectories, and is damaged in either case."""
+    """Return whether the last line of a file is that of a checkpoint.
+
+    A damaged checkpoint may be taken for a trajectory file. It is reported as damaged in both cases.
+    """
     try:
         with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - TRAILER_LENGTH))
@@ -144,15 +147,15 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _stride(run: Path) -> int | None:
-    """How far apart the run's store keeps epochs; None where it keeps none, or the best ones."""
+    """Return the distance of the epochs that the run's store keeps, or None if it keeps none or the best ones."""
     every, best = kept_by(run)
     return every if every and best is None else None
 
 
 def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterator[Problem]:
-    """Compare the first trajectory file with `metrics.csv`, or without one with the steps and episodes of the run.
+    """Check that no trajectory files are missing at the beginning, by `metrics.csv` or by steps and episode ids.
 
-    Without a trajectory file, nothing is missing while a store writes to the folder: it may not have finished one yet.
+    A folder without trajectory files is not a problem while a store writes to it.
     """
     files = list_files(inside(run, TRAJECTORIES))
     epoch_K = CSVTable(run / EPOCHS).refresh().get("epoch", np.empty(0))
@@ -165,24 +168,24 @@ def _check_oldest(run: Path, contents: Sequence[Content], saved: bool) -> Iterat
     elif saved and contents and _stride(run) == 1 and not (run / EPOCHS).exists():
         step, ids = int(contents[0].epochs["first_step"][0]), contents[0].episodes["id"]
         if step > 0 or (len(ids) and ids[0] > 0):
-            said = f"begins with step {step}" + (f" and episode {ids[0]}" if len(ids) else "")
-            yield Problem(where, f"{said}: earlier files are missing, or {EPOCHS}, which tells where the run began")
+            start = f"begins with step {step}" + (f" and episode {ids[0]}" if len(ids) else "")
+            yield Problem(where, f"{start}: earlier files are missing, or {EPOCHS}, which lists the first epoch")
 
 
-def _check_checkpoint(path: Path, there: Collection[int], stride: int | None) -> Iterator[Problem]:
-    """Read the whole state, and compare the epochs that its store counts on with those that are `there`."""
+def _check_checkpoint(path: Path, stored: Collection[int], stride: int | None) -> Iterator[Problem]:
+    """Read the whole state, and check that the epochs on which its store relies exist."""
     parts = read_checkpoint(path).state.get("parts")
     store = parts.get("store") if isinstance(parts, dict) else None
     epoch, best = (store.get("epoch"), store.get("best")) if isinstance(store, dict) else (None, None)
     if type(epoch) is not int:
         return
-    last = max(there, default=0)
+    last = max(stored, default=0)
     if stride is not None and epoch - epoch % stride > last:
-        yield Problem(path, f"counts on epochs up to {epoch}, and the trajectories end with epoch {last}")
+        yield Problem(path, f"needs epochs up to {epoch}, but the trajectories end with epoch {last}")
     if isinstance(best, list):
-        lost = sorted({int(number) for number, _ in best[-1]} - {*there})
-        if len(lost) > sum(number > epoch for number in there):  # each newer one may have taken the place of one
-            yield Problem(path, f"counts on epochs {spans_of(lost)}, which are missing from the trajectories")
+        lost = sorted({int(number) for number, _ in best[-1]} - {*stored})
+        if len(lost) > sum(number > epoch for number in stored):  # each newer epoch may have displaced one
+            yield Problem(path, f"needs epochs {spans_of(lost)}, which are missing from the trajectories")
 
 
 def _check_latest(folder: Path) -> Iterator[Problem]:
@@ -191,11 +194,14 @@ def _check_latest(folder: Path) -> Iterator[Problem]:
         with open_file(latest) as file:
             name = file.read(200).decode(errors="replace").strip()
         if name not in [path.name for path in saved_files(folder)]:
-            yield Problem(latest, f"names {name!r}, which is not there")
+            yield Problem(latest, f"names {name!r}, which does not exist")
 
 
 def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
-    """`last` is the epoch that the trajectories end with, 0 where they are not looked at; `first` that of the run."""
+    """Check a file of metrics or `run.json`.
+
+    `first` is the first epoch of the run, `last` the last one of the trajectories, or 0 if they are not checked.
+    """
     if path.name == PLOT:
         sealed.verify(path)
     elif path.name in _KEYS:
@@ -206,9 +212,9 @@ def _check_other(path: Path, last: int, first: int | None) -> Iterator[Problem]:
 
 
 def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int) -> Iterator[str]:
-    """What is wrong with a file of rows, up to the first line that is: no numbers, gaps, a torn end, one too early.
+    """Yield the problems of a CSV file up to the first wrong line: invalid numbers, gaps, an incomplete last line.
 
-    Its rows have to begin with `first`, or before, where that is known, and to end with `last`, or after.
+    The rows must begin with `first` or earlier, if it is known, and end with `last` or later.
     """
     with open_file(path, limit=TEXT) as file:
         names = cells_of(file.readline())
@@ -218,7 +224,7 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
         before: int | None = None
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
-                yield f"ends within line {number}, which the next start of the run cuts off"
+                yield f"ends within line {number}, which the next start of the run removes"
                 return
             if not (cells := cells_of(line)):
                 yield f"line {number}: is damaged"
@@ -229,10 +235,10 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
                 return
             now = int(cells[names.index(key)])
             if before is None and first is not None and now > first:
-                yield f"begins with {key} {now}, and the run with epoch {first}"
+                yield f"begins with {key} {now}, but the run begins with epoch {first}"
             before = now
         if (before or 0) < last:
-            yield f"ends with {key} {before or 0}, and the trajectories with epoch {last}"
+            yield f"ends with {key} {before or 0}, but the trajectories end with epoch {last}"
 
 
 def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> str | None:
@@ -240,9 +246,9 @@ def _check_row(row: dict[str, Any], key: str, text: str, before: int | None) -> 
         try:
             _ = float(cell) if cell and name != text else None
         except ValueError:
-            return f"{cell!r:.40} is no number"
+            return f"{cell!r:.40} is not a number"
     if not row.get(key, "").isdecimal():
-        return f"{row.get(key)!r:.40} does not count it"
+        return f"{row.get(key)!r:.40} is not a valid {key}"
     if before is not None and int(row[key]) != before + 1:
         return f"{key} {row[key]} comes after {key} {before}"
     return None

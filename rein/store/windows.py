@@ -1,7 +1,7 @@
-"""Windows of rows of a run, gathered from all files by one index, with the observation after every row.
+"""Gather windows of rows of a run by index, from all files, together with the observation after every row.
 
-Small fields are held in memory. Memory answers slowly and gives much at once: windows are gathered as pieces, not row
-by row, and narrow fields, such as flags and rewards, lie side by side. That is faster than `numpy.take` for each field.
+Small fields are held in memory. Memory latency dominates random access, so a window is copied as one block instead of
+row by row, and narrow fields, such as flags and rewards, are interleaved. This is faster than `numpy.take` per field.
 
 Shapes: B windows of a batch, L rows of a window, N environments, R rows of a file, G = the sum of R x N.
 """
@@ -21,7 +21,7 @@ from rein.store.format.trajectory_reader import Content
 from rein.store.rows import TransitionRows, find_rows, rows_of_episodes
 from rein.types import Transition
 
-_SMALL = 32 << 20  # bytes of a field of a run; one gather from memory is quicker than one from each file
+_SMALL = 32 << 20  # bytes of a field of a run; up to this size, one gather from memory is faster than one per file
 _LAZY = (
     "_rows",
     "_maps",
@@ -32,14 +32,14 @@ _LAZY = (
     "_begin",
     "_envs",
     "_one_step",
-)  # what each worker finds out
+)  # computed by each worker
 _NARROW = 8  # bytes of a row
 
 
 class Windows:
-    """What transitions and sequences have in common: windows of rows, gathered from all files by index."""
+    """Base class of `Transitions` and `Sequences`: windows of rows, gathered from all files by index."""
 
-    _first: Any  # (len,) the row in which each element begins
+    _first: Any  # (len,) first row of each element
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Windows:
         episodes: tuple[np.ndarray, ...] | None,
     ) -> None:
         if isinstance(fields, str):
-            raise ValueError(f"fields={fields!r}: give a list of names, or None for all fields")
+            raise ValueError(f"fields={fields!r}: must be a list of names, or None for all fields")
         self._contents = list(contents)
         self._length = length
-        self._flat = False  # whether a window, of one row, is that row
-        self._episodes = episodes  # environment, first and last vector step of those wanted
+        self._flat = False  # whether to drop the dimension L, which is 1
+        self._episodes = episodes  # environment, first and last vector step of the selected episodes
         self._paths = _chosen(contents, fields)
         self._observations = [path for path in self._paths if path.split("/")[0] == "observation"]
 
@@ -71,7 +71,7 @@ class Windows:
 
     @functools.cached_property
     def _maps(self) -> dict[str, list[np.ndarray]]:
-        """Fields that are raw and large: for each file a map (R * N, ...)."""
+        """Large raw fields: a memory map (R * N, ...) per file."""
         found = {}
         for path in self._paths:
             stored = [content.fields[path] for content in self._contents]
@@ -82,23 +82,23 @@ class Windows:
 
     @functools.cached_property
     def _held(self) -> Held:
-        """The other fields, in memory."""
+        """All other fields, in memory."""
         paths = [path for path in self._paths if path not in self._maps]
         return Held(self._contents, paths, self._length)
 
     @functools.cached_property
     def _elsewhere(self) -> Elsewhere:
-        """The rows whose next observation is one of the `_others`."""
+        """Rows whose next observation is in `_others`."""
         return Elsewhere(self._held.order, self._rows.special_G, self._rows.source, self._length)
 
     @functools.cached_property
     def _begin(self) -> np.ndarray:
-        """Where the elements begin in memory."""
+        """Positions in memory at which the elements begin."""
         return self._held.order.place(self._first)
 
     @functools.cached_property
     def _others(self) -> dict[str, np.ndarray]:
-        """All observations that follow no row of the run, final and next ones, which `TransitionRows.source` counts."""
+        """All final observations, then all next observations, in the order of `TransitionRows.source`."""
         found = {}
         for path in self._observations:
             inner, parts = path.split("/")[1:], []
@@ -107,10 +107,10 @@ class Windows:
                     stored = content.file.node(table, name, *inner)
                     if stored is not None:
                         lead = 1 if table == "episodes" else 2  # (E, ...), or (K, N, ...)
-                        count = math.prod(stored.shape[:lead])  # which -1 would not find where there are no numbers
+                        count = math.prod(stored.shape[:lead])  # -1 fails for arrays without elements
                         parts.append(content.file.read(stored).reshape(count, *stored.shape[lead:]))
                         continue
-                    dtype, shape = content.fields[path].dtype, content.fields[path].shape  # nobody refers to these
+                    dtype, shape = content.fields[path].dtype, content.fields[path].shape  # unused placeholders
                     columns = content.episodes["id"] if table == "episodes" else content.epochs["number"]
                     count = len(columns) * (1 if table == "episodes" else shape[1])
                     parts.append(np.zeros((count, *shape[2:]), dtype))
@@ -123,11 +123,11 @@ class Windows:
 
     @functools.cached_property
     def _one_step(self) -> int | None:
-        """How far it is to the next row, where that is the same for all."""
+        """Distance to the next row of an environment, or None if it differs between files."""
         return int(self._envs[0]) if len(set(self._envs.tolist())) == 1 else None
 
     def gather(self, index: slice | np.ndarray) -> Transition:
-        """The windows of these elements, (B, L, ...)."""
+        """Gather the windows (B, L, ...) of these elements."""
         begin_B = self._begin[index]
         found = self._held.take(begin_B)
         following = {path: self._held.take_wide(path, begin_B + 1) for path in self._observations if path in found}
@@ -142,13 +142,13 @@ class Windows:
         return self._transition(found, following, (len(begin_B), self._length))
 
     def _step(self, first_B: np.ndarray) -> Any:
-        """How far it is from each of these rows to the next one of its environment: N of its file."""
+        """Return the distance from each of these rows to the next row of its environment: N of its file."""
         if self._one_step is not None:
             return self._one_step
         return self._envs[np.searchsorted(self._rows.base, first_B, "right") - 1]
 
     def _places(self, index: slice | np.ndarray, later: int) -> _Places:
-        """Where the rows of these windows are, or those so many steps later."""
+        """Locate the rows of these windows, shifted by `later` steps."""
         first_B1 = self._first[index][:, None]
         rows_BL = first_B1 + self._step(first_B1) * np.arange(later, later + self._length)
         return _Places(self._contents, self._rows.base, rows_BL)
@@ -158,13 +158,13 @@ class Windows:
             lead = lead[:1]
             found, following = ({p: a.reshape(lead + a.shape[2:]) for p, a in x.items()} for x in (found, following))
         tree = _nest(found)
-        own = {name: tree.pop(name, None) for name in ("observation", "action", "reward", "terminated", "truncated")}
+        known = {name: tree.pop(name, None) for name in ("observation", "action", "reward", "terminated", "truncated")}
         valid = torch.from_numpy(np.ones(lead, bool))
-        return Transition(**own, next_observation=_nest(following).get("observation"), valid=valid, extras=tree)
+        return Transition(**known, next_observation=_nest(following).get("observation"), valid=valid, extras=tree)
 
 
 class _Places:
-    """Rows (B, L) of a run by their number, and in which files they lie."""
+    """Rows (B, L) of a run by their numbers, and the files that contain them."""
 
     def __init__(self, contents: Sequence[Content], base: np.ndarray, rows_BL: np.ndarray) -> None:
         self._contents = contents
@@ -172,7 +172,7 @@ class _Places:
         self._rows_BL = rows_BL
 
     def take(self, column: list[np.ndarray]) -> np.ndarray:
-        """(B, L, ...) of a field; anything where there is no such row."""
+        """Return the values (B, L, ...) of a field. Values of rows beyond the end are undefined."""
         taken = np.empty((*self._rows_BL.shape, *column[0].shape[1:]), column[0].dtype)
         for file, rows, where in self._blocks:
             taken[where] = np.take(column[file], rows, axis=0, mode="clip")
@@ -180,11 +180,11 @@ class _Places:
 
     @functools.cached_property
     def _blocks(self) -> list[Any]:
-        """File, rows of it, and where they belong: whole windows, or single rows of those that cross into another."""
+        """List of (file, its rows, target index): whole windows, or single rows of windows that span several files."""
         rows_BL, base = self._rows_BL, self._base
         first_B, last_B = (self._file_of(rows_BL[:, at]) for at in (0, -1))
         blocks = []
-        for file in np.union1d(first_B, last_B):  # a map of what was cut off would end the process
+        for file in np.union1d(first_B, last_B):  # reading a map of a truncated file would kill the process
             self._contents[file].file.check()
         for file, window in _groups(first_B, np.flatnonzero(first_B == last_B)):
             blocks.append((file, rows_BL[window] - base[file], window))
@@ -200,7 +200,7 @@ class _Places:
 
 
 def _groups(file_B: np.ndarray, of: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Those elements `of` the batch file by file."""
+    """Yield each file with those elements `of` the batch that it contains."""
     if len(of):
         order = of[np.argsort(file_B[of], kind="stable")]
         for part in np.split(order, np.flatnonzero(np.diff(file_B[order])) + 1):
@@ -208,25 +208,25 @@ def _groups(file_B: np.ndarray, of: np.ndarray) -> Iterator[tuple[int, np.ndarra
 
 
 def _chosen(contents: Sequence[Content], fields: Collection[str] | None) -> list[str]:
-    """The paths of those fields. Raises ValueError unless all files have them, and of one kind."""
+    """Return the paths of these fields. Raises ValueError if a file lacks a field or has it in another shape."""
     kinds = [{p: (s.dtype, s.shape[2:]) for p, s in content.fields.items()} for content in contents]
     every = kinds[0] if kinds else {}
     names = dict.fromkeys(path.split("/")[0] for path in every)
     if missing := [name for name in fields or () if kinds and name not in names]:
-        raise ValueError(f"fields={list(fields or ())}: there is no {missing}; there are {list(names)}")
-    wanted = set(names if fields is None else fields) - {"valid"}  # whatever is gathered is
+        raise ValueError(f"fields={list(fields or ())}: no field {missing}; the fields are {list(names)}")
+    wanted = set(names if fields is None else fields) - {"valid"}  # gathered rows are always valid
     paths = [path for path in every if path.split("/")[0] in wanted]
     for content, kind in zip(contents, kinds, strict=True):
         differ = [path for path in paths if kind.get(path) != every[path]]
         if fields is None:
             differ += [path for path in kind if path not in every]
         if differ:
-            raise ValueError(f"{content.file.path}: {differ[0]} is not what it is in {contents[0].file.path}")
+            raise ValueError(f"{content.file.path}: the field {differ[0]} differs from {contents[0].file.path}")
     return paths
 
 
 def _nest(found: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays by path as trees of tensors."""
+    """Convert arrays by path to a tree of tensors."""
     tree: dict[str, Any] = {}
     for path, array in found.items():
         if "/" not in path:
@@ -238,7 +238,7 @@ def _nest(found: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 class Held:
-    """Windows of the fields called `paths`."""
+    """Fields in memory, from which windows are gathered."""
 
     def __init__(self, contents: Sequence[Content], paths: Sequence[str], length: int) -> None:
         self.order = Order(contents)
@@ -248,7 +248,7 @@ class Held:
             stored = contents[0].fields[path]
             parts = (content.file.field(path) for content in contents)
             column = self.order.arrange(parts, stored.shape[2:], stored.dtype.newbyteorder("="))
-            # the next observations are windows one row later, and all that is narrow would come with them
+            # observations stay separate: the next observations are gathered without the other narrow fields
             if 0 < column.nbytes <= _NARROW * len(column) and path.split("/")[0] != "observation":
                 narrow[path] = column
             else:
@@ -260,7 +260,7 @@ class Held:
         self._narrow = _windows(joined.view(np.uint8).reshape(len(joined), self._kind.itemsize), length)
 
     def take(self, begin_B: np.ndarray) -> dict[str, np.ndarray]:
-        """The windows (B, L, ...) of all fields that begin at these places."""
+        """Return the windows (B, L, ...) of all fields that begin at these positions."""
         found: dict[str, np.ndarray] = {}
         if self._kind.itemsize:
             narrow_BL = _taken(self._narrow, begin_B).view(self._kind)[..., 0]
@@ -268,12 +268,12 @@ class Held:
         return found | {path: _taken(windows, begin_B) for path, windows in self._wide.items()}
 
     def take_wide(self, path: str, begin_B: np.ndarray) -> np.ndarray:
-        """Those of one field, an observation or what is not narrow."""
+        """Return the windows of one field, which is an observation or not narrow."""
         return _taken(self._wide[path], begin_B)
 
 
 class Elsewhere:
-    """Which rows of windows are special: their next observation is `source`, not that of the row after them."""
+    """Special rows of windows: their next observation is `source` instead of the observation in the next row."""
 
     def __init__(self, order: Order, special_G: np.ndarray, source: np.ndarray, length: int) -> None:
         place = order.place(np.flatnonzero(special_G))
@@ -282,23 +282,23 @@ class Elsewhere:
         self._special = np.zeros(order.size, bool)
         self._special[place] = True
         before = np.cumsum(np.concatenate([[0], self._special]))
-        # by where a window begins, if there is room for any
+        # whether a window that begins at each position contains a special row
         self._touched = before[length:] > before[: max(0, len(before) - length)]
         self._steps = np.arange(length)
 
     def find(self, begin_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Window, row in it and source of each special row of the windows that begin at these places."""
-        # by methods: numpy's functions of the same names take longer than the work, once for every batch
-        (touched,) = self._touched[begin_B].nonzero()  # few of them: most windows lie inside an episode
+        """Return window, row and source of each special row in the windows that begin at these positions."""
+        # array methods: the overhead of NumPy's functions would exceed the work per batch
+        (touched,) = self._touched[begin_B].nonzero()  # few, because most windows lie inside an episode
         places = begin_B[touched][:, None] + self._steps
         window, row = self._special[places].nonzero()
         return touched[window], row, self._source[self._places.searchsorted(places[window, row])]
 
 
 class Order:
-    """The rows of an environment one after the other.
+    """Order of the rows in memory: the rows of each environment are contiguous.
 
-    Files that follow each other and have one number of environments are a stretch: (N, the sum of R) rows.
+    Consecutive files with the same N form a stretch of (N, sum of R) rows.
     """
 
     def __init__(self, contents: Sequence[Content]) -> None:
@@ -307,10 +307,10 @@ class Order:
         self._envs = np.array([stretch[0].num_envs for stretch in stretches], np.int64)
         self._rows = np.array([sum(lengths) for lengths in self._lengths], np.int64)
         self._base = np.cumsum([0, *(self._envs * self._rows)])
-        self.size = int(self._base[-1]) + 1  # of what is arranged
+        self.size = int(self._base[-1]) + 1  # rows of an arranged array
 
     def place(self, row_B: np.ndarray) -> np.ndarray:
-        """Where these rows, by their number g (see `rein.store.rows`), are."""
+        """Return the positions of rows, given by their numbers g (see `rein.store.rows`)."""
         if not len(row_B):
             return row_B
         stretch_B = np.searchsorted(self._base, row_B, "right") - 1
@@ -319,8 +319,8 @@ class Order:
         return base_B + environment_B * self._rows[stretch_B] + row_in_B
 
     def arrange(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """(G + 1, *shape): what each file has of its rows (R * N, *shape), and one more row that is nowhere."""
-        arranged, given = np.empty((self.size, *shape), dtype), iter(parts)  # numpy asks for huge pages, not for zeros
+        """Arrange the rows (R * N, *shape) of each file as (G + 1, *shape). The additional last row is zero."""
+        arranged, given = np.empty((self.size, *shape), dtype), iter(parts)  # gets huge pages, unlike np.zeros
         arranged[-1] = 0
         for lengths, num_envs, rows, base in zip(self._lengths, self._envs, self._rows, self._base, strict=False):
             stretch_NR = arranged[base : base + num_envs * rows].reshape(num_envs, rows, *shape)
@@ -333,11 +333,11 @@ class Order:
 
 
 def _windows(column: np.ndarray, length: int) -> np.ndarray:
-    """All windows of so many rows, (W, L, ...); they share the memory of the column."""
+    """Return all windows of `length` rows, (W, L, ...), as a view of the column."""
     count = max(0, len(column) + 1 - length)
     return np.ndarray((count, length, *column.shape[1:]), column.dtype, column, 0, (column.strides[0], *column.strides))
 
 
 def _taken(windows: np.ndarray, begin_B: np.ndarray) -> np.ndarray:
-    """(B, L, ...): each window is copied as one piece; single rows are quicker by `take`."""
+    """Copy windows (B, L, ...), each as one block. For single rows `take` is faster."""
     return np.take(windows, begin_B, axis=0, mode="clip") if windows.shape[1] == 1 else windows[begin_B]

@@ -1,4 +1,4 @@
-"""A thread that does slow work in order, so that training does not wait for the disk."""
+"""Background thread for slow work, so that training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Job = Callable[[], None]
 
 
 class Writer:
-    """Runs jobs one after the other on a thread of its own.
+    """Background thread that runs jobs in order.
 
-    `submit` blocks while `max_bytes` of work are unfinished (one job is always let in), so memory stays bounded and
-    nothing is dropped. The first error stops the writer for good: what waits is not begun, and the error surfaces in
-    the thread that calls next. `idle` is called on the writer's thread about every `interval` seconds without work.
+    `submit` blocks while more than `max_bytes` of work are unfinished, so memory is bounded and no job is dropped. One
+    job is always accepted. The first error stops the writer for good: queued jobs are not run, and the next call of a
+    method raises the error. `idle` is called on the writer's thread about every `interval` seconds without work.
     """
 
     def __init__(self, max_bytes: int, idle: Job, interval: float) -> None:
         self._max_bytes = max_bytes
         self._idle = idle
         self._interval = interval
-        self._changed = threading.Condition()  # reentrant, for the garbage collector may release a store at any line
+        self._changed = threading.Condition()  # reentrant, because the garbage collector may release a store anywhere
         self._jobs: collections.deque[tuple[Job, int]] = collections.deque()
         self._unfinished = 0  # bytes
         self._busy = False
@@ -37,11 +37,11 @@ class Writer:
 
     @property
     def works(self) -> bool:
-        """Whether jobs are still taken: nothing failed, and this is the process that the thread lives in."""
+        """Whether jobs are accepted: no job failed, and the thread belongs to this process."""
         return self._error is None and os.getpid() == self._pid
 
     def submit(self, job: Job, size: int, wait: bool = True) -> None:
-        """Have `job()` run after those before it; waits for room for its `size` in bytes. Raises an earlier error."""
+        """Queue `job()`. Blocks until there is room for its `size` in bytes. Raises StoreError if a job has failed."""
         self.check()
         with self._changed:
             if wait:
@@ -52,26 +52,26 @@ class Writer:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return when everything submitted is done. Raises StoreError if something failed."""
+        """Wait until all submitted jobs are done. Raises StoreError if a job failed."""
         self.check()
         with self._changed:
             self._changed.wait_for(lambda: self._error or not (self._jobs or self._busy))
             self._raise_error()
 
     def check(self) -> None:
-        """Raise StoreError if a job failed, or if this is a fork of the process whose thread does the work."""
+        """Raise StoreError if a job failed, or if this process is a fork of the one that created the writer."""
         if os.getpid() != self._pid:
-            raise StoreError(f"this store belongs to process {self._pid}; a fork of it must open a store of its own")
+            raise StoreError(f"this store belongs to process {self._pid}; open a new store in each forked process")
         self._raise_error()
 
     def end(self) -> None:
-        """Have the thread end when everything submitted is done; does not wait for that."""
+        """Let the thread end when all submitted jobs are done, without waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Finish everything and end the thread. Raises StoreError if something failed that nobody was told yet."""
+        """Finish all jobs and end the thread. Raises StoreError if a job failed and no call has raised that yet."""
         if os.getpid() != self._pid:
             return
         self.end()
@@ -98,9 +98,9 @@ class Writer:
             error = None
             try:
                 job()
-            except BaseException as caught:  # whatever it is, it must reach the training thread
+            except BaseException as caught:  # any error must reach the training thread
                 error = caught
-            del job  # it holds the data
+            del job  # it references the data
             with self._changed:
                 self._busy = False
                 self._unfinished -= size

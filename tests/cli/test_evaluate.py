@@ -123,7 +123,7 @@ def test_it_is_the_same_under_a_seed_and_explores_if_told(run, capsys):
 def test_what_is_not_there_is_told(run, capsys):
     assert "run.json cannot be read" in refused(capsys, "none")
     missing = run / "checkpoints/epoch-000009.h5"
-    assert f"there is no checkpoint; in {run}/checkpoints there are " in refused(capsys, run, "--checkpoint", missing)
+    assert f"no checkpoint; {run}/checkpoints has " in refused(capsys, run, "--checkpoint", missing)
     assert "--episodes 0: give 1 or more" in refused(capsys, run, "--episodes", 0)
 
 
@@ -164,9 +164,7 @@ def test_a_run_without_a_checkpoint_is_told_how_to_have_one(here, capsys):
     make_loop(PPO, store).run()
     store.close()
     for words in ([], ["--best"]):
-        assert "the run has taken none yet: `checkpoint(loop, store)`, attached before" in refused(
-            capsys, "new", *words
-        )
+        assert "the run has not saved any yet; call `checkpoint(loop, store)` before" in refused(capsys, "new", *words)
 
 
 def test_a_run_of_a_recipe_plays_even_where_its_files_do_not_say_what_its_agent_was_built_for(here, capsys):

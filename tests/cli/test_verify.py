@@ -121,7 +121,7 @@ def test_a_summary_is_printed_and_the_status_says_whether_anything_is_wrong(run,
         main(["verify", str(run)])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert ended.value.code == 1
-    assert first.startswith(f"{damaged}: was cut or added to")
+    assert first.startswith(f"{damaged}: was truncated or extended")
     assert last.endswith("something is wrong with 2")  # and the epoch is missing before the next file
 
 
@@ -139,22 +139,22 @@ def test_one_flipped_bit_is_found_in_every_kind_of_file(run, what):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda t: with_table(t, "length", 0, 10**6), "has a length that its steps have no room for"),
+        (lambda t: with_table(t, "length", 0, 10**6), "has a length that does not fit its steps"),
         (
             lambda t: with_table(t, "length", -1, t.episodes.length[-1] - 1),
             "has another number of rows than its length",
         ),
         (lambda t: with_table(t, "episode_return", -1, 7.5), "has another return than the sum of its rewards"),
-        (lambda t: with_table(t, "environment", 0, 3), "is of no environment in 0 to 2"),
+        (lambda t: with_table(t, "environment", 0, 3), "has an environment outside 0 to 2"),
         (lambda t: with_table(t, "last_step", 0, 10**6), "ended in a step that is not in its epoch"),
         (lambda t: with_table(t, "first_step", 0, 10**6), "ends before it begins"),
         (lambda t: with_end(t, "valid", False), "ended in a row that is not valid"),
-        (lambda t: with_end(t, "terminated", False), "is not terminated in rows as in the table"),
-        (lambda t: with_end(t, "truncated", True), "is not truncated in rows as in the table"),
-        (without_episode, "that is not in the table of episodes"),
-        (lambda t: t._replace(status="odd"), "has an epoch whose status is 'odd'"),
-        (lambda t: t._replace(epoch=9), "has the epochs of a file that is called 000009-000009.h5"),
-        (lambda t: with_table(t, "id", 0, 10**6), "has episodes whose ids do not go up"),
+        (lambda t: with_end(t, "terminated", False), "has another terminated in the rows than in the table"),
+        (lambda t: with_end(t, "truncated", True), "has another truncated in the rows than in the table"),
+        (without_episode, "but is not in the table of episodes"),
+        (lambda t: t._replace(status="odd"), "has an epoch with the status 'odd'"),
+        (lambda t: t._replace(epoch=9), "has the epochs of a file with the name 000009-000009.h5"),
+        (lambda t: with_table(t, "id", 0, 10**6), "has episodes whose ids do not increase"),
         (lambda t: t._replace(first_step=t.first_step + 10**5), "but the file before ends at step"),
     ],
 )
@@ -181,12 +181,12 @@ def test_a_missing_epoch_is_found_and_one_that_is_there_twice(run):
     assert wrong(run) == [("000005-000005.h5", "epochs 3 to 4 are missing before epoch 5")]
     (run / "trajectories/000006-000006.h5").write_bytes(files(run)[0].read_bytes())
     said = dict(wrong(run)[::-1])
-    assert said["000006-000006.h5"].startswith("has the epochs of a file that is called 000001-000001.h5")
+    assert said["000006-000006.h5"].startswith("has the epochs of a file with the name 000001-000001.h5")
     assert ("000006-000006.h5", "has epoch 1 after epoch 5") in wrong(run)
 
 
 @pytest.mark.parametrize(
-    ("which", "reason"), [(0, "of which the part before is missing"), (-1, "the next one is missing")]
+    ("which", "reason"), [(0, "but the part before it is missing"), (-1, "the next part is missing")]
 )
 def test_a_missing_part_of_an_epoch_is_found(tmp_path, which, reason):
     train(tmp_path / "run", max_bytes=2000)
@@ -200,14 +200,14 @@ def test_a_checkpoint_that_counts_on_epochs_that_are_gone_is_found(run):
     for file in files(run)[3:]:
         file.unlink()
     reasons = [said for name, said in wrong(run) if name == "epoch-000004.h5"]
-    assert reasons == ["counts on epochs up to 4, and the trajectories end with epoch 3"]
+    assert reasons == ["needs epochs up to 4, but the trajectories end with epoch 3"]
     assert not [said for name, said in wrong(run) if name == "epoch-000002.h5"]
 
 
 def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
     saved = run / "checkpoints/epoch-000004.h5"
     (run / "checkpoints/latest").write_text("epoch-000009.h5\n")
-    assert wrong(run) == [("latest", "names 'epoch-000009.h5', which is not there")]
+    assert wrong(run) == [("latest", "names 'epoch-000009.h5', which does not exist")]
     _, state, about = read_checkpoint(saved)
     write_checkpoint(saved, state, {**about, "format": 999})
     assert "this rein reads version" in dict(wrong(run))["epoch-000004.h5"]
@@ -216,20 +216,20 @@ def test_the_rows_of_a_checkpoint_are_looked_at_too(run):
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("metrics.csv", lambda text: text[:-3], "ends within line 6, which the next start of the run cuts off"),
+        ("metrics.csv", lambda text: text[:-3], "ends within line 6, which the next start of the run removes"),
         ("metrics.csv", lambda text: text.replace("\n3,", "\n7,"), "line 4: epoch 7 comes after epoch 2"),
-        ("metrics.csv", lambda text: text.replace("\n3,", "\nx,"), "line 4: 'x' is no number"),
+        ("metrics.csv", lambda text: text.replace("\n3,", "\nx,"), "line 4: 'x' is not a number"),
         ("metrics.csv", lambda text: text.replace("\n3,", "\n3,4,"), "line 4"),
         ("metrics.csv", lambda text: text.replace("epoch", "era"), "has no column 'epoch'"),
-        ("metrics.csv", lambda text: text[: text.index("\n4,") + 1], "epoch 3, and the trajectories with epoch 5"),
-        ("metrics.csv", lambda text: text[: text.index("\n") + 1], "epoch 0, and the trajectories with epoch 5"),
+        ("metrics.csv", lambda text: text[: text.index("\n4,") + 1], "epoch 3, but the trajectories end with epoch 5"),
+        ("metrics.csv", lambda text: text[: text.index("\n") + 1], "epoch 0, but the trajectories end with epoch 5"),
         (
             "metrics.csv",
             lambda text: text.replace(text[text.index("\n1,") : text.index("\n3,")], ""),
             "begins with epoch 3",
         ),
-        ("run.json", lambda text: text[:50], "makes no sense"),
-        ("run.json", lambda text: "[" * 100_000, "makes no sense"),
+        ("run.json", lambda text: text[:50], "has invalid content"),
+        ("run.json", lambda text: "[" * 100_000, "has invalid content"),
         ("run.json", lambda text: "[]", "a JSON object was expected"),
     ],
 )
@@ -302,9 +302,9 @@ def test_names_from_a_disk_do_not_steer_the_terminal(run, capsys):
 
 
 def test_where_there_is_nothing_it_says_so(tmp_path):
-    with pytest.raises(StoreError, match="there is no run"):
+    with pytest.raises(StoreError, match="is neither the folder of a run"):
         verify_run(tmp_path)
-    with pytest.raises(StoreError, match="there is no run"):
+    with pytest.raises(StoreError, match="is neither the folder of a run"):
         verify_run(tmp_path / "none")
 
 
@@ -326,7 +326,7 @@ def test_rows_of_metrics_that_are_gone_altogether_are_found(tmp_path, options):
     train(run, **options)
     assert wrong(run) == []
     (run / "metrics.csv").unlink()
-    assert wrong(run) == [("metrics.csv", "is not there, and metrics.h5 was made of it")]
+    assert wrong(run) == [("metrics.csv", "is missing, but metrics.h5 was made from it")]
 
 
 def test_a_run_that_went_on_in_a_folder_of_its_own_begins_with_a_later_epoch(run, tmp_path):
@@ -387,4 +387,4 @@ def test_a_resume_warns_about_missing_trajectory_files(run, caplog):
         file.unlink()
     train(run, epochs=7, resumed=run, exist="resume")
     told = [text for text in caplog.messages if "has no trajectory" in text]
-    assert told == [f"{run}/trajectories: has no trajectory of epochs 1 to 2; the run goes on without, after epoch 5"]
+    assert told == [f"{run}/trajectories: has no trajectory of epochs 1 to 2; the run continues after epoch 5 without"]

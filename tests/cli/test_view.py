@@ -85,7 +85,7 @@ def test_a_damaged_file_is_not_given_to_a_viewer(path, extra, capfd):
         main(["view", str(path)])
     said = capfd.readouterr()
     assert said.out == ""
-    assert "was cut or added to" in said.err
+    assert "was truncated or extended" in said.err
 
 
 def test_a_folder_without_files_is_an_error(tmp_path):

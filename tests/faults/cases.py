@@ -1,7 +1,7 @@
-"""The runs that the fault tests break: every agent of the project in every kind of environment, small.
+"""Small runs for the fault tests: every agent of rein in every kind of environment.
 
-Run as a program, in a process of its own: `python cases.py FOLDER` finishes every FOLDER/CASE/AT that was interrupted,
-each in a fork that has seen nothing of it, and writes the state at its end beside it as end.h5.
+As a program, `python cases.py FOLDER` finishes every interrupted run FOLDER/CASE/AT in a fork that has not seen the
+run, and writes the final state to end.h5 in the folder of the run.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ ENVIRONMENTS: dict[str, Callable[[int], Any]] = {
 
 
 def agents() -> dict[str, Any]:
-    """Every agent that there is, by its module, and with what it can have: `ppo`, `ppo_lstm`, `sac_prioritized`, ..."""
+    """Return all agents by module name, including variants such as `ppo_lstm` and `sac_prioritized`."""
     found: dict[str, Any] = {}
     for module in pkgutil.iter_modules(rein.agents.__path__):
         members = vars(importlib.import_module(f"rein.agents.{module.name}")).values()
-        own = [m for m in members if inspect.isclass(m) and m.__module__ == f"rein.agents.{module.name}"]
-        for kind in (member for member in own if hasattr(member, "optimize_model")):
+        classes = [m for m in members if inspect.isclass(m) and m.__module__ == f"rein.agents.{module.name}"]
+        for kind in (member for member in classes if hasattr(member, "optimize_model")):
             found[module.name] = kind
             if issubclass(kind, OnPolicyAgent):
                 cores = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU} if kind is PPO else {"lstm": LSTM}
@@ -64,7 +64,7 @@ def agents() -> dict[str, Any]:
 
 
 def make_agent(kind: Any, environment: Any) -> Any:
-    """A small one, which learns several times an epoch. Raises ValueError where it cannot act there."""
+    """Build a small agent that updates several times per epoch. Raises ValueError for unsupported spaces."""
     spaces = environment.single_observation_space, environment.single_action_space
     small = {"rollout_steps": 5, "minibatches": 2, "learning_rate": 0.01, "hidden": (16,)}
     small |= {"normalize_observation": True, "normalize_reward": True}
@@ -75,7 +75,7 @@ def make_agent(kind: Any, environment: Any) -> Any:
 
 
 def cases() -> list[str]:
-    """Every agent in every environment that it can act in, continuing and episodic: `ppo-cartpole-episodic`."""
+    """Return all combinations of agents, supported environments and modes, such as `ppo-cartpole-episodic`."""
     found = []
     for agent, kind in agents().items():
         for name, make in ENVIRONMENTS.items():
@@ -91,7 +91,7 @@ def cases() -> list[str]:
 
 
 def build(case: str, folder: Path, evaluated: bool = False) -> rein.Loop:
-    """The loop of a case, which stores and saves in `folder`; the same on every call."""
+    """Build the loop of a case, with a store and checkpoints in `folder`. Every call builds an equal loop."""
     name, place, mode = case.split("-")
     environment = ENVIRONMENTS[place](3)
     agent = make_agent(agents()[name], environment)
@@ -112,7 +112,7 @@ def build(case: str, folder: Path, evaluated: bool = False) -> rein.Loop:
 
 
 def end(loop: rein.Loop) -> dict[str, Any]:
-    """Run to the end; the state there, without what a clock on the wall says and without how runs have ended."""
+    """Run to the end. Returns the final state without wall-clock times and without the outcomes of runs."""
     loop.run()
     loop.parts["store"].close()
     del loop.parts["store"]
@@ -127,7 +127,7 @@ def _timeless(state: Any) -> Any:
 
 
 def finish(folder: Path) -> None:
-    """Resume what lies in `folder` and write its end."""
+    """Resume the run in `folder` and write its final state."""
     loop = build(folder.parent.name, folder)
     rein.resume(loop, folder)
     write_checkpoint(folder / "end.h5", end(loop), {"kind": "run"})

@@ -1,4 +1,4 @@
-"""How much is done: a fast selection with the other tests, all of it in `make test-faults`."""
+"""Size of the fault tests: a fast selection by default, all of them in `make test-faults`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def scale() -> Callable[[int, int], int]:
-    """`scale(full, fast)`: the first in `make test-faults`, which sets REIN_FAULTS, the second otherwise."""
+    """Return `scale(full, fast)`: the first value in `make test-faults`, which sets REIN_FAULTS, else the second."""
     full = bool(os.environ.get("REIN_FAULTS"))
     return lambda many, few: many if full else few

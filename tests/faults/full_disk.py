@@ -1,7 +1,7 @@
-"""Trains onto a small disk until it is full, and says how that went; run by itself, in a folder on that disk.
+"""Train in a folder on a small disk until it is full, resume after freeing space, and print the results as JSON.
 
-usage: python full_disk.py FOLDER ahead|late [BYTES]: with `late` nobody looks ahead how much room there is, and the
-write fails. With BYTES the folder is no disk of its own, and is treated as one that has so many.
+Usage: python full_disk.py FOLDER ahead|late [BYTES]. With `late`, free space is not checked in advance, so the write
+fails. With BYTES, a disk of that size is simulated.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rein.errors import StoreError
 from rein.store.format import sealed
 from rein.store.hdf5 import HDF5Store
 
-BALLAST = 1 << 20  # bytes that somebody frees afterwards
+BALLAST = 1 << 20  # bytes that are freed afterwards
 
 
 class Small:
-    """The module `os`, for which a folder is a disk of so many bytes."""
+    """Module `os` that simulates a disk of `room` bytes in a folder."""
 
     f_blocks = f_frsize = 1
 
@@ -39,24 +39,24 @@ class Small:
 
     @property
     def f_bavail(self) -> int:
-        """Bytes that are free."""
+        """Free bytes."""
         return self._room - sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
 
     f_bfree = f_bavail
 
     def statvfs(self, folder: Path) -> Any:
-        """What the system says of the disk."""
+        """Return the status of the simulated disk."""
         return self
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """As many bytes as there is room for; an error where there is none."""
+        """Write as many bytes as fit. Raises OSError if the disk is full."""
         if self.f_bavail <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(descriptor, data[: self.f_bavail])
 
 
 def train(store: HDF5Store, epochs: int, state: dict[str, Any] | None = None) -> None:
-    """Epochs, each of which is a file and waited for; `LAST` says which one was safe last."""
+    """Train, flush after each epoch, and record the last flushed epoch in `LAST`."""
     environment = Gridworld(num_envs=64, seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, store, seed=0)
@@ -78,12 +78,12 @@ def train(store: HDF5Store, epochs: int, state: dict[str, Any] | None = None) ->
 
 
 def names(path: Path) -> list[str]:
-    """The files of trajectories, unfinished ones among them."""
+    """Return the trajectory files, including unfinished ones."""
     return sorted(entry.name for entry in (path / "trajectories").iterdir())
 
 
 def look(path: Path) -> dict[str, Any]:
-    """Which files there are, which of them are whole, and which epochs can be read."""
+    """Verify all files, and return their number and the epochs that can be read."""
     whole = 0
     for name in names(path):
         sealed.verify(path / "trajectories" / name)
@@ -93,32 +93,32 @@ def look(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Until the disk is full; then some space is freed and the run goes on."""
+    """Train until the disk is full, then free some space and resume the run."""
     torch.set_num_threads(1)
     folder, how = Path(sys.argv[1]), sys.argv[2]
     if len(sys.argv) > 3:
-        sealed.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]  # a stand-in
+        sealed.os = Small(folder, int(sys.argv[3]))  # type: ignore[assignment]  # a fake module
     (folder / "ballast").write_bytes(bytes(BALLAST))
     if how == "late":
         sealed.check_room = lambda folder, size: None
     train(HDF5Store(folder / "warm", max_epochs=1), 1)
     before = len(os.listdir("/dev/fd")), threading.active_count()
     store = HDF5Store(folder / "run", max_epochs=1)
-    said: dict[str, Any] = {"errors": []}
+    report: dict[str, Any] = {"errors": []}
     try:
         train(store, 10_000)
     except StoreError as error:
-        said["errors"].append(str(error))
-    store.close()  # quietly: it was told
-    said |= {"safe": LAST["safe"], "status": LAST["status"], "full": look(folder / "run")}
+        report["errors"].append(str(error))
+    store.close()  # does not raise the error again
+    report |= {"safe": LAST["safe"], "status": LAST["status"], "full": look(folder / "run")}
     state = LAST["state"]
     (folder / "ballast").unlink()
     store = HDF5Store(folder / "run", exist="resume", max_epochs=1)
-    said["left"] = [name for name in names(folder / "run") if not name.endswith(".h5")]
-    train(store, said["safe"] + 2, state)
+    report["left"] = [name for name in names(folder / "run") if not name.endswith(".h5")]
+    train(store, report["safe"] + 2, state)
     store.close()
-    said |= {"resumed": look(folder / "run"), "descriptors": len(os.listdir("/dev/fd")) - before[0]}
-    print(json.dumps(said | {"threads": threading.active_count() - before[1]}))
+    report |= {"resumed": look(folder / "run"), "descriptors": len(os.listdir("/dev/fd")) - before[0]}
+    print(json.dumps(report | {"threads": threading.active_count() - before[1]}))
 
 
 LAST: dict[str, Any] = {}

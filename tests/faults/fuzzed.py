@@ -1,7 +1,7 @@
-"""Reads mutants of trajectory files in every way there is, and says of each how that went.
+"""Read mutants of trajectory files in every possible way, and print one line of JSON per mutant.
 
-usage: python fuzzed.py FOLDER FIRST STOP SEED: makes the mutants of these numbers (`mutants.py`) and reads them in
-forks, a batch each, so that a file of which a fork dies is named. One line of JSON a file.
+Usage: python fuzzed.py FOLDER FIRST STOP SEED. Makes the mutants FIRST to STOP (`mutants.py`) and reads them in forks,
+one fork per batch, so that a mutant that kills its fork is identified.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rein.errors import StoreError
 from rein.ops.random import stream_seed
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("mutants.py")))
-AT_ONCE = 25  # mutants of a fork
-MEMORY = 1 << 30  # bytes beyond what the process had
-SECONDS = 30  # a fork that has been at one file for so long is ended
+AT_ONCE = 25  # mutants per fork
+MEMORY = 1 << 30  # bytes in addition to those in use at the start
+SECONDS = 30  # time limit per mutant
 
 
 def read_all(path: Path) -> None:
-    """Every table, field, epoch and episode, transitions and sequences."""
+    """Read all tables and fields, and some epochs, episodes, transitions and sequences."""
     run = rein.open_run(path)
     _ = repr(run), run.info, run.epochs, run.episodes
     for name in run.fields:
@@ -53,57 +53,58 @@ def read_all(path: Path) -> None:
 
 
 def shown(path: Path) -> None:
-    """`rein show`."""
+    """Run `rein show`."""
     show_command([str(path)])
 
 
 def verified(path: Path) -> None:
-    """`rein verify`, which ends with status 1 where something is wrong."""
+    """Run `rein verify`, which must end with status 1 if it finds a problem."""
     try:
         verify_command([str(path)])
     except SystemExit as end:
         if end.code != 1:
             raise AssertionError(f"rein verify ended with status {end.code}") from end
-        raise StoreError(f"{path}: is told by rein verify") from end
+        raise StoreError(f"{path}: is reported by rein verify") from end
 
 
 def outcome(call: Callable[[Path], None], path: Path) -> tuple[str, str]:
-    """`read` or `refused`, or what should not be; and the text of it."""
+    """Return `read`, `refused` or the kind of failure, and its text."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             call(path)
     except StoreError as error:
         text = str(error)
         if str(path) not in text:
             return "a StoreError that does not name the file", text
         return ("refused", text) if "\n" not in text else ("a StoreError of several lines", text)
-    except BaseException:  # whatever it is, it is what is looked for
+    except BaseException:  # any other error is a failure
         return "another error", traceback.format_exc()
-    return ("read", "") if "\x1b[2J" not in said.getvalue() else ("output that steers the terminal", said.getvalue())
+    text = output.getvalue()
+    return ("read", "") if "\x1b[2J" not in text else ("output with terminal escapes", text)
 
 
 def look_at(run: Path) -> dict[str, Any]:
-    """How reading, showing and verifying a run of one mutant went, in what time and memory."""
-    said: dict[str, Any] = {"seconds": 0.0}
+    """Read, show and verify a run of one mutant. Returns the outcomes and the longest processor time."""
+    report: dict[str, Any] = {"seconds": 0.0}
     for name, call in (("read", read_all), ("show", shown), ("verify", verified)):
         begin = seconds()
-        said[name] = outcome(call, run)
-        said["seconds"] = max(said["seconds"], seconds() - begin)
-    return said
+        report[name] = outcome(call, run)
+        report["seconds"] = max(report["seconds"], seconds() - begin)
+    return report
 
 
 def seconds() -> float:
-    """Return the processor time of this process: others may be busy, too."""
+    """Return the processor time of this process, which does not depend on the load of the machine."""
     return sum(os.times()[:2])
 
 
 def peak() -> int:
-    """Return the largest number of bytes that this process has had, beyond those at its start."""
+    """Return the peak memory of this process in bytes, in addition to that at its start."""
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - START) << 10
 
 
 def batch(numbers: range, folder: Path, bases: list[bytes], seed: int, writing: int) -> None:
-    """Make and look at these mutants; say of each first that it begins."""
+    """Make and check these mutants. Each is announced first, so that a mutant that kills the fork is known."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if LINUX else 0
     if LINUX:
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
@@ -114,14 +115,14 @@ def batch(numbers: range, folder: Path, bases: list[bytes], seed: int, writing: 
         kind = TOOLS["make_mutant"](number, draw, bases, run / "trajectories" / TOOLS["NAME"])
         os.write(writing, json.dumps({"number": number, "kind": kind}).encode() + b"\n")
         signal.alarm(SECONDS)
-        said = look_at(run)
+        report = look_at(run)
         signal.alarm(0)
-        os.write(writing, json.dumps({"number": number, "kind": kind, "bytes": peak(), **said}).encode() + b"\n")
+        os.write(writing, json.dumps({"number": number, "kind": kind, "bytes": peak(), **report}).encode() + b"\n")
         shutil.rmtree(run)
 
 
 def forked(numbers: range, folder: Path, bases: list[bytes], seed: int) -> Iterator[dict[str, Any]]:
-    """What a fork says of these mutants; where it dies, another one goes on behind the file that did it."""
+    """Check these mutants in a fork and yield the reports. If a fork dies, another one continues after that mutant."""
     while numbers:
         reading, writing = os.pipe()
         child = os.fork()
@@ -148,13 +149,13 @@ def forked(numbers: range, folder: Path, bases: list[bytes], seed: int) -> Itera
 
 
 def main() -> None:
-    """All batches, one after the other."""
+    """Run all batches in order."""
     torch.set_num_threads(1)
     folder, begin, stop, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
     bases = TOOLS["make_bases"](folder)
     for first in range(begin, stop, AT_ONCE):
-        for said in forked(range(first, min(first + AT_ONCE, stop)), folder, bases, seed):
-            print(json.dumps(said), flush=True)
+        for report in forked(range(first, min(first + AT_ONCE, stop)), folder, bases, seed):
+            print(json.dumps(report), flush=True)
 
 
 LINUX = sys.platform == "linux"

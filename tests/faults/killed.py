@@ -1,8 +1,8 @@
-"""Trains a run again and again, killing it at random moments, and says what it had acknowledged each time.
+"""Train a run repeatedly, kill it at random moments, and print what it had acknowledged.
 
-usage: python killed.py FOLDER CASE KILLS SEED: a process that has imported everything forks each attempt into a process
-group of its own, which resumes the run in FOLDER where there is one. Every third kill hits inside a system call of a
-write, the others at any moment. One line of JSON an attempt.
+Usage: python killed.py FOLDER CASE KILLS SEED. Each attempt is a fork in a separate process group. It resumes the run
+in FOLDER if it has a checkpoint. Every third kill happens inside a system call of a write, the others at random times.
+Prints one line of JSON per attempt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
 
 
 class Deadly:
-    """The module `os`, in which the whole process group is killed inside the `left`th call that changes the disk."""
+    """Module `os` that kills the process group inside the `left`-th call that changes the disk."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -43,7 +43,7 @@ class Deadly:
         def call(*arguments: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left == 0:
-                if name == "write":  # half of it
+                if name == "write":  # write half of the bytes
                     os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.killpg(0, signal.SIGKILL)
             return real(*arguments, **options)
@@ -52,12 +52,12 @@ class Deadly:
 
 
 def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
-    """Train to the end, or until it is killed."""
+    """Train to the end or until killed."""
     os.setpgid(0, 0)
     if die_at:
-        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
+        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a fake module
     loop = TOOLS["build"](case, folder)
-    loop.iterations = 40  # longer than the cases of the other tests, so that kills meet it at work
+    loop.iterations = 40  # longer than in other tests, so that kills hit a running loop
     if any((folder / "checkpoints").glob("*.h5")):
         rein.resume(loop, folder)
     checkpoints = loop.parts["store"].checkpoints
@@ -80,7 +80,7 @@ def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
 
 
 def fork(folder: Path, case: str, die_at: int) -> tuple[int, int]:
-    """Process and the reading end of what it acknowledges."""
+    """Fork an attempt. Returns its pid and the descriptor from which to read its acknowledgements."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -96,7 +96,7 @@ def fork(folder: Path, case: str, die_at: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Attempts until the run is done, of which the first KILLS are killed."""
+    """Repeat attempts until the run is finished, and kill the first KILLS of them."""
     torch.set_num_threads(1)
     folder, case, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     moments, last = random.Random(seed), 0
@@ -104,24 +104,24 @@ def main() -> None:
         inside = number < kills and number % 3 == 0
         child, reading = fork(folder, case, moments.randrange(1, 40) if inside else 0)
         if number < kills and not inside:
-            os.read(reading, 4)  # it is under way
+            os.read(reading, 4)  # wait until the run has started
             time.sleep(moments.random() * 0.15)
-            with contextlib.suppress(ProcessLookupError):  # it was done already
+            with contextlib.suppress(ProcessLookupError):  # the attempt has ended
                 os.killpg(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-        heard = b""
+        received = b""
         while more := os.read(reading, 4096):
-            heard += more
+            received += more
         os.close(reading)
-        numbers = [int.from_bytes(heard[k : k + 4], "little") for k in range(0, len(heard), 4)]
+        numbers = [int.from_bytes(received[k : k + 4], "little") for k in range(0, len(received), 4)]
         last = max([last, *(n for n in numbers if n != 0xFFFFFFFF)])
         killed = os.WIFSIGNALED(status)
         temporary = [path.name for path in folder.rglob(".*.tmp-*")]
         newest = Checkpoints(folder / "checkpoints").newest()
         stored = [int(path.stem[7:13]) for path in list_files(folder / "trajectories")]
-        said = {"killed": killed, "status": status, "acknowledged": last, "torn": len(temporary)}
-        said |= {"saved": newest.about["epochs_ended"] if newest else 0, "stored": max(stored, default=0)}
-        print(json.dumps(said), flush=True)
+        report = {"killed": killed, "status": status, "acknowledged": last, "torn": len(temporary)}
+        report |= {"saved": newest.about["epochs_ended"] if newest else 0, "stored": max(stored, default=0)}
+        print(json.dumps(report), flush=True)
         if not killed:
             return
 

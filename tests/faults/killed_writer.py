@@ -1,7 +1,7 @@
-"""Kills a busy writer of trajectories again and again, each time in the folder that the one before left.
+"""Kill a busy writer of trajectories repeatedly. Each writer continues in the folder of the one before.
 
-usage: python killed_writer.py FOLDER KILLS INSIDE SEED: a process that has imported everything forks each writer. KILLS
-of them are killed at random moments, then INSIDE of them within a system call of a write. One line of JSON each.
+Usage: python killed_writer.py FOLDER KILLS INSIDE SEED. Each writer is a fork. KILLS writers are killed at random
+times, then INSIDE writers inside a system call of a write. Prints one line of JSON per writer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory
 
-AT_ONCE = 10  # lives of one run
+AT_ONCE = 10  # writers per run
 LARGE = 7
 
 
 class Deadly:
-    """The module `os`, in which the process is killed inside the `left`th call that changes the disk."""
+    """Module `os` that kills the process inside the `left`-th call that changes the disk."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -43,7 +43,7 @@ class Deadly:
         def call(*arguments: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left == 0:
-                if name == "write":  # half of it
+                if name == "write":  # write half of the bytes
                     os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments, **options)
@@ -53,24 +53,24 @@ class Deadly:
 
 @functools.cache
 def base(number: int) -> Trajectory:
-    """What epochs are made from, so that the writer has more to do than whoever makes them."""
+    """Return a cached trajectory from which epochs are made, so that writing dominates the run time."""
     return make_trajectory(number, steps=900 if number == LARGE else 200, num_envs=4)
 
 
 def make(epoch: int) -> Trajectory:
-    """An epoch of the runs that are killed; every seventh is cut into parts."""
+    """Return an epoch of the runs. Every seventh epoch is split into parts."""
     return base(epoch % LARGE or LARGE)._replace(epoch=epoch, first_step=10_000 * epoch)
 
 
 def write(path: Path, acknowledged: int, die_at: int) -> None:
-    """Go on with the run behind the last whole epoch that it has, for ever; say after each flush which one is safe."""
+    """Continue the run after its last complete epoch without end. Acknowledges the last epoch after each flush."""
     store = HDF5Store(path, exist="resume", max_epochs=2, max_bytes=600_000)
     left = [entry.name for entry in (path / "trajectories").iterdir() if entry.suffix != ".h5"]
     last = int(open_run(path).epochs["number"][-1]) if list_files(path / "trajectories") else 0
     store.load_state_dict({"epoch": last})
     os.write(acknowledged, json.dumps({"left": left, "last": last}).encode() + b"\n")
     if die_at:
-        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a stand-in
+        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a fake module
     for epoch in range(last + 1, 100_000):
         store.append(make(epoch))
         if epoch % 3 == 0:
@@ -79,7 +79,7 @@ def write(path: Path, acknowledged: int, die_at: int) -> None:
 
 
 def killed(path: Path, moment: float | int) -> dict[str, Any]:
-    """What a writer said that was killed after seconds of work, or inside a call, and what it left."""
+    """Run a writer and kill it after `moment` seconds (float) or inside a call (int). Returns its report."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -89,19 +89,19 @@ def killed(path: Path, moment: float | int) -> dict[str, Any]:
             os._exit(1)
     os.close(writing)
     with os.fdopen(reading) as lines:
-        said = json.loads(lines.readline() or "{}")
+        report = json.loads(lines.readline() or "{}")
         safe = []
         if isinstance(moment, float):
-            safe.append(int(lines.readline()))  # it is at work
+            safe.append(int(lines.readline()))  # wait until the writer is busy
             time.sleep(moment)
             os.kill(child, signal.SIGKILL)
         safe += [int(line) for line in lines if line.endswith("\n")]
-    said |= {"status": os.waitpid(child, 0)[1], "acknowledged": max(safe, default=0), "pid": child}
-    return said | {"torn": [entry.name for entry in (path / "trajectories").iterdir() if entry.suffix != ".h5"]}
+    report |= {"status": os.waitpid(child, 0)[1], "acknowledged": max(safe, default=0), "pid": child}
+    return report | {"torn": [entry.name for entry in (path / "trajectories").iterdir() if entry.suffix != ".h5"]}
 
 
 def main() -> None:
-    """All kills, those of one run one after the other."""
+    """Run and kill all writers."""
     torch.set_num_threads(1)
     folder, kills, inside, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
     draw = random.Random(seed)

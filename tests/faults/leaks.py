@@ -1,6 +1,6 @@
-"""A long run that evaluates and saves, and what the process holds on the way; JSON at the end.
+"""Train for a long time with evaluations and checkpoints, and print the resources of the process as JSON.
 
-usage: python leaks.py FOLDER EPOCHS: measured first after a third of them, when everything has been used.
+Usage: python leaks.py FOLDER EPOCHS. The first measurement is after a third of the epochs, when all code has run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rein.handlers.resources import guard_resources, resident_bytes
 
 
 def held() -> dict[str, int]:
-    """What leaks are counted in."""
+    """Return the resources that may leak."""
     gc.collect()
     maps = Path("/proc/self/maps")  # Linux
     shared = maps.read_text().count("/dev/shm/") if maps.exists() else 0
@@ -40,7 +40,7 @@ def held() -> dict[str, int]:
 
 
 def main() -> None:
-    """Train for EPOCHS epochs; a twentieth of them end with an evaluation and a checkpoint."""
+    """Train for EPOCHS epochs, with an evaluation and a checkpoint every 20 epochs."""
     torch.set_num_threads(1)
     folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
     environment = Gridworld(8, [(2, 4)], seed=0, max_episode_steps=5)
@@ -55,7 +55,7 @@ def main() -> None:
     measured = {}
 
     def measure(state: rein.State) -> None:
-        saver.checkpoints.flush()  # what is being written has a file open
+        saver.checkpoints.flush()  # a checkpoint being written has an open file
         store.flush()
         measured["warm" if state.epoch < epochs else "end"] = held()
 

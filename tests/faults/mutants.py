@@ -1,6 +1,6 @@
-"""Trajectory files as an attacker or a broken disk makes them: `make_mutant(number, draw, bases, path)` makes one.
+"""Mutants of trajectory files, as an attacker or a broken disk could make them. See `make_mutant`.
 
-The functions in `KINDS` change the layout or the tables of a file; the others change bytes.
+The functions in `KINDS` change the layout or the tables of a file, the others change bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "000001-000002.h5"
 
 
 def with_odd_block(whole: bytes, draw: random.Random) -> bytes:
-    """A right image behind a user block that is not."""
+    """Put an invalid user block before a valid image."""
     block, image = whole[:USER_BLOCK], whole[USER_BLOCK:]
     sha256 = hashlib.sha256(image).hexdigest().encode()
     header = b"#rein-hdf5 format %s\nlength %s\nsha256 %s\n"
@@ -44,7 +44,7 @@ def with_odd_block(whole: bytes, draw: random.Random) -> bytes:
 
 
 def with_odd_end(whole: bytes, draw: random.Random) -> bytes:
-    """Append noise, or the last line of another kind of file or of another layout."""
+    """Append noise, or the last line of a checkpoint or of another layout."""
     lines = [
         b"#rein-state about 600 10 structure 700 10\n",
         b"#rein-state about 000000000000000600 000000000000000010 structure 000000000000000700 000000000000000010\n",
@@ -57,7 +57,7 @@ def with_odd_end(whole: bytes, draw: random.Random) -> bytes:
 
 
 def with_odd_bytes(whole: bytes, draw: random.Random) -> bytes:
-    """Bits and bytes changed, blocks zeroed, moved, put in, cut off; most often at the beginning and in the layout."""
+    """Change bits and bytes; zero, copy, insert or truncate blocks. Half of the changes are near the layout."""
     content = bytearray(whole)
     for _ in range(draw.choice([1, 1, 2, 5])):
         how, at = (
@@ -89,7 +89,7 @@ BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def make_epoch(epoch: int, steps: int, num_envs: int) -> Trajectory:
-    """One whose table of episodes and rows tell the same story: every environment ends its episode in the last row."""
+    """Return an epoch with consistent rows and episodes: every environment ends its episode in the last row."""
     made = make_trajectory(epoch, steps=steps, num_envs=num_envs)
     fields: dict[str, Any] = dict(made.fields)
     terminated = fields["terminated"].new_zeros(steps, num_envs)
@@ -104,7 +104,7 @@ def make_epoch(epoch: int, steps: int, num_envs: int) -> Trajectory:
 
 
 def make_bases(folder: Path) -> list[bytes]:
-    """Whole files to begin with: small ones, mostly metadata, and one with compressed fields."""
+    """Return valid files to mutate: small ones, which are mostly metadata, and one with compressed fields."""
     made = []
     for steps, num_envs in ((3, 2), (1, 1), (300, 3)):
         store = HDF5Store(folder / f"base-{steps}")
@@ -116,9 +116,10 @@ def make_bases(folder: Path) -> list[bytes]:
 
 
 def make_mutant(number: int, draw: random.Random, bases: list[bytes], path: Path) -> str:
-    """Write mutant `number` to `path`; returns its kind. Even ones have a right hash, odd ones that of the base.
+    """Write mutant `number` to `path` and return its kind.
 
-    The first `2 * len(KINDS)` are one of each kind with either hash; then every other pair is one of bytes.
+    Even mutants have a correct hash, odd ones the hash of their base. The first `2 * len(KINDS)` mutants are each kind
+    with both hashes. After that, every second pair changes bytes.
     """
     whole = draw.choice(bases)
     if number < 2 * len(KINDS) or number % 4 < 2:

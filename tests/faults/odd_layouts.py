@@ -1,4 +1,4 @@
-"""Trajectory files with a layout that rein never writes. Each function in `KINDS` changes one thing."""
+"""Trajectory files with a layout that rein never writes. Each function in `KINDS` makes one change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ACTION, REWARD = "trajectory/action", "trajectory/reward"
 
 
 def sealed(content: bytes) -> bytes:
-    """Return a file with a right hash."""
+    """Return a file with a correct hash."""
     image = content[USER_BLOCK:]
     return user_block(len(image), hashlib.sha256(image).hexdigest()) + image
 
 
 class File:
-    """Trajectory file of which data and layout can be changed."""
+    """Trajectory file whose data and layout can be changed."""
 
     def __init__(self, whole: bytes) -> None:
         length = int(whole[-19:-1])
@@ -47,7 +47,7 @@ class File:
         return sorted({"/".join(names[:depth]) for names in parts for depth in range(1, len(names))})
 
     def read(self, path: str) -> np.ndarray:
-        """Return the entries of a dataset, which has one chunk at most."""
+        """Return the entries of a dataset with at most one chunk."""
         described = self.datasets[path]
         dtype, shape = np.dtype(described["dtype"]), described["shape"]
         if "chunk" not in described:
@@ -64,7 +64,7 @@ class File:
         return [len(self.data) - len(data), len(data)]
 
     def put(self, path: str, array: np.ndarray, packed: bool = False) -> None:
-        """Replace a dataset by another one; `packed` compresses it as one chunk."""
+        """Replace a dataset. With `packed`, the new one is compressed as one chunk."""
         shape = [*array.shape]
         described: dict[str, Any] = {"shape": shape, "dtype": array.dtype.str}
         if packed:
@@ -87,7 +87,7 @@ class File:
             del self.datasets[name]
 
     def whole(self, layout: Any = None) -> bytes:
-        """Return the file with a right hash."""
+        """Return the file with a correct hash."""
         return sealed(bytes(self.data) + encode(self.layout if layout is None else layout))
 
 
@@ -96,7 +96,7 @@ KINDS: dict[str, Change] = {}
 
 
 def kind(change: Change) -> Change:
-    """Register a function in `KINDS`, by its name."""
+    """Register a function in `KINDS` by its name."""
     KINDS[change.__name__.strip("_").replace("_", " ")] = change
     return change
 
@@ -232,7 +232,7 @@ def _a_bomb_of_many_chunks(file: File, draw: random.Random) -> None:
 
 
 @kind
-def _a_bomb_that_says_it_is_small(file: File, draw: random.Random) -> None:
+def _a_bomb_with_a_small_declared_size(file: File, draw: random.Random) -> None:
     file.put(ACTION, file.read(ACTION), packed=True)
     file.datasets[ACTION]["chunks"] = [file.add(zlib.compress(bytes(200 << 20), 1))]
 
@@ -309,12 +309,12 @@ def _noise_in_the_place_of_hdf5(file: File, draw: random.Random) -> None:
 
 
 @kind
-def _nothing_but_a_layout(file: File, draw: random.Random) -> None:
+def _only_a_layout(file: File, draw: random.Random) -> None:
     del file.data[draw.choice([USER_BLOCK, len(file.data) // 2]) :]
 
 
 def with_rows(file: File, rows: int) -> None:
-    """Leave one epoch of so many rows, no episode and no field."""
+    """Reduce the file to one epoch of `rows` rows without episodes and fields."""
     for path in [path for path in file.datasets if path.startswith(("epochs/", "episodes/"))]:
         file.put(path, file.read(path)[: 1 if path.startswith("epochs/") else 0])
     file.set("epochs/length", rows)
@@ -323,20 +323,20 @@ def with_rows(file: File, rows: int) -> None:
 
 
 @kind
-def _rows_of_no_environment(file: File, draw: random.Random) -> None:
+def _rows_without_environments(file: File, draw: random.Random) -> None:
     with_rows(file, rows := draw.choice([2**20, 2**34, 2**40]))
     file.datasets[REWARD] = {"shape": [rows, 0], "dtype": "<f4", "offset": 0}
 
 
 @kind
-def _environments_without_a_byte(file: File, draw: random.Random) -> None:
+def _environments_without_data(file: File, draw: random.Random) -> None:
     rows, envs = draw.choice([(2**20, 2**10), (2**40, 3), (1, 2**60), (2**39, 2**40)])
     with_rows(file, rows)
     file.datasets[REWARD] = {"shape": [rows, envs, 0], "dtype": "<f4", "offset": 0}
 
 
 @kind
-def _rows_that_take_more_to_count_than_to_hold(file: File, draw: random.Random) -> None:
+def _many_rows_in_few_bytes(file: File, draw: random.Random) -> None:
     with_rows(file, rows := draw.choice([3, 6, 40]) << 20)
     file.put("trajectory/terminated", np.zeros((rows, 1), bool), packed=True)
 

@@ -1,4 +1,4 @@
-"""Trajectory files with a right layout and wrong tables: more `KINDS`, added to those of `odd_layouts.py`."""
+"""Trajectory files with a valid layout and invalid tables. Adds functions to `KINDS` of `odd_layouts.py`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _flags_that_are_neither_true_nor_false(file: Any, draw: random.Random) -> No
 
 
 @kind
-def _episodes_of_no_environment(file: Any, draw: random.Random) -> None:
+def _episodes_with_negative_environments(file: Any, draw: random.Random) -> None:
     file.set("episodes/environment", draw.choice([-(2**63), -(2**40), -1000]))
 
 
@@ -100,7 +100,7 @@ def _odd_numbers_of_episodes(file: Any, draw: random.Random) -> None:
 
 @kind
 def _odd_numbers_everywhere(file: Any, draw: random.Random) -> None:
-    """In columns that no check compares with another, and alike in all rows, so that differences are small."""
+    """Set equal values in all rows of some columns, so that differences between rows stay small."""
     for name in draw.sample(EPISODES, 3):
         file.set(f"episodes/{name}", draw.choice(ODD))
     first = draw.choice([2**62, 2**63 - 4, -(2**63), -(2**62)])
@@ -114,7 +114,7 @@ def _odd_parts(file: Any, draw: random.Random) -> None:
 
 
 @kind
-def _many_epochs_of_nothing(file: Any, draw: random.Random) -> None:
+def _many_empty_epochs(file: Any, draw: random.Random) -> None:
     count = draw.choice([10**3, 10**4])
     rows = int(file.read("epochs/length").sum())
     for path in [path for path in file.datasets if path.startswith("epochs/")]:
@@ -126,7 +126,7 @@ def _many_epochs_of_nothing(file: Any, draw: random.Random) -> None:
 
 
 @kind
-def _numbers_that_are_none(file: Any, draw: random.Random) -> None:
+def _nonfinite_numbers(file: Any, draw: random.Random) -> None:
     for name in ("episodes/return", "epochs/metrics/loss", "epochs/clocks/seconds", "trajectory/reward"):
         file.set(name, draw.choice([np.nan, np.inf, -np.inf, 1e308]))
 
@@ -139,13 +139,13 @@ def _odd_text(file: Any, draw: random.Random) -> None:
 
 @kind
 def _long_text(file: Any, draw: random.Random) -> None:
-    _many_epochs_of_nothing(file, draw)
+    _many_empty_epochs(file, draw)
     count = len(file.read("epochs/number"))
     file.put("epochs/status", np.full(count, b"halted", f"S{draw.choice([100, 9999])}"), packed=True)
 
 
 @kind
-def _observations_without_rows_of_them(file: Any, draw: random.Random) -> None:
+def _observations_only_in_tables(file: Any, draw: random.Random) -> None:
     file.remove("trajectory/observation")
     for path in ("epochs/next_observation", "episodes/final_observation"):
         file.remove(path)
@@ -172,7 +172,7 @@ def _one_dataset_in_many_places(file: Any, draw: random.Random) -> None:
 
 @kind
 def _two_trees_of_one_name(file: Any, draw: random.Random) -> None:
-    """Observations that fit in none of the places where they come again."""
+    """Give observations different types or shapes in fields and tables."""
     for path in draw.sample(["trajectory/observation", "epochs/next_observation", "episodes/final_observation"], 2):
         file.remove(path)
         if draw.random() < 0.5:

@@ -1,7 +1,7 @@
-"""Sends signals to runs of the command line at random moments, and resumes them; one line of JSON for each.
+"""Send signals to runs of the command line at random moments, resume them, and print one line of JSON per run.
 
-usage: python signalled.py FOLDER KIND COUNT SEED, where KIND is the name of a signal, or TWICE for two SIGINT. A
-process that has imported everything forks each run; every fifth one has a terminal.
+Usage: python signalled.py FOLDER KIND COUNT SEED. KIND is the name of a signal, or TWICE for two SIGINT. Each run is a
+fork. Every fifth run has a terminal.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 import rein.cli.train
 from rein.cli import main
 
-# evaluations and saves often enough that signals come in the middle of them, too
+# evaluate and save often, so that some signals arrive during an evaluation or a save
 TRAIN = ["train", "gridworld", "--epochs", "24", "--num-envs", "32", "--no-stop-when-solved"]
 TRAIN += ["--evaluate-every", "2", "--checkpoint-every", "3"]
 
 
 def fork(words: list[str], output: Path, terminal: bool) -> int:
-    """A process that runs the command line with its output in a file, or on a terminal whose text goes there."""
+    """Fork a process that runs the command line. Its output, or the text on its terminal, goes to a file."""
     if terminal:
         child, leader = pty.fork()
         if child:
-            if os.fork() == 0:  # somebody must read what comes
+            if os.fork() == 0:  # a process that reads the terminal
                 _copy(leader, output)
             os.close(leader)
             return child
@@ -64,7 +64,7 @@ def _copy(leader: int, output: Path) -> None:
 
 
 def begin(folder: Path, terminal: bool) -> int:
-    """The process of a run that has begun to write."""
+    """Start a run and wait until it writes. Returns its pid."""
     child = fork([*TRAIN, "--run", str(folder / "run")], folder / "output", terminal)
     while not (folder / "run/run.json").exists():
         time.sleep(0.002)
@@ -72,7 +72,7 @@ def begin(folder: Path, terminal: bool) -> int:
 
 
 def undisturbed(folder: Path) -> float:
-    """How many seconds a run takes here from its first file to its end."""
+    """Return the seconds from the first file of a run to its end, without signals."""
     folder.mkdir(parents=True)
     child, began = begin(folder, False), time.monotonic()
     assert os.waitpid(child, 0)[1] == 0
@@ -80,7 +80,7 @@ def undisturbed(folder: Path) -> float:
 
 
 def once(folder: Path, kind: str, draw: random.Random, terminal: bool, span: float) -> dict[str, Any]:
-    """One run with its signals, of which the first comes within `span` seconds; what became of it."""
+    """Run once and send the signals, the first within `span` seconds. Returns the result of the run."""
     run, output = folder / "run", folder / "output"
     child = begin(folder, terminal)
     time.sleep(draw.random() * span)
@@ -88,7 +88,7 @@ def once(folder: Path, kind: str, draw: random.Random, terminal: bool, span: flo
     os.kill(child, number)
     if kind == "TWICE":
         time.sleep(draw.random() * 0.02)
-        os.kill(child, number)  # the child is not waited for yet, so it is there
+        os.kill(child, number)  # the pid is still valid, since the child was not waited for
     began = time.monotonic()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     seconds = time.monotonic() - began
@@ -102,7 +102,7 @@ def once(folder: Path, kind: str, draw: random.Random, terminal: bool, span: flo
 
 
 def everything() -> None:
-    """All runs of a kind; COUNT 0 runs one without any signal."""
+    """Run all runs of a kind. COUNT 0 runs one without signals."""
     torch.set_num_threads(1)
     folder, kind, count, draw = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), random.Random(int(sys.argv[4]))
     assert rein.cli.train is not None  # imported before the first fork

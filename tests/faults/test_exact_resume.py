@@ -1,4 +1,4 @@
-"""Every agent in every kind of environment: interrupted anywhere, resumed in a new process, equal to the bit."""
+"""Interrupt and resume every agent in every kind of environment: the end is bit for bit equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOLS = runpy.run_path(str(CASES))
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """What is stored of a run, joined over its files; times of the wall left out."""
+    """Return the stored data of a run, joined over its files, without wall-clock times."""
     run = rein.open_run(path)
     fields = {name: (run.field(name).dtype.str, run.field(name).tobytes()) for name in run.fields}
     episodes = {name: column.tobytes() for name, column in run.episodes.items() if name != "final_observation"}
@@ -38,7 +38,7 @@ def interrupt(case: str, folder: Path, at: int) -> None:
     loop.parts["store"].close()
 
 
-def test_a_run_that_is_resumed_anywhere_ends_equal_to_the_bit(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
+def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     ends: dict[str, Any] = {}
     cases, total = TOOLS["cases"]()[:: scale(1, 9)], TOOLS["EPOCHS"] * TOOLS["ITERATIONS"]
     points = scale(-(-300 // len(cases)), 1)
@@ -62,7 +62,7 @@ def test_a_run_that_is_resumed_anywhere_ends_equal_to_the_bit(tmp_path: Path, sc
 
 
 @pytest.mark.parametrize("mode", ["continuing", "episodic"])
-def test_one_that_is_evaluated_meanwhile_is_too(tmp_path: Path, mode: str) -> None:
+def test_resumed_run_with_evaluations_equals_an_uninterrupted_run(tmp_path: Path, mode: str) -> None:
     case = f"q_learning-gridworld-{mode}"
     expected = TOOLS["end"](TOOLS["build"](case, tmp_path / "whole", evaluated=True))
     loop = TOOLS["build"](case, tmp_path / "broken", evaluated=True)

@@ -1,4 +1,4 @@
-"""Files from anybody: damage is found before anything is parsed, and nothing in a file is ever run."""
+"""Untrusted checkpoints: damage is detected before parsing, and code from a file is never executed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(tmp_path: Path) -> bytes:
 
 
 def mutant(whole: bytes, draw: random.Random) -> bytes:
-    """A flipped bit, a cut, a block of zeros, a swapped block or bytes put in."""
+    """Flip a bit, truncate, zero a block, copy a block or insert bytes."""
     kind, at = draw.randrange(5), draw.randrange(len(whole))
     if kind == 0:
         return whole[:at] + bytes([whole[at] ^ (1 << draw.randrange(8))]) + whole[at + 1 :]
@@ -51,12 +51,12 @@ def mutant(whole: bytes, draw: random.Random) -> bytes:
 
 
 def sealed(content: bytes) -> bytes:
-    """With a hash that is right."""
+    """Return the file with a correct hash."""
     image = content[USER_BLOCK:]
     return user_block(len(image), hashlib.sha256(image).hexdigest()) + image
 
 
-def test_every_mutant_is_found_before_anything_is_parsed(tmp_path, whole, scale, monkeypatch):
+def test_every_mutant_is_detected_before_parsing(tmp_path, whole, scale, monkeypatch):
     parsed: list[Any] = []
     monkeypatch.setattr(checkpoint_file, "decode_state", lambda content: parsed.append(content))
     draw, path, count = random.Random(0), tmp_path / "mutant.h5", 0
@@ -69,18 +69,18 @@ def test_every_mutant_is_found_before_anything_is_parsed(tmp_path, whole, scale,
             read_checkpoint(path)
         count += 1
     assert parsed == []
-    print(f"mutants: {count} of {count} found before parsing")
+    print(f"mutants: {count} of {count} detected before parsing")
 
 
-def test_no_mutant_with_a_right_hash_does_more_than_raise(tmp_path, whole, scale, monkeypatch):
-    """HDF5's parser, which such files crash, is never asked."""
+def test_mutants_with_a_correct_hash_only_raise(tmp_path, whole, scale, monkeypatch):
+    """HDF5's parser, which such files can crash, is never called."""
     monkeypatch.setattr(h5py, "File", lambda *a, **k: pytest.fail("a checkpoint was given to HDF5's parser"))
     draw, path, raised = random.Random(1), tmp_path / "hostile.h5", 0
     count = scale(5000, 300)
     start = find_texts(whole[-TRAILER_LENGTH:])[0][0]
     for number in range(count):
         content = mutant(whole, draw)
-        if number % 2:  # in the texts, where there is most to go wrong
+        if number % 2:  # in the JSON texts, which are the most sensitive
             content = whole[:start] + mutant(whole[start:], draw)
         path.write_bytes(sealed(content))
         look(path)
@@ -90,11 +90,11 @@ def test_no_mutant_with_a_right_hash_does_more_than_raise(tmp_path, whole, scale
             raised += 1
             assert str(path) in str(error)
     assert raised > count // 10
-    print(f"hostile files with a right hash: {count}, {raised} refused, the others without harm")
+    print(f"hostile files with a correct hash: {count}, {raised} refused, the others harmless")
 
 
 def payloads() -> list[bytes]:
-    """Pickles that make a file when they are loaded, in every protocol, as lists, dictionaries and reductions."""
+    """Return pickles that create a file when loaded, in several protocols and containers."""
 
     class Bomb:
         def __init__(self, call: Any, *arguments: Any) -> None:
@@ -112,7 +112,7 @@ def payloads() -> list[bytes]:
     return [pickle.dumps(wrap(b), protocol) for b in bombs for wrap in wrapped for protocol in (0, 2, 5)][:20]
 
 
-def test_payloads_do_nothing(tmp_path, whole, monkeypatch):
+def test_pickle_payloads_are_not_executed(tmp_path, whole, monkeypatch):
     monkeypatch.chdir(tmp_path)
     everything = payloads()
     assert len(everything) == 20
@@ -132,7 +132,7 @@ def test_payloads_do_nothing(tmp_path, whole, monkeypatch):
         write_checkpoint(tmp_path / "bomb.h5", {"text": text, text: [text]}, {"text": text})
         assert read_checkpoint(tmp_path / "bomb.h5").state == {"text": text, text: [text]}
     assert not (tmp_path / "exploded").exists()
-    pickle.loads(everything[0])  # they are no duds
+    pickle.loads(everything[0])  # check that the payloads work
     assert (tmp_path / "exploded").exists()
 
 
@@ -148,7 +148,7 @@ CALLS_CODE = {
 
 
 def code_from_data(source: str) -> list[str]:
-    """What in a module could make code of a file."""
+    """Return the imports and calls of a module that could execute code from a file."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -167,7 +167,7 @@ def code_from_data(source: str) -> list[str]:
     return found
 
 
-def test_no_module_of_rein_makes_code_of_a_file():
+def test_no_module_of_rein_executes_code_from_files():
     sources = {path: path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
     assert len(sources) > 50
     assert {path: found for path, source in sources.items() if (found := code_from_data(source))} == {}
@@ -184,12 +184,12 @@ def test_no_module_of_rein_makes_code_of_a_file():
         "eval('1')",
     ],
 )
-def test_what_would_make_code_of_a_file_is_found(source):
+def test_code_from_data_detects_unsafe_calls(source):
     assert code_from_data(source)
 
 
-def test_a_checkpoint_from_a_stranger_loads_into_an_agent_or_is_refused(tmp_path, whole, scale):
-    """Right hash, right format, odd contents: an error with the path, whatever stands in it."""
+def test_untrusted_checkpoint_loads_or_raises(tmp_path, whole, scale):
+    """A file with a correct hash and format but invalid content raises an error with the path."""
 
     class Part:
         def __init__(self) -> None:

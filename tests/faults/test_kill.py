@@ -1,4 +1,4 @@
-"""kill -9 at random moments: a run resumes, has lost nothing that it acknowledged, and ends equal to the bit."""
+"""kill -9 at random moments: the run resumes without losing acknowledged data, and ends bit for bit equal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def attempts(folder: Path, case: str, kills: int, seed: int) -> list[dict[str, A
     command = [sys.executable, str(KILLED), str(folder), case, str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert said[-1]["status"] == 0, f"{case}: an attempt failed:\n{done.stderr}"
-    return said
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert reports[-1]["status"] == 0, f"{case}: an attempt failed:\n{done.stderr}"
+    return reports
 
 
 def trajectories(folder: Path) -> dict[str, bytes]:
@@ -33,9 +33,7 @@ def trajectories(folder: Path) -> dict[str, bytes]:
     return found | {name: run.epochs[name].tobytes() for name in ("number", "length", "first_step")}
 
 
-def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, scale: Callable[[int, int], int]
-) -> None:
+def test_killed_run_resumes_and_equals_an_uninterrupted_run(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     wanted, kills, inside, resumed, runs = scale(200, 12), 0, 0, 0, 0
     wholes: dict[str, tuple[Any, Any]] = {}
     while kills < wanted:
@@ -47,17 +45,17 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_as_if_nothing_had_happened(
                 trajectories(tmp_path / f"whole-{case}"),
             )
         folder = tmp_path / str(runs)
-        said = attempts(folder, case, min(AT_ONCE, wanted - kills), runs)
-        for one in said:  # nothing that was acknowledged is lost
+        reports = attempts(folder, case, min(AT_ONCE, wanted - kills), runs)
+        for one in reports:  # no acknowledged data is lost
             assert min(one["saved"], one["stored"]) >= one["acknowledged"], f"{case}, run {runs}: {one}"
-        kills += sum(one["killed"] for one in said)
-        inside += sum(one["killed"] and one["torn"] > 0 for one in said)
-        resumed += sum(one["killed"] for one in said)
+        kills += sum(one["killed"] for one in reports)
+        inside += sum(one["killed"] and one["torn"] > 0 for one in reports)
+        resumed += sum(one["killed"] for one in reports)
         state, stored = wholes[case]
         difference = first_difference(state, read_checkpoint(folder / "end.h5").state)
         assert difference is None, f"{case}, run {runs}: {difference}"
         assert trajectories(folder) == stored, f"{case}, run {runs}: its trajectories differ"
-        assert not list(folder.rglob(".*.tmp-*")), "the next start removes what a killed process left"
+        assert not list(folder.rglob(".*.tmp-*")), "the next start must remove temporary files of killed processes"
         runs += 1
     print(f"kill -9: {kills} kills, {inside} of them inside a write; {resumed} of {kills} resumed, {runs} runs equal")
     assert inside >= wanted // 10

@@ -1,4 +1,4 @@
-"""Long runs and many loops leave nothing behind: no descriptor, thread, process, shared memory, and no memory."""
+"""Long runs and many loops do not leak descriptors, threads, processes, shared memory or memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rein.handlers.watchdog import watchdog
 LEAKS = Path(__file__).with_name("leaks.py")
 
 
-def test_a_long_run_grows_by_nothing(tmp_path, scale):
+def test_long_run_does_not_leak_resources(tmp_path, scale):
     epochs = scale(10_000, 600)
     command = [sys.executable, str(LEAKS), str(tmp_path / "run"), str(epochs)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
@@ -32,12 +32,12 @@ def test_a_long_run_grows_by_nothing(tmp_path, scale):
         assert found["end"][kind] == found["warm"][kind], kind
         assert found["after"][kind] <= found["before"][kind], kind
     print(f"leaks: {epochs} epochs, {epochs // 20} evaluations, {epochs // 20} checkpoints: {grown:+.1f} MB")
-    assert scale(1, 0) == 0 or grown < 5.0  # a short run is still filling its history of 1,000 epochs
+    assert scale(1, 0) == 0 or grown < 5.0  # in a short run, the history of 1,000 epochs is still growing
     assert grown < 25.0
 
 
 def run_one(folder: Path) -> list[weakref.ref[Any]]:
-    """A loop with everything attached, run for an epoch; what must not outlive it."""
+    """Run a loop with many handlers for an epoch. Returns weak references to objects that must not outlive it."""
     environment = Gridworld(4, [(2, 4)], seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = rein.HDF5Store(folder, exist="new")
@@ -51,9 +51,9 @@ def run_one(folder: Path) -> list[weakref.ref[Any]]:
     return [weakref.ref(thing) for thing in (loop, agent, agent.table, environment, store, store.checkpoints)]
 
 
-def test_loops_that_are_dropped_leave_nothing_alive(tmp_path, scale):
+def test_dropped_loops_are_garbage_collected(tmp_path, scale):
     kept = [reference for number in range(scale(200, 10)) for reference in run_one(tmp_path / str(number))]
     gc.collect()
     alive = [reference() for reference in kept if reference() is not None]
     assert alive == []
-    print(f"leaks: {len(kept) // 6} loops dropped, nothing alive")
+    print(f"leaks: {len(kept) // 6} loops dropped, all objects freed")

@@ -1,4 +1,4 @@
-"""Run folders from anybody: every command that reads one leaves everything else alone, ends, and runs no code."""
+"""Untrusted run folders: every command that reads one terminates, changes no other files, and executes no code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rein.loop import info
 from rein.recipes.gridworld import gridworld
 
 EVIL = "evil\x1b]0;owned\x07\x9b2J"  # sets a terminal's title, and clears its screen
-DEADLINE = 300.0  # seconds after which all commands together count as hanging
+DEADLINE = 300.0  # seconds for all commands together
 
 COMMANDS = [
     ["show", "run"],
@@ -52,7 +52,7 @@ PAYLOAD = "import pathlib\npathlib.Path({marker!r}).touch()\ndef make_loop(*a, *
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one of rein's recipes whose metrics have a name that would steer a terminal."""
+    """Run of one of rein's recipes, with terminal escapes in the name of a metric."""
     path = tmp_path_factory.mktemp("base") / "run"
     store = rein.HDF5Store(path, max_epochs=1)
     loop = gridworld(store, num_envs=4, iterations=20, epochs=3, stop_when_solved=False)
@@ -70,7 +70,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(run: Path, **parts: Any) -> None:
-    """Change what `run.json` says about parts of the run."""
+    """Change the description of parts in `run.json`."""
     about = json.loads((run / "run.json").read_text())
     for name, part in parts.items():
         about["parts"][name] = {**about["parts"][name], **part}
@@ -124,7 +124,7 @@ def link_folder(name: str) -> Callable[[Path, Path], None]:
         else:
             target.mkdir()
         (target / f"{'0' * 64}.h5").write_bytes(b"rows of another run")
-        (target / ".epoch-000001.h5.tmp-999999999").write_bytes(b"of a process that is gone")
+        (target / ".epoch-000001.h5.tmp-999999999").write_bytes(b"of a dead process")
         (target / "000009-000009.h5").write_bytes(b"newer than the checkpoint")
         (target / "epoch-000009.h5").write_bytes(b"newer than the checkpoint")
         (run / name).symlink_to(target)
@@ -139,7 +139,7 @@ def put_pipes(run: Path, outside: Path) -> None:
         os.mkfifo(run / name)
     os.mkfifo(run / "checkpoints/epoch-000009.h5")
     os.mkfifo(run / "checkpoints/best/epoch-000009.h5")
-    with contextlib.suppress(OSError):  # for the superuser only
+    with contextlib.suppress(OSError):  # requires the superuser
         os.mknod(run / "checkpoints/zero.h5", stat.S_IFCHR | 0o666, os.makedev(1, 5))
 
 
@@ -203,10 +203,10 @@ FOLDERS = [
 
 
 def run_commands(folder: Path) -> None:
-    """Run every command in `folder`, whose output and exit status go to `folder`/said; in a process of its own."""
-    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    """Run every command in `folder` and write output and exit status to `folder`/output. Ends the process."""
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.chdir(folder / "here")
     rein.cli.run_folder.subprocess = types.SimpleNamespace(run=lambda *a, **k: types.SimpleNamespace(returncode=0))  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ def run_commands(folder: Path) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Everything in a folder: kind, size, time and content."""
+    """Return mode, size, time and content of everything in a folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -232,7 +232,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs pipes and fork")
 @pytest.mark.parametrize("prepare", FOLDERS, ids=lambda prepare: prepare.__name__)
-def test_a_hostile_run_folder_does_no_harm(tmp_path, base, prepare, monkeypatch):
+def test_hostile_run_folder_does_no_harm(tmp_path, base, prepare, monkeypatch):
     here, outside = tmp_path / "here", tmp_path / "outside"
     (here / "out").mkdir(parents=True)
     outside.mkdir()
@@ -250,22 +250,22 @@ def test_a_hostile_run_folder_does_no_harm(tmp_path, base, prepare, monkeypatch)
     hangs = child.is_alive()
     child.kill()
     child.join()
-    said = (tmp_path / "said").read_bytes().decode()
-    assert not hangs, said[-2000:]
-    assert child.exitcode == 0, said[-2000:]
-    assert said.count(" ended with ") == len(COMMANDS), said
-    print(said)
+    output = (tmp_path / "output").read_bytes().decode()
+    assert not hangs, output[-2000:]
+    assert child.exitcode == 0, output[-2000:]
+    assert output.count(" ended with ") == len(COMMANDS), output
+    print(output)
     assert not (tmp_path / "exploded").exists()
     assert snapshot(outside) == before
     assert {path.name for path in here.iterdir()} - {"__pycache__"} == around
-    assert [c for c in said if unicodedata.category(c) == "Cc" and c not in "\n\t"] == []
-    assert "Traceback" not in said and "RecursionError" not in said
+    assert [c for c in output if unicodedata.category(c) == "Cc" and c not in "\n\t"] == []
+    assert "Traceback" not in output and "RecursionError" not in output
 
 
 @pytest.mark.parametrize(
     "words", [["resume", "run", "--epochs", "4", "--quiet"], ["evaluate", "run", "--episodes", "1"]]
 )
-def test_no_file_in_the_working_directory_replaces_a_module(tmp_path, base, words):
+def test_files_in_the_working_directory_do_not_shadow_modules(tmp_path, base, words):
     shutil.copytree(base, tmp_path / "run")
     names = [
         "__future__",
@@ -282,7 +282,7 @@ def test_no_file_in_the_working_directory_replaces_a_module(tmp_path, base, word
     ]
     for name in names:
         (tmp_path / f"{name}.py").write_text(PAYLOAD.format(marker=str(tmp_path / "exploded")))
-    plugin = tmp_path / "plugin-1.0.dist-info"  # which torch imports by itself
+    plugin = tmp_path / "plugin-1.0.dist-info"  # torch imports such plugins
     plugin.mkdir()
     (plugin / "METADATA").write_text("Name: plugin\nVersion: 1.0\n")
     (plugin / "entry_points.txt").write_text("[torch.backends]\npayload = payload:make_loop\n")
@@ -297,8 +297,8 @@ def test_no_file_in_the_working_directory_replaces_a_module(tmp_path, base, word
 
 @pytest.mark.skipif(os.name != "posix" or not shutil.which("git"), reason="needs git and a shell")
 @pytest.mark.parametrize("way", ["fsmonitor", "hook", "filter"])
-def test_a_repository_around_a_run_starts_no_program(tmp_path, monkeypatch, way):
-    """`run.json` takes down the commit of the working directory, whose configuration may name programs."""
+def test_git_configuration_around_a_run_executes_no_program(tmp_path, monkeypatch, way):
+    """`run.json` records the commit of the working directory, whose configuration may name programs."""
 
     def git(*words: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -325,18 +325,18 @@ def test_a_repository_around_a_run_starts_no_program(tmp_path, monkeypatch, way)
     assert not exploded.exists()
 
 
-def test_a_recipe_of_your_own_is_resumed_when_you_name_it(tmp_path, monkeypatch, capsys):
+def test_custom_recipe_is_resumed_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     module = (
         "from rein.recipes.gridworld import gridworld\ndef make_loop(store, *, num_envs: int = 4, epochs: int = 2):\n"
     )
     module += "    return gridworld(store, num_envs=num_envs, iterations=10, epochs=epochs, stop_when_solved=False)\n"
-    Path("own_recipe_of_mine.py").write_text(module)
-    main(["train", "own_recipe_of_mine:make_loop", "--run", "run", "--num-envs", "8", "--quiet"])
+    Path("custom_recipe.py").write_text(module)
+    main(["train", "custom_recipe:make_loop", "--run", "run", "--num-envs", "8", "--quiet"])
     with pytest.raises(SystemExit):
         main(["resume", "run", "--epochs", "3"])
     assert "rein resume run my_module:make_loop" in capsys.readouterr().err
-    main(["resume", "run", "own_recipe_of_mine:make_loop", "--epochs", "3", "--quiet"])
+    main(["resume", "run", "custom_recipe:make_loop", "--epochs", "3", "--quiet"])
     assert rein.open_run("run").epochs["number"].tolist() == [1, 2, 3]
     assert sys.path[-1] == str(tmp_path)  # searched last

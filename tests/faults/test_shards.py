@@ -1,6 +1,6 @@
-"""Checkpoints whose rows lie in files of their own: killed and failing anywhere, one loads whole, and nothing is left.
+"""Checkpoints with row files: after a kill or an error anywhere, one loads completely and no unused files remain.
 
-And exact resume of off-policy agents through such files.
+Also tests exact resume of off-policy agents from such checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rein.testing.buffer import make_transition
 from rein.testing.stateful import first_difference
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
-RULES = {"last": 2, "every": 5, "best": ("score", "max")}  # so that files of every kind come and go
+RULES = {"last": 2, "every": 5, "best": ("score", "max")}  # files of every kind are written and removed
 CALLS = ("open", "write", "fsync", "close", "replace")
 
 
@@ -41,7 +41,7 @@ def small(monkeypatch: Any) -> None:
 
 
 class Broken:
-    """The module `os`, in which `fail(name, arguments)` comes before the `at`th call that changes the disk."""
+    """Module `os` that calls `fail(name, arguments)` before the `at`-th call that changes the disk."""
 
     def __init__(self, at: int, fail: Callable[[str, tuple[Any, ...]], None]) -> None:
         self.calls, self.at, self.fail = 0, at, fail
@@ -61,13 +61,13 @@ class Broken:
 
 
 def die(name: str, arguments: tuple[Any, ...]) -> None:
-    if name == "write":  # with half of it on the disk
+    if name == "write":  # write half of the bytes
         os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Part:
-    """A replay that holds, after epoch e, the last 160 of 24 e rows."""
+    """Agent with a replay buffer that holds the last 160 of 24 e rows after epoch e."""
 
     def __init__(self) -> None:
         self.replay, self.steps = Replay(160), 0
@@ -93,8 +93,8 @@ def make() -> rein.Loop:
     return loop
 
 
-def go_on(folder: Path, acknowledged: int, epochs: int) -> None:
-    """From what is there, a checkpoint after each epoch; every second one is waited for and acknowledged."""
+def continue_run(folder: Path, acknowledged: int, epochs: int) -> None:
+    """Continue the run with a checkpoint after each epoch. Flush and acknowledge every second one."""
     loop, store = make(), Checkpoints(folder)
     if store.newest() is not None:
         rein.resume(loop, folder)
@@ -109,7 +109,7 @@ def go_on(folder: Path, acknowledged: int, epochs: int) -> None:
 
 
 def check(folder: Path, least: int) -> int:
-    """What there is after a death: a checkpoint that loads, all of its rows, and after the next start no others."""
+    """Check that a checkpoint loads with all of its rows, and that the next start removes all other rows."""
     loop, store = make(), Checkpoints(folder)
     if least == 0 and store.newest() is None:
         store.begin(loop)
@@ -117,7 +117,7 @@ def check(folder: Path, least: int) -> int:
         return 0
     found = rein.resume(loop, folder)
     epoch = found.about["epochs_ended"]
-    assert epoch >= least, "an acknowledged checkpoint is lost"
+    assert epoch >= least, "an acknowledged checkpoint was lost"
     whole = Part()
     whole.learn(6 * epoch)
     assert first_difference(whole.state_dict(), loop.parts["agent"].state_dict()) is None
@@ -130,7 +130,10 @@ def check(folder: Path, least: int) -> int:
 
 
 def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
-    """A process that goes on in `folder`, killed after seconds or inside a call: whether it was, and what it said."""
+    """Continue the run in a process, and kill it after seconds (float) or inside a call (int).
+
+    Returns whether it was killed and the last acknowledged epoch.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -138,8 +141,8 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
             torch.set_num_threads(1)
             os.write(writing, bytes(4))
             if isinstance(moment, int):
-                sealed.os = Broken(moment, die)  # type: ignore[assignment]  # a stand-in
-            go_on(folder, writing, 60)
+                sealed.os = Broken(moment, die)  # type: ignore[assignment]  # a fake module
+            continue_run(folder, writing, 60)
         finally:
             os._exit(0)
     os.close(writing)
@@ -147,32 +150,30 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
     if isinstance(moment, float):
         time.sleep(moment)
         os.kill(child, signal.SIGKILL)
-    was = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    heard = b""
+    was_killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    received = b""
     while more := os.read(reading, 4096):
-        heard += more
+        received += more
     os.close(reading)
-    return was, max([0, *(int.from_bytes(heard[k : k + 4], "little") for k in range(0, len(heard), 4))])
+    return was_killed, max([0, *(int.from_bytes(received[k : k + 4], "little") for k in range(0, len(received), 4))])
 
 
-def test_a_kill_at_any_moment_leaves_a_checkpoint_with_all_of_its_rows_and_no_others(
-    tmp_path: Path, scale: Callable[[int, int], int]
-) -> None:
+def test_kill_leaves_a_checkpoint_with_exactly_its_rows(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     wanted, kills, inside, run, least, draw = scale(200, 12), 0, 0, 0, 0, random.Random(0)
     while kills < wanted:
         folder = tmp_path / str(run)
         moment = draw.randrange(1, 200) if kills % 3 else 0.3 * draw.random()
-        was, said = killed(folder, moment)
-        inside += bool(was and list(folder.rglob(".*.tmp-*")))
-        kills += was
-        least = check(folder, max(least, said))
-        if not was or least >= 55:
+        was_killed, acknowledged = killed(folder, moment)
+        inside += bool(was_killed and list(folder.rglob(".*.tmp-*")))
+        kills += was_killed
+        least = check(folder, max(least, acknowledged))
+        if not was_killed or least >= 55:
             run, least = run + 1, 0
-    print(f"kill -9 with rows in files of their own: {kills} kills, {inside} inside a write, {kills} of {kills} whole")
+    print(f"kill -9 with row files: {kills} kills, {inside} inside a write, {kills} of {kills} complete")
     assert inside >= wanted // 10
 
 
-def test_an_error_at_any_call_is_told_and_leaves_a_checkpoint_with_all_of_its_rows(
+def test_failing_call_raises_and_leaves_a_complete_checkpoint(
     tmp_path: Path, monkeypatch: Any, scale: Callable[[int, int], int]
 ) -> None:
     def fail(name: str, arguments: tuple[Any, ...]) -> None:
@@ -183,12 +184,12 @@ def test_an_error_at_any_call_is_told_and_leaves_a_checkpoint_with_all_of_its_ro
     null, failed = os.open(os.devnull, os.O_WRONLY), 0
     for at in range(1, 400, scale(1, 23)):
         folder = tmp_path / str(at)
-        go_on(folder, null, 3)
+        continue_run(folder, null, 3)
         broken = Broken(at, fail)
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", broken)
             try:
-                go_on(folder, null, 6)
+                continue_run(folder, null, 6)
             except CheckpointError as error:
                 assert str(folder) in str(error) and "No space left" in str(error)
                 failed += 1
@@ -198,14 +199,12 @@ def test_an_error_at_any_call_is_told_and_leaves_a_checkpoint_with_all_of_its_ro
         if broken.calls < at:
             break
     os.close(null)
-    print(f"ENOSPC with rows in files of their own: {failed} of {failed} told, a whole checkpoint each time")
+    print(f"ENOSPC with row files: {failed} of {failed} raised, a complete checkpoint each time")
     assert failed >= scale(60, 3)
 
 
 @pytest.mark.parametrize("agent", ["sac", "sac_prioritized", "dqn"])
-def test_an_off_policy_agent_resumes_through_such_files_to_the_bit(
-    tmp_path: Path, monkeypatch: Any, agent: str
-) -> None:
+def test_off_policy_agent_resumes_bit_for_bit_from_row_files(tmp_path: Path, monkeypatch: Any, agent: str) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 300)
     monkeypatch.setattr(shards, "LEAST", 100)
     case = f"{agent}-{'gymnasium_cartpole' if agent == 'dqn' else 'reach'}-continuing"

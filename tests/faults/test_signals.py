@@ -1,4 +1,4 @@
-"""Signals at random moments of `rein train`: exit codes, messages and files as promised, and an exact resume."""
+"""Signals at random moments of `rein train`: documented exit codes, messages and files, and an exact resume."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ KINDS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGXCPU": 152, "SIGUSR1"
 
 
 @pytest.mark.parametrize(("kind", "status"), KINDS.items())
-def test_a_signal_at_any_moment_is_obeyed_and_loses_nothing(tmp_path, scale, whole, kind, status):
+def test_signal_ends_or_saves_the_run_without_loss(tmp_path, scale, whole, kind, status):
     count = scale(25, 2)
-    said = ran(tmp_path, kind, count)
-    assert len(said) == count
+    reports = ran(tmp_path, kind, count)
+    assert len(reports) == count
     obeyed = 0
-    for number, one in enumerate(said):
+    for number, one in enumerate(reports):
         run = tmp_path / str(number) / "run"
         where = f"{kind} {number}: {one}"
-        assert one["status"] in (status, 0), where  # 0 where the run had ended first
+        assert one["status"] in (status, 0), where  # 0 if the run ended first
         obeyed += one["status"] == status
         assert one["resumed"] == 0, where
         if one["status"] and kind != "TWICE":

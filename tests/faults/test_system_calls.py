@@ -1,4 +1,4 @@
-"""An error at every system call of a save in turn: the previous or the new checkpoint loads, and the error says why."""
+"""Fail every system call of a save in turn: the previous or the new checkpoint loads, and the error has the reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rein.store import checkpoint_folder
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
 
-RULES = {"last": 1, "best": ("score", "max")}  # so that a save writes, keeps the best, names the latest and deletes
+RULES = {"last": 1, "best": ("score", "max")}  # a save writes and removes files of every kind
 CALLS = ("open", "write", "fsync", "close", "replace")
 
 
 class Faulty:
-    """The module `os`, in which the `failing`th call that changes the disk goes wrong."""
+    """Module `os` whose `failing`-th call that changes the disk fails."""
 
     def __init__(self, failing: int, fail: Callable[[str, Any, tuple[Any, ...]], Any]) -> None:
         self.calls, self.failing, self.fail = 0, failing, fail
@@ -45,7 +45,7 @@ class Faulty:
 
 def raising(code: int) -> Callable[[str, Any, tuple[Any, ...]], Any]:
     def fail(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
-        if name == "close":  # Linux closes, then reports
+        if name == "close":  # Linux closes the descriptor before it reports the error
             real(*arguments)
         raise OSError(code, os.strerror(code))
 
@@ -53,7 +53,7 @@ def raising(code: int) -> Callable[[str, Any, tuple[Any, ...]], Any]:
 
 
 def shortened(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
-    """A write that takes a part of the bytes only; other calls are as they are."""
+    """Write only a part of the bytes. Other calls are unchanged."""
     return real(arguments[0], arguments[1][:7]) if name == "write" else real(*arguments)
 
 
@@ -74,7 +74,7 @@ def make(score: float) -> rein.Loop:
 
 
 def saved(folder: Path, number: int) -> Checkpoints:
-    """A folder with the checkpoint of epoch `number`, ready to take the next one."""
+    """Return a folder with the checkpoint of epoch `number`, ready for the next one."""
     store = Checkpoints(folder / "checkpoints")
     loop = make(float(number))
     loop.run(epochs=number)
@@ -92,7 +92,7 @@ def take_next(store: Checkpoints) -> None:
 
 
 def check(folder: Path, at: int) -> str:
-    """The newest that loads is the one before or the new one; the next start leaves nothing behind."""
+    """Check that the newest checkpoint is the previous or the new one, and that temporary files are removed."""
     store = Checkpoints(folder / "checkpoints")
     newest = store.newest()
     assert newest is not None and newest.path.stem in ("epoch-000001", "epoch-000002"), at
@@ -101,7 +101,7 @@ def check(folder: Path, at: int) -> str:
     weight = resumed.parts["agent"].state_dict()["weight"]
     assert weight.tolist() == [1.0 if newest.path.stem == "epoch-000001" else 9.0] * 200
     store.begin(resumed)
-    assert not list(folder.rglob(".*")), f"call {at} left something behind"
+    assert not list(folder.rglob(".*")), f"call {at} left a temporary file"
     best = [path for path in (folder / "checkpoints/best").glob("*.h5")]
     assert len(best) >= 1
     assert all(rein.store.checkpoint_file.read_checkpoint(path) for path in best)
@@ -109,7 +109,7 @@ def check(folder: Path, at: int) -> str:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
-def test_an_error_at_every_call_leaves_the_previous_or_the_new_one(tmp_path, monkeypatch, code):
+def test_failing_call_leaves_the_previous_or_new_checkpoint(tmp_path, monkeypatch, code):
     loaded = set()
     for at in range(1, 1000):
         folder = tmp_path / str(at)
@@ -126,12 +126,12 @@ def test_an_error_at_every_call_leaves_the_previous_or_the_new_one(tmp_path, mon
                 assert faulty.calls < at, f"the error at call {at} was swallowed"
                 break
         loaded.add(check(folder, at))
-    assert at > 25  # a checkpoint, the best and the latest: eight calls or more each
+    assert at > 25  # a checkpoint, the best and the latest: at least eight calls each
     assert loaded == {"epoch-000001", "epoch-000002"}
 
 
 @pytest.mark.parametrize("fail", [raising(errno.EINTR), shortened], ids=["EINTR", "short"])
-def test_an_interrupted_or_short_write_is_finished(tmp_path, monkeypatch, fail):
+def test_interrupted_and_short_writes_are_completed(tmp_path, monkeypatch, fail):
     for at in range(1, 1000):
         folder = tmp_path / str(at)
         store = saved(folder, 1)
@@ -145,7 +145,7 @@ def test_an_interrupted_or_short_write_is_finished(tmp_path, monkeypatch, fail):
     assert at > 25
 
 
-def test_a_sudden_exit_at_every_call_leaves_the_previous_or_the_new_one(tmp_path):
+def test_kill_at_every_call_leaves_the_previous_or_new_checkpoint(tmp_path):
     loaded = []
     for at in range(1, 1000):
         folder = tmp_path / str(at)
@@ -153,7 +153,7 @@ def test_a_sudden_exit_at_every_call_leaves_the_previous_or_the_new_one(tmp_path
         child = os.fork()
         if child == 0:
             try:
-                sealed.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a stand-in
+                sealed.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a fake module
                 fresh = Checkpoints(folder / "checkpoints")
                 fresh.begin(store_loop())
                 take_next(fresh)
@@ -173,7 +173,7 @@ def store_loop() -> rein.Loop:
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_a_folder_that_is_gone_or_is_none_any_more_is_an_error_with_the_path(tmp_path, as_file):
+def test_removed_or_replaced_folder_raises_with_the_path(tmp_path, as_file):
     store = Checkpoints(tmp_path / "checkpoints")
     loop = store_loop()
     store.begin(loop)
@@ -183,12 +183,12 @@ def test_a_folder_that_is_gone_or_is_none_any_more_is_an_error_with_the_path(tmp
     if as_file:
         (tmp_path / "checkpoints").write_text("")
     store.take(loop, RULES)
-    why = "Not a directory" if as_file else "No such file or directory"
-    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'checkpoints'}/epoch-000001\.h5: .*{why}"):
+    reason = "Not a directory" if as_file else "No such file or directory"
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'checkpoints'}/epoch-000001\.h5: .*{reason}"):
         store.flush()
 
 
-def test_the_data_is_safe_before_the_name_and_the_name_before_anybody_is_told(tmp_path, monkeypatch):
+def test_files_are_synced_before_older_ones_are_removed(tmp_path, monkeypatch):
     trace: list[str] = []
     store = saved(tmp_path, 1)
 
@@ -204,4 +204,4 @@ def test_the_data_is_safe_before_the_name_and_the_name_before_anybody_is_told(tm
     take_next(store)
     text = " ".join(trace)
     one = "write fsync replace fsync"
-    assert text == f"fsync fsync {one} {one} unlink {one} unlink"  # the folders; it, the best, its name
+    assert text == f"fsync fsync {one} {one} unlink {one} unlink"  # folders; checkpoint, best, latest

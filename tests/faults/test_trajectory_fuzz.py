@@ -1,4 +1,4 @@
-"""Files of trajectories from anybody: read, shown and verified, a mutant does no more than raise a StoreError."""
+"""Untrusted trajectory files: a mutant that is read, shown or verified only raises StoreError."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ SECONDS, MEMORY = 5.0, 1 << 30
 
 
 def fuzz(folder: Path, count: int) -> list[dict[str, Any]]:
-    """What became of mutants 0 to `count`, made and read by two processes where there are many."""
+    """Make and read mutants 0 to `count`, in two processes if there are many. Returns the reports."""
     half = count // 2 if count > 1000 else count
     running = []
     for first, stop in ((0, half), (half, count))[: 2 if half < count else 1]:
         place = folder / str(first)
         place.mkdir()
         command = [sys.executable, FUZZED, *map(str, (place, first, stop, 0))]
-        with (place / "said").open("w") as said, (place / "errors").open("w") as errors:
-            running.append((subprocess.Popen(command, stdout=said, stderr=errors), place))
+        with (place / "reports").open("w") as reports, (place / "errors").open("w") as errors:
+            running.append((subprocess.Popen(command, stdout=reports, stderr=errors), place))
     for process, place in running:
         assert process.wait(3000) == 0, (place / "errors").read_text()
-    return [json.loads(line) for _, place in running for line in (place / "said").read_text().splitlines()]
+    return [json.loads(line) for _, place in running for line in (place / "reports").read_text().splitlines()]
 
 
 def wrong(one: dict[str, Any]) -> str:
-    """What is wrong with how a mutant was treated."""
+    """Return the failures of a mutant's report."""
     if "died" in one:
         return f"the process died: {one['died']}"
-    told = [f"{way}: {one[way]}" for way in WAYS if one[way][0] not in ("read", "refused")]
-    told += [f"took {one['seconds']:.1f} s"] if one["seconds"] > SECONDS else []
-    return "\n".join(told + ([f"took {one['bytes']:,} bytes"] if one["bytes"] > MEMORY else []))
+    failures = [f"{way}: {one[way]}" for way in WAYS if one[way][0] not in ("read", "refused")]
+    failures += [f"took {one['seconds']:.1f} s"] if one["seconds"] > SECONDS else []
+    return "\n".join(failures + ([f"took {one['bytes']:,} bytes"] if one["bytes"] > MEMORY else []))
 
 
 @pytest.mark.timeout(3600)
-def test_a_mutant_does_no_more_than_raise_a_store_error(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
+def test_mutants_only_raise_store_error(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     assert len(MUTANTS["KINDS"]) >= 40
     count = scale(5000, 150)
-    said = fuzz(tmp_path, count)
-    assert [one["number"] for one in said] == list(range(count))
-    bad = [f"mutant {one['number']} ({one['kind']}): {why}" for one in said if (why := wrong(one))]
+    found = fuzz(tmp_path, count)
+    assert [one["number"] for one in found] == list(range(count))
+    bad = [f"mutant {one['number']} ({one['kind']}): {why}" for one in found if (why := wrong(one))]
     assert not bad, "\n\n".join(bad[:10])
-    kinds = {one["kind"] for one in said}
+    kinds = {one["kind"] for one in found}
     assert kinds >= {*MUTANTS["KINDS"]}
-    refused = collections.Counter(one["number"] % 2 for one in said if one["read"][0] == "refused")
-    assert refused[1] >= 0.98 * (count // 2)  # the others have the hash of the file that they were made of, or are it
+    refused = collections.Counter(one["number"] % 2 for one in found if one["read"][0] == "refused")
+    assert refused[1] >= 0.98 * (count // 2)  # the others equal their base
     assert refused[0] > count // 8 and refused[0] < count // 2
-    seconds, size = max(one["seconds"] for one in said), max(one["bytes"] for one in said) / 2**20
+    seconds, size = max(one["seconds"] for one in found), max(one["bytes"] for one in found) / 2**20
     print(
-        f"mutants of trajectories: {count} of {len(kinds)} kinds, {sum(refused.values())} refused, {refused[0]} of them"
-        f" with a right hash, the others without harm; 0 other errors, 0 processes died; at most {seconds:.1f} s of"
+        f"mutants of trajectory files: {count} of {len(kinds)} kinds, {sum(refused.values())} refused, {refused[0]} of"
+        f" them with a correct hash, the others harmless; 0 other errors, 0 processes died; at most {seconds:.1f} s of"
         f" processor time and {size:.0f} MiB"
     )
 
 
-def test_the_command_line_tells_of_a_mutant_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reports_a_mutant_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bases = MUTANTS["make_bases"](tmp_path)
     path = tmp_path / "run" / "trajectories" / MUTANTS["NAME"]
     path.parent.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_the_command_line_tells_of_a_mutant_in_one_line(tmp_path: Path, capsys: 
         for words in (["show", str(path)], ["verify", str(path.parents[1])]):
             with pytest.raises(SystemExit) as end:
                 main(words)
-            said = capsys.readouterr()
+            output = capsys.readouterr()
             assert end.value.code == 1
-            lines = said.err.splitlines() if words[0] == "show" else said.out.splitlines()[:-1]
+            lines = output.err.splitlines() if words[0] == "show" else output.out.splitlines()[:-1]
             assert len(lines) == 1 and str(path) in lines[0], lines

@@ -301,7 +301,7 @@ def test_custom_file_names(tmp_path):
     assert rein.resume(other, tmp_path).path.stem == "after-8"
     bad, _ = make()
     checkpoint(bad, rein.Checkpoints(tmp_path / "bad"), name=lambda state: "../out")
-    with pytest.raises(ValueError, match="give text without '/'"):
+    with pytest.raises(ValueError, match="invalid checkpoint name"):
         bad.run()
 
 
@@ -431,7 +431,7 @@ def test_failed_write_is_logged_with_on_failure_warn(tmp_path, monkeypatch, capl
 
     with caplog.at_level(logging.WARNING):
         assert loop.run().status == "completed"
-    assert "no checkpoint was written: " in caplog.text and "No space left on device" in caplog.text
+    assert "checkpoint not written: " in caplog.text and "No space left on device" in caplog.text
     assert stems(tmp_path)[-1] == "epoch-000008"
 
 

@@ -59,7 +59,7 @@ def test_invalid_observation_names_raise_immediately(scripted: Any, listening: A
     environment = scripted([2])
     environment.single_observation_space = spaces.Dict({"a/b": spaces.Discrete(2)})
     loop = rein.Loop(lambda state: None)
-    with pytest.raises(ValueError, match=r"'a/b' in observation: .* rename it in a wrapper"):
+    with pytest.raises(ValueError, match=r"'a/b' in observation: .* rename it with an environment wrapper"):
         evaluate_every(loop, listening(environment), environment, episodes=1, store=MemoryStore())
     assert "evaluation_environment" not in loop.parts
 

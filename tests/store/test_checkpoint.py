@@ -1,4 +1,4 @@
-"""One checkpoint in one file: of a run or of a part, whole or refused."""
+"""Checkpoint files: write, read, damage, and loading of parts."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def path(tmp_path):
     return tmp_path / "some.h5"
 
 
-def test_what_is_said_about_it_can_be_read_with_and_without_the_rest(path):
+def test_description_is_read_with_and_without_the_state(path):
     found = read_checkpoint(path)
     assert found.path == path and found.state["x"].shape == (1000,)
     assert look(path) == found.about == {"format": 2, "kind": "run", "total_iterations": 3}
 
 
-def test_what_is_said_may_have_infinite_numbers_and_stays_json(tmp_path):
-    said = {"config": {"clip": float("inf"), "low": -float("inf"), "sizes": (1, 2)}}
-    write_checkpoint(tmp_path / "some.h5", {}, said)
+def test_description_may_contain_infinite_numbers(tmp_path):
+    description = {"config": {"clip": float("inf"), "low": -float("inf"), "sizes": (1, 2)}}
+    write_checkpoint(tmp_path / "some.h5", {}, description)
     assert look(tmp_path / "some.h5")["config"] == {"clip": float("inf"), "low": -float("inf"), "sizes": [1, 2]}
-    assert differences(said, look(tmp_path / "some.h5"))[:1] == ["format was absent and is 2"]
+    assert differences(description, look(tmp_path / "some.h5"))[:1] == ["format was absent and is 2"]
 
 
-def test_every_damage_is_found_and_named(path):
-    """A flipped bit, a cut, a block of zeros, an addition: at every place that a small file has."""
+def test_damage_anywhere_raises_with_the_file_name(path):
+    """Flip a bit, truncate, blank a block of bytes, or append a byte, at many positions of a small file."""
     whole = path.read_bytes()
     flipped = (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97))
     cut = (whole[:length] for length in range(0, len(whole), 501))
@@ -60,18 +60,18 @@ def test_every_damage_is_found_and_named(path):
         path.write_bytes(mutant)
         with pytest.raises(CheckpointError, match=r"some\.h5: "):
             read_checkpoint(path)
-        look(path)  # says something or nothing, and lives
+        look(path)  # does not raise
         count += 1
     assert count > 150
 
 
-def test_another_format_is_refused_with_both_numbers(tmp_path):
+def test_other_format_version_raises(tmp_path):
     write_checkpoint(tmp_path / "new.h5", {}, {"format": 1})
     with pytest.raises(CheckpointError, match="format version 1; this rein reads version 2"):
         read_checkpoint(tmp_path / "new.h5")
 
 
-def test_no_file_and_no_hdf5_are_checkpoint_errors(tmp_path):
+def test_missing_file_and_foreign_file_raise(tmp_path):
     with pytest.raises(CheckpointError, match="No such file"):
         read_checkpoint(tmp_path / "none.h5")
     assert look(tmp_path / "none.h5") is None
@@ -80,7 +80,7 @@ def test_no_file_and_no_hdf5_are_checkpoint_errors(tmp_path):
         read_checkpoint(tmp_path / "text")
 
 
-def test_what_cannot_be_written_says_where_and_why(tmp_path, monkeypatch):
+def test_failed_write_raises_with_path_and_reason(tmp_path, monkeypatch):
     def full(descriptor, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_written_says_where_and_why(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_agent_is_saved_and_loaded(tmp_path):
+def test_agent_is_saved_and_loaded(tmp_path):
     agent, other = make_agent(), make_agent()
     agent.table += 1.0
     agent.env_steps = 12
@@ -103,7 +103,7 @@ def test_an_agent_is_saved_and_loaded(tmp_path):
     assert first_difference(agent.state_dict(), other.state_dict()) is None
 
 
-def test_weights_alone_are_a_warm_start(tmp_path):
+def test_only_loads_the_chosen_entries(tmp_path):
     agent, other = make_agent(), make_agent(seed=1, gamma=0.5)
     agent.table += 1.0
     agent.env_steps = 12
@@ -112,11 +112,11 @@ def test_weights_alone_are_a_warm_start(tmp_path):
     load(other, tmp_path / "agent.h5", only=["table"])
     assert torch.equal(other.table, agent.table)
     assert first_difference(before, {**other.state_dict(), "table": before["table"]}) is None
-    with pytest.raises(CheckpointError, match=r"has no 'weights'; there are: .*table, seed"):
+    with pytest.raises(CheckpointError, match=r"has no 'weights'; it has: .*table, seed"):
         load(other, tmp_path / "agent.h5", only=["weights"])
 
 
-def test_an_agent_of_another_configuration_is_refused_with_the_differences(tmp_path):
+def test_other_configuration_raises_with_the_differences(tmp_path):
     save(make_agent(), tmp_path / "agent.h5")
     other = make_agent(gamma=0.5, learning_rate=0.2)
     with pytest.raises(CheckpointError, match=r"config\.learning_rate was 0\.1 and is 0\.2; config\.gamma was 0\.99"):
@@ -137,17 +137,17 @@ def test_differences_are_listed_by_path():
     assert "c was absent and is 4" in differences(theirs, {"c": 4})
 
 
-def test_finite_means_every_number_of_every_tensor():
+def test_is_finite_checks_every_tensor():
     assert is_finite({"a": torch.ones(3), "b": [torch.tensor([1, 2])], "c": float("nan")})
     assert not is_finite({"a": torch.ones(3), "b": [torch.tensor([1.0, float("inf")])]})
 
 
-def test_a_policy_is_not_saved_without_its_weights(tmp_path):
+def test_saving_a_policy_raises(tmp_path):
     with pytest.raises(TypeError, match="save the agent"):
         save(make_agent().policy(), tmp_path / "policy.h5")
 
 
-def test_what_does_not_fit_leaves_the_part_as_it_was(tmp_path):
+def test_failed_load_leaves_the_part_unchanged(tmp_path):
     save(make_agent(), tmp_path / "agent.h5")
     space = spaces.Discrete(4)
     other = QLearning(spaces.Discrete(7), space, seed=1)
@@ -157,22 +157,22 @@ def test_what_does_not_fit_leaves_the_part_as_it_was(tmp_path):
     assert first_difference(before, other.state_dict()) is None
 
 
-def test_what_changes_no_result_and_a_drawn_seed_are_no_difference():
+def test_differences_ignore_speed_options_and_random_seeds():
     theirs = {"agent": {"config": {"threads": 1, "device": "cuda", "seed": 5, "gamma": 0.9}}}
     mine = {"agent": {"config": {"threads": 2, "device": "cpu", "seed": None, "gamma": 0.9}}}
     assert differences(theirs, mine) == []
     assert differences({"seed": 5}, {"seed": 6}) == ["seed was 5 and is 6"]
 
 
-def test_an_agent_of_another_seed_may_be_loaded(tmp_path):
+def test_agent_with_another_seed_is_loaded(tmp_path):
     save(make_agent(seed=3), tmp_path / "agent.h5")
     agent = make_agent(seed=4)
     load(agent, tmp_path / "agent.h5")
     assert first_difference(agent.state_dict(), make_agent(seed=3).state_dict()) is None
 
 
-def test_a_checkpoint_needs_no_installed_metadata(tmp_path, monkeypatch):
-    """As in a source tree that was not installed, or in a frozen program."""
+def test_checkpoint_needs_no_package_metadata(tmp_path, monkeypatch):
+    """As in a source tree that is not installed, or in a frozen program."""
 
     def refuse(package):
         raise importlib.metadata.PackageNotFoundError(package)

@@ -1,4 +1,4 @@
-"""Compressed chunks are those of HDF5's filters shuffle and gzip."""
+"""Compressed chunks have the encoding of HDF5's filters shuffle and gzip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole transitions and sequences of a run, compared with a record of them that was kept apart."""
+"""Transitions and sequences of a run, compared with an independent record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N = 3
 
 
 class Known(NamedTuple):
-    """What is known of one transition: its observation, a number that no other has, and the one after it."""
+    """Recorded transition: its observation, which is a unique number, and the next observation."""
 
     observation: float
     following: float
@@ -41,9 +41,9 @@ class Known(NamedTuple):
 def simulate(
     epochs: int, steps: int, seed: int = 0, reset_at: int | None = None
 ) -> tuple[list[Trajectory], list[Known]]:
-    """N environments that live on across epochs; `reset_at`: the vector step before which all were reset from outside.
+    """Simulate N environments whose episodes continue across epochs. Every observation is a unique number.
 
-    Every observation is another number.
+    All environments are reset from outside before the vector step `reset_at`.
     """
     random, counter = np.random.default_rng(seed), itertools.count(1)
     now, begun, made = [float(next(counter)) for _ in range(N)], [0] * N, [list[Known]() for _ in range(N)]
@@ -56,9 +56,7 @@ def simulate(
         ended: list[Any] = []
         for t in range(steps):
             step = (epoch - 1) * steps + t
-            if (
-                step == reset_at
-            ):  # the transition into the reset is whole only where the epoch's end has its observation
+            if step == reset_at:  # the transition into the reset has a next observation only at the end of an epoch
                 for n in range(N):
                     if t and made[n]:
                         made[n].pop()
@@ -119,13 +117,13 @@ def path(request: Any, monkeypatch: Any, tmp_path: Path, given: Any) -> Path:
 
 
 def pairs(batch: Any) -> list[tuple[float, float]]:
-    """Observation and next observation of every row of a batch."""
+    """Return observation and next observation of every row of a batch."""
     following = batch.next_observation["x"][..., 0].reshape(-1)
     return list(zip(batch.observation["x"][..., 0].reshape(-1).tolist(), following.tolist(), strict=True))
 
 
 def check_row(batch: Any) -> None:
-    """That all fields of a batch are of the same rows."""
+    """Assert that all fields of a batch are from the same rows."""
     x = batch.observation["x"]
     assert torch.equal(x[..., 1], -x[..., 0]) and torch.equal(batch.extras["value"], x[..., 1])
     assert torch.equal(batch.reward, x[..., 0] / 2) and torch.equal(batch.action, x[..., 0].long() % 5)
@@ -133,7 +131,7 @@ def check_row(batch: Any) -> None:
     assert batch.valid.all()
 
 
-def test_transitions_are_all_rows_in_the_order_of_time_with_their_true_next_observations(path, given):
+def test_transitions_are_chronological_with_correct_next_observations(path, given):
     transitions = open_run(path).transitions()
     known = sorted(given[1], key=lambda k: (k.step, k.environment))
     assert len(transitions) == len(known) == 7 * 11 * N
@@ -143,7 +141,7 @@ def test_transitions_are_all_rows_in_the_order_of_time_with_their_true_next_obse
     assert (everything.terminated | everything.truncated).sum() == len(open_run(path).episodes["id"])
 
 
-def test_a_batch_is_gathered_in_the_order_of_its_indices(path, given):
+def test_batch_has_the_order_of_its_indices(path, given):
     transitions = open_run(path).transitions()
     everything, order = pairs(transitions[:]), torch.randperm(len(transitions), generator=torch.manual_seed(0))
     for indices in (order, order.numpy(), order.tolist()):
@@ -158,7 +156,7 @@ def test_a_batch_is_gathered_in_the_order_of_its_indices(path, given):
     assert [pair for chunk in chunks for pair in pairs(chunk)] == everything
 
 
-def test_indices_that_are_none_are_refused(path):
+def test_invalid_indices_raise(path):
     transitions = open_run(path).transitions()
     for index in (len(transitions), -len(transitions) - 1, [0, len(transitions)]):
         with pytest.raises(IndexError, match=f"has {len(transitions)} elements"):
@@ -169,7 +167,7 @@ def test_indices_that_are_none_are_refused(path):
 
 
 def windows(known: list[Known], length: int, stride: int) -> list[list[Known]]:
-    """The windows that there are, found row by row."""
+    """Find all windows row by row."""
     at = {(k.environment, k.step): k for k in known}
     episodes: list[list[Known]] = []
     for k in sorted(known, key=lambda k: (k.environment, k.step)):
@@ -183,7 +181,7 @@ def windows(known: list[Known], length: int, stride: int) -> list[list[Known]]:
 
 
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (2, 1), (4, 1), (4, 3), (9, 9), (30, 1)])
-def test_sequences_are_the_windows_of_episodes_across_epochs_and_files(path, given, length, stride):
+def test_sequences_are_windows_of_episodes_across_files(path, given, length, stride):
     sequences = open_run(path).sequences(length, stride)
     expected = windows(given[1], length, stride)
     assert len(sequences) == len(expected) and (length == 30 or expected)
@@ -198,7 +196,7 @@ def test_sequences_are_the_windows_of_episodes_across_epochs_and_files(path, giv
 
 @pytest.mark.parametrize("small", [windows_module._SMALL, 0])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 18, 20, 32, 33, 100])
-def test_a_run_that_is_shorter_than_the_windows_has_none(tmp_path, monkeypatch, length, small):
+def test_run_shorter_than_the_window_has_no_sequences(tmp_path, monkeypatch, length, small):
     monkeypatch.setattr(windows_module, "_SMALL", small)
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1, steps=5))  # 15 rows
@@ -206,12 +204,12 @@ def test_a_run_that_is_shorter_than_the_windows_has_none(tmp_path, monkeypatch, 
     sequences = open_run(store.path).sequences(length, fields=["observation", "reward", "terminated"])
     assert (len(sequences) > 0) == (length == 1)
     assert sequences[:0].reward.shape == (0, length)
-    if length == 1:  # one row alone is a batch too
+    if length == 1:
         assert torch.equal(sequences[0].reward, sequences[:3].reward[0])
 
 
-def test_a_reset_outside_a_step_is_no_transition_and_no_sequence_crosses_it(tmp_path):
-    for reset_at in (14, 22):  # in the middle of an epoch and a file; where both begin
+def test_reset_outside_a_step_interrupts_sequences(tmp_path):
+    for reset_at in (14, 22):  # in the middle of an epoch and a file; at the beginning of both
         trajectories, known = simulate(6, 11, seed=3, reset_at=reset_at)
         run = open_run(write(tmp_path / str(reset_at), trajectories, max_epochs=2))
         lost = {(k.environment, k.step) for k in known}
@@ -222,7 +220,7 @@ def test_a_reset_outside_a_step_is_no_transition_and_no_sequence_crosses_it(tmp_
         assert pairs(run.sequences(5)[:]) == [(k.observation, k.following) for w in windows(known, 5, 1) for k in w]
 
 
-def test_rows_that_are_no_data_are_left_out_and_so_are_those_before_them(tmp_path, given):
+def test_invalid_rows_and_their_predecessors_are_dropped(tmp_path, given):
     trajectories, known = given
     valid = np.ones((11, N), bool)
     goes_on = ~(trajectories[2].fields["terminated"] | trajectories[2].fields["truncated"])
@@ -236,7 +234,7 @@ def test_rows_that_are_no_data_are_left_out_and_so_are_those_before_them(tmp_pat
     assert len(run.sequences(3)) == len(windows(left, 3, 1))
 
 
-def test_transitions_of_chosen_episodes_and_fields(path, given):
+def test_transitions_of_selected_episodes_and_fields(path, given):
     run = open_run(path)
     ids = run.episodes["id"][[3, 0, 9]]
     chosen = [k for k in given[1] if k.episode in ids]
@@ -247,20 +245,20 @@ def test_transitions_of_chosen_episodes_and_fields(path, given):
     batch = run.transitions(fields=["reward", "value"])[:4]
     assert batch.observation is batch.next_observation is batch.action is batch.terminated is None
     assert batch.reward.shape == (4,) and list(batch.extras) == ["value"] and batch.valid.all()
-    with pytest.raises(ValueError, match=r"there is no \['rewards'\]; there are \['action', 'observation', 'reward'"):
+    with pytest.raises(ValueError, match=r"no field \['rewards'\]; the fields are \['action', 'observation', 'reward'"):
         run.transitions(fields=["rewards"])
-    with pytest.raises(ValueError, match="give a list of names"):
+    with pytest.raises(ValueError, match="must be a list of names"):
         run.transitions(fields="reward")
-    with pytest.raises(ValueError, match="no episode 999 is stored; "):
+    with pytest.raises(ValueError, match=r"no episode 999; \d+ are stored"):
         run.transitions(episodes=[999])
     for mask in (run.episodes["return"] > 0.0, torch.ones(3, dtype=torch.bool), [0.5], "01"):
-        with pytest.raises(TypeError, match=r"episodes are ids, not .*those of a mask are"):
-            run.transitions(episodes=mask)  # type: ignore[arg-type]  # which is what is refused
-    with pytest.raises(ValueError, match="give numbers above 0"):
+        with pytest.raises(TypeError, match=r"episodes must be ids, got .*for a mask use"):
+            run.transitions(episodes=mask)  # type: ignore[arg-type]  # invalid on purpose
+    with pytest.raises(ValueError, match="must be positive"):
         run.sequences(0)
 
 
-def test_an_episode_is_whole_whatever_epochs_and_files_it_lies_in(path, given):
+def test_episode_is_joined_across_epochs_and_files(path, given):
     run = open_run(path)
     for index, id in enumerate(run.episodes["id"].tolist()):
         episode = run.episode(id)
@@ -271,22 +269,22 @@ def test_an_episode_is_whole_whatever_epochs_and_files_it_lies_in(path, given):
         assert episode.final_observation["x"].tolist() == [known[-1].following, -known[-1].following]
         assert episode.terminated == run.episodes["terminated"][index]
     spans = (run.episodes["last_step"] // 22) - (run.episodes["first_step"] // 22)
-    assert spans.max() == 1  # some lie in two files
-    with pytest.raises(ValueError, match="no episode 999 is stored"):
+    assert spans.max() == 1  # some episodes span two files
+    with pytest.raises(ValueError, match="no episode 999; "):
         run.episode(999)
 
 
-def test_an_episode_of_which_rows_are_missing_is_an_error(path):
+def test_episode_with_missing_rows_raises(path):
     run = open_run(path)
     crossing = np.flatnonzero((run.episodes["first_step"] < 22) & (run.episodes["last_step"] >= 22))[0]
     run.files[0].unlink()
     id, length = run.episodes["id"][crossing], run.episodes["length"][crossing]
-    with pytest.raises(StoreError, match=f"of episode {id} there are .* of {length} transitions"):
+    with pytest.raises(StoreError, match=f"episode {id} has only .* of its {length} transitions"):
         open_run(path).episode(id)
     assert len(open_run(path).transitions()) == 5 * 11 * N
 
 
-def test_what_a_real_run_recorded_comes_back(tmp_path):
+def test_recorded_transitions_are_read_back(tmp_path):
     environment = CartPole(4, seed=0)
     agent = PPO(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, HDF5Store(tmp_path / "run", max_epochs=2), iterations=20, seed=0)
@@ -305,9 +303,9 @@ METHODS = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ["mapped"], indirect=True)
-def test_workers_read_the_same_however_they_were_started(path, method):
+def test_workers_read_the_same_data(path, method):
     dataset = open_run(path).sequences(3)
-    expected = dataset[:]  # the parent has read, too
+    expected = dataset[:]  # the parent process has also read the files
     context = multiprocessing.get_context(method)
     batches = list(DataLoader(dataset, batch_size=16, num_workers=2, multiprocessing_context=context))
     assert pairs_of(batches) == pairs(expected)
@@ -318,7 +316,7 @@ def pairs_of(batches: list[Any]) -> list[Any]:
     return [pair for batch in batches for pair in pairs(batch)]
 
 
-def test_a_loader_needs_no_collate_function_and_samples_are_what_they_say(path):
+def test_data_loader_needs_no_collate_function(path):
     transitions = open_run(path).transitions()
     order = torch.randperm(len(transitions), generator=torch.manual_seed(0)).tolist()
     batches = list(DataLoader(transitions, batch_size=32, sampler=order))
@@ -330,7 +328,7 @@ def test_a_loader_needs_no_collate_function_and_samples_are_what_they_say(path):
     assert pairs(stacked) == pairs(samples.whole) and stacked.extras.keys() == {"value"}
 
 
-def test_a_dataset_pickles_as_what_it_has_to_read(path):
+def test_pickled_dataset_has_no_cached_data(path):
     transitions = open_run(path).transitions()
     before = pickle.dumps(transitions)
     expected = pairs(transitions[:])
@@ -338,7 +336,7 @@ def test_a_dataset_pickles_as_what_it_has_to_read(path):
     assert pairs(pickle.loads(before)[:]) == expected
 
 
-def test_a_file_that_changes_under_a_dataset_is_an_error_before_it_is_read(path, monkeypatch):
+def test_changed_file_raises_before_it_is_read(path, monkeypatch):
     monkeypatch.setattr(windows_module, "_SMALL", 0)
     run = open_run(path)
     transitions = run.transitions()
@@ -350,22 +348,22 @@ def test_a_file_that_changes_under_a_dataset_is_an_error_before_it_is_read(path,
         transitions[:]
 
 
-def test_files_that_differ_are_named(tmp_path):
+def test_files_with_different_fields_raise(tmp_path):
     given = [make_trajectory(1), with_fields(make_trajectory(2), value=torch.zeros(6, 3))]
     run = open_run(write(tmp_path / "run", given))
-    with pytest.raises(ValueError, match=r"000002-000002\.h5: value is not what it is in .*000001-000001"):
+    with pytest.raises(ValueError, match=r"000002-000002\.h5: the field value differs from .*000001-000001"):
         run.transitions()
     assert len(run.transitions(fields=["reward"])) == 2 * 6 * 3
 
 
-def test_files_may_differ_in_their_number_of_environments(tmp_path):
+def test_files_may_differ_in_number_of_environments(tmp_path):
     given = [make_trajectory(1), make_trajectory(2, num_envs=5), make_trajectory(3, num_envs=5)]
     transitions = open_run(write(tmp_path / "run", given)).transitions(fields=["reward"])
     rewards = torch.cat([trajectory.fields["reward"].reshape(-1) for trajectory in given])
     assert torch.equal(transitions[:].reward, rewards)
 
 
-def test_fields_without_any_numbers_are_read_as_such(tmp_path):
+def test_empty_fields_are_read(tmp_path):
     run = open_run(write(tmp_path / "run", [with_fields(make_trajectory(1), nothing=torch.zeros(6, 3, 0))]))
     for dataset in (run.transitions(), run.sequences(2)):
         everything = dataset[:]
@@ -373,7 +371,7 @@ def test_fields_without_any_numbers_are_read_as_such(tmp_path):
         assert everything.extras["nothing"].shape == (*everything.reward.shape, 0)
 
 
-def test_sequences_are_of_one_environment_where_the_number_of_environments_changes(tmp_path):
+def test_sequences_follow_one_environment_when_num_envs_changes(tmp_path):
     given = [make_trajectory(1), make_trajectory(2, num_envs=5), make_trajectory(3, num_envs=5), make_trajectory(4)]
     sequences = open_run(write(tmp_path / "run", given, max_epochs=1)).sequences(3, fields=["reward", "action"])
     stretches = [torch.cat([given[i].fields["reward"] for i in files]) for files in ((0,), (1, 2), (3,))]
@@ -389,7 +387,7 @@ def test_sequences_are_of_one_environment_where_the_number_of_environments_chang
     assert set(found) <= windows
 
 
-def test_arrays_become_tensors_of_their_own(path):
+def test_tensors_share_no_memory_with_arrays(path):
     run = open_run(path)
     tensor = run.tensor("observation/x")
     assert np.array_equal(tensor.numpy(), run.field("observation/x"))
@@ -399,13 +397,13 @@ def test_arrays_become_tensors_of_their_own(path):
     assert not np.array_equal(tensor.numpy(), run.field("observation/x"))
 
 
-def test_without_tensordict_the_error_names_it(path, monkeypatch):
+def test_missing_tensordict_raises(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ImportError, match="pip install tensordict"):
         to_tensordict(open_run(path).transitions()[:3])
 
 
-def test_observations_without_any_numbers_are_read_with_those_after_them(path, given, tmp_path):
+def test_empty_observations_are_read(path, given, tmp_path):
     def with_nothing(tree, lead):
         return {**tree, "nothing": np.zeros((*lead, 0), np.float32)}
 

@@ -1,4 +1,4 @@
-"""Whose a folder is, and what happens to one that is there already."""
+"""The folder of a run: existing folders, and files moved aside."""
 
 import logging
 import subprocess
@@ -21,24 +21,24 @@ def names(path):
     return sorted(file.name for file in (path / "trajectories").iterdir())
 
 
-def test_an_existing_folder_is_an_error_that_says_what_to_do(tmp_path):
+def test_existing_folder_raises_with_advice(tmp_path):
     (tmp_path / "empty").mkdir()
     HDF5Store(tmp_path / "empty").close()
     for path in (tmp_path / "empty", tmp_path):
-        with pytest.raises(StoreError, match="exist='resume' goes on with it, exist='new' takes the next free name"):
+        with pytest.raises(StoreError, match="exist='resume' continues the run, exist='new' takes the next free name"):
             HDF5Store(path)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="exist"):
         HDF5Store(tmp_path / "file")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(tmp_path):
+def test_folder_that_cannot_be_created_raises(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="Not a directory"):
         HDF5Store(tmp_path / "file" / "run")
 
 
-def test_new_takes_the_next_free_name_and_says_so_and_deletes_nothing(tmp_path, caplog):
+def test_exist_new_uses_the_next_free_name(tmp_path, caplog):
     paths = []
     with caplog.at_level(logging.WARNING):
         for epoch in (1, 2, 3):
@@ -48,18 +48,18 @@ def test_new_takes_the_next_free_name_and_says_so_and_deletes_nothing(tmp_path, 
             paths.append(store.path)
     assert [path.name for path in paths] == ["cartpole", "cartpole-2", "cartpole-3"]
     assert [read(path)[0].epoch for path in paths] == [1, 2, 3]
-    assert [f"goes to {path}" in record.message for path, record in zip(paths[1:], caplog.records, strict=True)] == [
-        True
-    ] * 2
+    assert [
+        f"is stored in {path}" in record.message for path, record in zip(paths[1:], caplog.records, strict=True)
+    ] == [True] * 2
 
 
-def test_what_is_said_goes_to_stderr_where_nothing_is_configured(tmp_path):
+def test_warnings_go_to_stderr_without_logging_configuration(tmp_path):
     code = f"from rein.store.hdf5 import HDF5Store; HDF5Store({str(tmp_path)!r}, exist='new').close()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", f"{tmp_path} exists; this run goes to {tmp_path}-2\n")
+    assert (done.stdout, done.stderr) == ("", f"{tmp_path} exists; this run is stored in {tmp_path}-2\n")
 
 
-def test_files_newer_than_the_loaded_state_are_moved_aside_and_kept(tmp_path):
+def test_files_newer_than_the_loaded_state_are_moved_aside(tmp_path):
     first = HDF5Store(tmp_path / "run", max_epochs=2)
     for epoch in range(1, 4):
         first.append(make_trajectory(epoch))
@@ -79,8 +79,8 @@ def test_files_newer_than_the_loaded_state_are_moved_aside_and_kept(tmp_path):
         newer = {"000004-000004.h5": (store.path / "trajectories" / "000004-000004.h5").read_bytes()}
 
 
-def test_a_run_that_begins_anew_in_an_old_folder_moves_the_old_files_aside(tmp_path):
-    """Resumed before its first checkpoint was taken: no state is loaded, and epoch 1 comes again."""
+def test_new_run_in_an_old_folder_moves_files_aside(tmp_path):
+    """If a run is resumed before its first checkpoint, no state is loaded and epoch 1 is repeated."""
     for seed in (0, 1):
         store = HDF5Store(tmp_path / "run", exist="resume")
         store.append(make_trajectory(1, seed=seed))
@@ -90,7 +90,7 @@ def test_a_run_that_begins_anew_in_an_old_folder_moves_the_old_files_aside(tmp_p
     assert_equal(read(store.path / "aside" / "epoch-000000"), [make_trajectory(1), make_trajectory(2)])
 
 
-def test_the_same_store_can_go_back_to_a_state(tmp_path):
+def test_store_returns_to_an_earlier_state(tmp_path):
     """As when training returns to the last good checkpoint."""
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1))
@@ -102,7 +102,7 @@ def test_the_same_store_can_go_back_to_a_state(tmp_path):
     assert_equal(read(store.path), [make_trajectory(1), make_trajectory(2, seed=1)])
 
 
-def test_a_state_that_ends_within_a_file_is_refused(tmp_path):
+def test_state_that_ends_inside_a_file_raises(tmp_path):
     store = HDF5Store(tmp_path / "run")
     for epoch in (1, 2, 3):
         store.append(make_trajectory(epoch))
@@ -111,12 +111,12 @@ def test_a_state_that_ends_within_a_file_is_refused(tmp_path):
     store.close()
 
 
-def test_a_second_writer_in_the_same_folder_does_not_write_over_the_first(tmp_path):
+def test_second_writer_does_not_overwrite_files(tmp_path):
     stores = [HDF5Store(tmp_path / "run", exist="resume") for _ in range(2)]
     for store in stores:
-        store._resumes = False  # both began when the folder was empty
+        store._resumes = False  # both started in an empty folder
         store.append(make_trajectory(1))
     stores[0].close()
-    with pytest.raises(StoreError, match="is there already; is another process writing to this run"):
+    with pytest.raises(StoreError, match="exists already; is another process writing to this run"):
         stores[1].close()
     assert len(read(tmp_path / "run")) == 1

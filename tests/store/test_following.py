@@ -1,4 +1,4 @@
-"""Runs that are still writing, runs in pieces, and fields by rows."""
+"""Reading runs that are still being written, split epochs, and fields by rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
 
 
-def test_a_run_that_is_followed_sees_what_was_finished_and_nothing_unfinished(tmp_path):
+def test_followed_run_sees_only_finished_files(tmp_path):
     run = open_run(tmp_path / "run", follow=True)
     assert not run.refresh() and list(run) == [] and len(run.transitions()) == 0 and len(run.sequences(2)) == 0
     assert run.epochs["number"].tolist() == [] and run.episodes["id"].tolist() == [] and run.fields == {}
-    with pytest.raises(ValueError, match="no epoch 1; it has none yet"):
+    with pytest.raises(ValueError, match="no epoch 1; none is stored"):
         run.trajectory(1)
     store, given = HDF5Store(tmp_path / "run"), [make_trajectory(epoch) for epoch in range(1, 6)]
     store.append(given[0])
-    assert not run.refresh()  # it waits in memory
+    assert not run.refresh()  # the epoch is in memory
     store.flush()
     folder = store.path / "trajectories"
     (folder / f".000002-000002.h5.tmp-{os.getpid()}").write_bytes(b"half a file")
@@ -33,14 +33,14 @@ def test_a_run_that_is_followed_sees_what_was_finished_and_nothing_unfinished(tm
     kept = run.transitions()
     store.append(given[1])
     store.flush()
-    assert run.epochs["number"].tolist() == [1]  # until asked
+    assert run.epochs["number"].tolist() == [1]  # until the next refresh
     assert run.refresh() and run.epochs["number"].tolist() == [1, 2]
     assert len(run.transitions(fields=["reward"])) == 2 * len(open_run(run.files[0]).transitions(fields=["reward"]))
     assert len(kept) == len(open_run(run.files[0]).transitions())
     store.close()
 
 
-def test_iterating_goes_on_with_what_was_finished_meanwhile(tmp_path):
+def test_iteration_includes_files_finished_meanwhile(tmp_path):
     store, seen = HDF5Store(tmp_path / "run", max_epochs=1), []
     store.append(make_trajectory(1))
     store.flush()
@@ -55,7 +55,7 @@ def test_iterating_goes_on_with_what_was_finished_meanwhile(tmp_path):
     store.close()
 
 
-def test_an_epoch_in_parts_is_followed_when_all_of_them_are_there(tmp_path):
+def test_split_epoch_appears_when_all_parts_exist(tmp_path):
     trajectory = make_trajectory(1, steps=200)
     store = HDF5Store(tmp_path / "run", max_bytes=60_000)
     store.append(trajectory)
@@ -66,14 +66,14 @@ def test_an_epoch_in_parts_is_followed_when_all_of_them_are_there(tmp_path):
     away = last.rename(tmp_path / last.name)
     run = open_run(store.path, follow=True)
     assert run.epochs["number"].tolist() == []
-    with pytest.raises(StoreError, match="a part is missing"):
+    with pytest.raises(StoreError, match="a part of its only epoch is missing"):
         _ = open_run(store.path).epochs
     away.rename(last)
     assert run.refresh()
     assert_equal([run.trajectory(1)], [trajectory])
 
 
-def test_files_that_a_resumed_run_moved_aside_are_gone(tmp_path):
+def test_files_moved_aside_disappear_from_a_followed_run(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     for epoch in (1, 2, 3):
         store.append(make_trajectory(epoch))
@@ -88,7 +88,7 @@ def test_files_that_a_resumed_run_moved_aside_are_gone(tmp_path):
     assert_equal(list(run), [make_trajectory(1), make_trajectory(2, seed=1)])
 
 
-def test_iterating_goes_on_with_what_is_left_when_the_writer_takes_files_away(tmp_path):
+def test_iteration_skips_files_that_the_writer_removed(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     for epoch in (1, 2, 3):
         store.append(make_trajectory(epoch))
@@ -102,13 +102,13 @@ def test_iterating_goes_on_with_what_is_left_when_the_writer_takes_files_away(tm
         seen.append(trajectory.epoch)
         second.unlink(missing_ok=True)
     assert seen == [2, 3]
-    second.write_bytes(b"no file of trajectories")
+    second.write_bytes(b"not a trajectory file")
     with pytest.raises(StoreError):
         list(run)
     store.close()
 
 
-def test_another_process_writes_while_this_one_reads(tmp_path):
+def test_reading_while_another_process_writes(tmp_path):
     code = f"""
 import sys
 from rein.store.hdf5 import HDF5Store
@@ -132,7 +132,7 @@ store.close()
             writer.stdin.flush()
 
 
-def test_files_of_two_runs_in_one_folder_are_refused(tmp_path):
+def test_files_of_two_runs_in_one_folder_raise(tmp_path):
     for name, epochs in (("a", (1, 2)), ("b", (2, 3))):
         store = HDF5Store(tmp_path / name)
         for epoch in epochs:
@@ -152,7 +152,7 @@ def path(tmp_path):
     return store.path
 
 
-def test_rows_of_a_field_are_read_from_the_files_that_hold_them(path, monkeypatch):
+def test_field_reads_only_the_files_of_its_rows(path, monkeypatch):
     run = open_run(path)
     whole = {name: run.field(name) for name in ("action", "reward", "terminated", "observation/camera/left")}
     read, original = [], MappedFile.read
@@ -168,18 +168,18 @@ def test_rows_of_a_field_are_read_from_the_files_that_hold_them(path, monkeypatc
             read.clear()
             assert np.array_equal(run.field(name, rows), array[rows]), (name, rows)
             assert read == [f"{number:06d}-{number:06d}.h5" for number in files]
-    with pytest.raises(ValueError, match="one after the other"):
+    with pytest.raises(ValueError, match="the step must be 1"):
         run.field("reward", slice(0, 9, 2))
 
 
 def is_map(array):
-    """Whether its bytes are a map of one of rein's: no array owns them."""
+    """Return whether the bytes of an array are a memory map of rein, so that no array owns them."""
     while isinstance(array, np.ndarray) and not array.flags.owndata and array.base is not None:
         array = array.base
     return not isinstance(array, np.ndarray)
 
 
-def test_floats_of_one_file_are_a_read_only_map_of_it(path):
+def test_floats_of_one_file_are_a_read_only_map(path):
     run = open_run(path)
     mapped = run.field("reward", slice(400, 800))
     assert is_map(mapped) and not mapped.flags.writeable and mapped.ctypes.data % 64 == 0
@@ -189,12 +189,12 @@ def test_floats_of_one_file_are_a_read_only_map_of_it(path):
     assert run.field("reward").flags.writeable
 
 
-def test_a_few_floats_are_a_read_only_copy_which_holds_no_map(path):
+def test_small_float_arrays_are_read_only_copies(path):
     few = open_run(path).field("reward", slice(400, 409))
     assert not is_map(few) and not few.flags.writeable
 
 
-def test_a_run_json_that_is_deep_is_a_store_error(path):
+def test_deeply_nested_run_json_raises(path):
     (path / "run.json").write_text("[" * 100_000)
     with pytest.raises(StoreError, match=r"run\.json: cannot be read as JSON"):
         _ = open_run(path).info

@@ -1,4 +1,4 @@
-"""`docs/reference/file_format.md` is the specification of the files: what it says is compared with what is written."""
+"""Compare the files with their specification, `docs/reference/file_format.md`."""
 
 import re
 from pathlib import Path
@@ -23,14 +23,14 @@ def path(tmp_path):
 
 
 def documented(heading):
-    """The first column of the table under a heading, as patterns of paths under /entry."""
+    """Return the first column of the table under a heading, as patterns of paths under /entry."""
     table = TEXT.split(f"{heading}\n", 1)[1].split("|\n\n", 1)[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return {name: re.compile(re.sub(r"<\w+>", "[^/]+", name) + "(/.*)?") for name in names}
 
 
-def test_every_dataset_is_documented_and_every_documented_one_is_there(path):
+def test_datasets_match_the_documentation(path):
     patterns, paths = documented("## A file of trajectories"), []
     with h5py.File(path) as file:
         file["entry"].visititems(lambda name, node: paths.append(name) if isinstance(node, h5py.Dataset) else None)
@@ -39,10 +39,10 @@ def test_every_dataset_is_documented_and_every_documented_one_is_there(path):
     assert [name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, paths))] == []
 
 
-def test_every_attribute_is_documented_where_it_stands(path):
+def test_attributes_match_the_documentation(path):
     lines = [line for line in TEXT.split("Attributes:")[1].splitlines() if line.startswith("| `")]
     rows = [[re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[1:3]] for line in lines]
-    said = [
+    documented_attributes = [
         (re.compile(re.sub(r"<\w+>", "[^/]+", name) + "(/.*)?"), set(attributes))
         for names, attributes in rows
         for name in names
@@ -57,12 +57,12 @@ def test_every_attribute_is_documented_where_it_stands(path):
         file["entry"].visititems(visit)
     for name, attributes in found.items():
         if attributes - {"NX_class"}:
-            allowed = [names for pattern, names in said if pattern.fullmatch(name)]
+            allowed = [names for pattern, names in documented_attributes if pattern.fullmatch(name)]
             assert allowed, f"the attributes of {name} are not documented: {attributes}"
             assert attributes <= set.union(*allowed), name
 
 
-def test_the_example_of_reading_without_rein_runs(path, capsys):
+def test_documented_example_of_reading_without_rein_runs(path, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     exec(compile(code, "format.md", "exec"), {"path": path})
     lines = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ def test_the_example_of_reading_without_rein_runs(path, capsys):
     assert "rein" not in code.replace("# (T, N)", "")
 
 
-def test_the_user_block_is_as_it_is_shown(path):
+def test_user_block_matches_the_documentation(path):
     block = path.read_bytes()[:512].rstrip(b"\0").decode()
     shown = TEXT.split("## The user block")[1].split("```")[1].strip()
     numbers = re.compile(r"(?<=length )\d+|[0-9a-f]{64}")

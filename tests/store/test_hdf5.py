@@ -53,7 +53,7 @@ def size_of(trajectory):
     return trajectory_writer.size_of(to_host(trajectory))
 
 
-def test_files_are_closed_by_epochs(tmp_path):
+def test_max_epochs_ends_a_file(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=3)
     for epoch in range(1, 9):
         store.append(make_trajectory(epoch))
@@ -61,7 +61,7 @@ def test_files_are_closed_by_epochs(tmp_path):
     assert names(store.path) == ["000001-000003.h5", "000004-000006.h5", "000007-000008.h5"]
 
 
-def test_files_are_closed_by_bytes(tmp_path):
+def test_max_bytes_ends_a_file(tmp_path):
     given = [make_trajectory(epoch) for epoch in range(1, 8)]
     store = HDF5Store(tmp_path / "run", max_bytes=3 * size_of(given[0]) + 100)
     for trajectory in given:
@@ -70,7 +70,7 @@ def test_files_are_closed_by_bytes(tmp_path):
     assert names(store.path) == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
 
 
-def test_files_are_closed_by_time_even_if_nothing_more_is_appended(tmp_path):
+def test_max_seconds_ends_a_file_without_another_append(tmp_path):
     store = HDF5Store(tmp_path / "run", max_seconds=0.02)
     store.append(make_trajectory(1))
     for _ in range(500):
@@ -82,7 +82,7 @@ def test_files_are_closed_by_time_even_if_nothing_more_is_appended(tmp_path):
 
 
 @pytest.mark.parametrize("rows_in_a_file", [1, 3, 7])
-def test_an_epoch_too_large_for_a_file_is_cut_by_rows_and_read_as_one(tmp_path, rows_in_a_file):
+def test_large_epoch_is_split_and_read_as_one(tmp_path, rows_in_a_file):
     given = [make_trajectory(epoch, steps=20 if epoch == 2 else 1) for epoch in (1, 2, 3)]
     store = HDF5Store(tmp_path / "run", max_bytes=rows_in_a_file * size_of(given[1]) // 20 + 1)
     for trajectory in given:
@@ -95,7 +95,7 @@ def test_an_epoch_too_large_for_a_file_is_cut_by_rows_and_read_as_one(tmp_path, 
     assert list(open_run(store.path).epochs["length"]) == [1, 20, 1]
 
 
-def test_each_part_of_an_epoch_has_the_episodes_that_end_in_it_and_its_own_next_observation(tmp_path):
+def test_each_part_has_its_episodes_and_next_observation(tmp_path):
     given = make_trajectory(1, steps=20)
     ends = given.first_step + np.array([3, 11, 19])
     given = given._replace(episodes=given.episodes._replace(last_step=ends))
@@ -110,8 +110,8 @@ def test_each_part_of_an_epoch_has_the_episodes_that_end_in_it_and_its_own_next_
     assert np.array_equal(second.trajectory(1).next_observation["state"], given.next_observation["state"])
 
 
-def test_an_epoch_of_which_a_part_is_missing_is_not_there(tmp_path):
-    """As after a crash between two parts."""
+def test_epoch_with_a_missing_part_is_not_listed(tmp_path):
+    """For example after a crash between two parts."""
     given = [make_trajectory(epoch, steps=20 if epoch == 2 else 1) for epoch in (1, 2)]
     store = HDF5Store(tmp_path / "run", max_bytes=size_of(given[1]) // 3 + 1)
     for trajectory in given:
@@ -121,7 +121,7 @@ def test_an_epoch_of_which_a_part_is_missing_is_not_there(tmp_path):
     assert_equal(read(store.path), given[:1])
 
 
-def test_only_the_fields_asked_for_are_kept_and_what_says_which_rows_count(tmp_path):
+def test_only_requested_fields_and_valid_are_kept(tmp_path):
     store = HDF5Store(tmp_path / "run", fields=["reward", "action"])
     given = make_trajectory(1)
     store.append(given)
@@ -134,7 +134,7 @@ def test_only_the_fields_asked_for_are_kept_and_what_says_which_rows_count(tmp_p
         HDF5Store(tmp_path / "other", fields=["speed", "reward"]).append(given)
 
 
-def test_rows_that_are_no_data_are_blank_and_told_whatever_is_kept(tmp_path):
+def test_invalid_rows_are_blank_and_flagged(tmp_path):
     given = make_trajectory(1)
     given.fields["valid"][2, 1] = False
     store = HDF5Store(tmp_path / "run", fields=["reward"])
@@ -146,7 +146,7 @@ def test_rows_that_are_no_data_are_blank_and_told_whatever_is_kept(tmp_path):
     assert (run.field("valid")[()] == ~np.isnan(reward)).all()
 
 
-def test_tensors_of_any_layout_arrive_as_they_are(tmp_path):
+def test_tensors_of_any_layout_are_stored_correctly(tmp_path):
     given = make_trajectory(1)
     values_TN = torch.arange(18.0).reshape(3, 6).T  # not contiguous
     odd = {
@@ -176,13 +176,13 @@ def test_tensors_of_any_layout_arrive_as_they_are(tmp_path):
         {"fields": "reward"},
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments):
+def test_invalid_arguments_raise(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         HDF5Store(tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_same_epochs_give_the_same_bytes(tmp_path):
+def test_equal_epochs_give_equal_bytes(tmp_path):
     stores = [HDF5Store(tmp_path / name) for name in ("one", "other")]
     for store in stores:
         for epoch in (1, 2, 3):
@@ -192,7 +192,7 @@ def test_the_same_epochs_give_the_same_bytes(tmp_path):
     assert one == other
 
 
-def test_run_json_is_written_whole_and_read_back(tmp_path):
+def test_run_json_is_written_and_read_back(tmp_path):
     store, info = HDF5Store(tmp_path / "run"), {"seed": 1, "versions": {"rein": "0.1"}}
     store.write_run(info)
     store.append(make_trajectory(1))
@@ -200,7 +200,7 @@ def test_run_json_is_written_whole_and_read_back(tmp_path):
     assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
 
 
-def test_numbers_of_numpys_in_a_configuration_are_written_and_what_json_has_no_form_for_is_named(tmp_path):
+def test_run_json_accepts_numpy_numbers_and_rejects_objects(tmp_path):
     environment = Gridworld(num_envs=np.int64(2), seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(tmp_path / "run")
@@ -211,7 +211,7 @@ def test_numbers_of_numpys_in_a_configuration_are_written_and_what_json_has_no_f
         HDF5Store(tmp_path / "other").write_run({"config": object()})
 
 
-def test_an_epoch_without_rows_is_kept_however_large_its_next_observation_is(tmp_path):
+def test_epoch_without_rows_is_kept_beyond_max_bytes(tmp_path):
     whole = make_trajectory(2)
     empty = map_tree(lambda column: column[:0], {"fields": whole.fields, "episodes": whole.episodes})
     store = HDF5Store(tmp_path / "run", max_bytes=1)
@@ -222,7 +222,7 @@ def test_an_epoch_without_rows_is_kept_however_large_its_next_observation_is(tmp
     assert_equal(read(store.path), given)
 
 
-def test_the_representation_names_folder_files_and_size(tmp_path, monkeypatch):
+def test_repr_has_folder_files_and_size(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with contextlib.closing(HDF5Store("run")) as store:
         assert repr(store) == "HDF5Store('run', 0 files, 0.0 MiB)"

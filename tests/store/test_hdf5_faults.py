@@ -1,4 +1,4 @@
-"""Full disks, lost folders, programs that end: errors are told, and nothing that was safe is lost."""
+"""Full disks, removed folders and unclosed stores: errors are raised, and flushed data is never lost."""
 
 import errno
 import gc
@@ -19,7 +19,7 @@ from rein.testing.store import assert_equal, make_trajectory
 
 
 class FullDisk:
-    """The module `os` with a disk that takes `room` more writes."""
+    """Module `os` with a disk that accepts `room` more writes."""
 
     def __init__(self, room):
         self.room = room
@@ -43,7 +43,7 @@ def names(path):
     return sorted(file.name for file in (path / "trajectories").iterdir())
 
 
-def test_a_store_that_nobody_closed_is_written_at_exit(tmp_path):
+def test_unclosed_store_is_written_at_exit(tmp_path):
     code = f"""
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
@@ -55,7 +55,7 @@ store.append(make_trajectory(1))
     assert_equal(read(tmp_path / "run"), [make_trajectory(1)])
 
 
-def test_a_store_that_is_dropped_is_written_and_leaves_nothing(tmp_path):
+def test_garbage_collected_store_is_written_and_freed(tmp_path):
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1))
     thread = store._files._writer._thread
@@ -71,8 +71,8 @@ def test_a_store_that_is_dropped_is_written_and_leaves_nothing(tmp_path):
     assert_equal(read(tmp_path / "run"), [make_trajectory(1)])
 
 
-def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path, monkeypatch):
-    """At each write in turn: the process lives, nothing half-written has a name, and closing is quiet afterwards."""
+def test_full_disk_raises_and_keeps_flushed_epochs(tmp_path, monkeypatch):
+    """Fail each write in turn. No incomplete file gets a name, and closing afterwards raises nothing."""
     for room in range(6):
         descriptors, safe, last = len(os.listdir("/dev/fd")), 0, 0
         store = HDF5Store(tmp_path / str(room), max_epochs=1)
@@ -85,7 +85,7 @@ def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path,
         assert "No space left on device (errno 28); free some space" in str(caught.value)
         assert names(store.path)[-1:] == ([f"{safe:06d}-{safe:06d}.h5"] if safe else [])
         assert f"{last:06d}-{last:06d}.h5" in str(caught.value)
-        with pytest.raises(StoreError, match="No space left"):  # space is back, and a gap would be worse than an error
+        with pytest.raises(StoreError, match="No space left"):  # a gap would be worse than an error
             store.append(make_trajectory(last + 1))
         store.close()
         assert safe == room
@@ -93,7 +93,7 @@ def test_a_full_disk_ends_with_one_clear_error_and_keeps_what_was_safe(tmp_path,
         assert len(os.listdir("/dev/fd")) == descriptors
 
 
-def test_an_error_of_the_writer_surfaces_at_the_next_append_or_at_close(tmp_path, monkeypatch):
+def test_writer_errors_are_raised_by_the_next_call(tmp_path, monkeypatch):
     monkeypatch.setattr(sealed, "os", FullDisk(0))
     for number, surface in enumerate([HDF5Store.flush, HDF5Store.close, HDF5Store.state_dict]):
         store = HDF5Store(tmp_path / str(number), max_epochs=1)
@@ -109,7 +109,7 @@ def test_an_error_of_the_writer_surfaces_at_the_next_append_or_at_close(tmp_path
     store.close()
 
 
-def test_a_folder_that_disappears_is_an_error_with_the_path(tmp_path):
+def test_removed_folder_raises_with_the_path(tmp_path):
     store = HDF5Store(tmp_path / "run")
     (store.path / "trajectories").rmdir()
     store.append(make_trajectory(1))
@@ -117,7 +117,7 @@ def test_a_folder_that_disappears_is_an_error_with_the_path(tmp_path):
         store.close()
 
 
-def test_every_finished_file_verifies_and_nothing_else_is_left(tmp_path):
+def test_finished_files_verify_and_no_temporary_files_remain(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=2)
     for epoch in range(1, 8):
         store.append(make_trajectory(epoch))

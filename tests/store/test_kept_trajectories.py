@@ -1,7 +1,7 @@
-"""A trajectory file of the current format is kept here, and is read without rein: with h5py and format.md.
+"""Read a stored trajectory file of the current format without rein, with h5py and format.md.
 
-It holds two epochs of 20 steps of three Gridworlds, target (2, 4), whose episodes are cut after six steps. The reward
-of a step is minus the distance to the target, along x and y, of where it leads: so what belongs together can be seen.
+The file holds two epochs of 20 steps of three Gridworlds with target (2, 4) and episodes of at most six steps. The
+reward is minus the Manhattan distance of the next cell to the target, so it identifies the next observation.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def entry(path: Path) -> Any:
 
 
 def reward_at(cell: np.ndarray) -> np.ndarray:
-    """Of arriving in cells (..., 4): x, y, and the target's."""
+    """Return the reward of arriving in cells (..., 4): x, y, target x, target y."""
     cell = cell.astype(np.int64)
     return -np.abs(cell[..., :2] - cell[..., 2:]).sum(-1).astype(np.float32)
 
 
-def test_one_of_the_current_format_is_kept() -> None:
+def test_file_of_the_current_format_exists() -> None:
     assert [path.stem.rpartition("-")[2] for path in FILES] == ["2"]
 
 
-def test_its_first_512_bytes_prove_the_rest(path: Path) -> None:
+def test_user_block_has_length_and_hash(path: Path) -> None:
     data = path.read_bytes()
     magic, length, digest, *_ = data[:512].decode("ascii").splitlines()
     assert magic == "#rein-hdf5 format 2"
@@ -48,7 +48,7 @@ def test_its_first_512_bytes_prove_the_rest(path: Path) -> None:
     assert digest == f"sha256 {hashlib.sha256(data[512:]).hexdigest()}"
 
 
-def test_rows_are_steps_of_all_environments(entry: Any) -> None:
+def test_rows_are_vector_steps(entry: Any) -> None:
     trajectory = entry["trajectory"]
     assert trajectory["observation"].shape == (STEPS, ENVIRONMENTS, 4)
     for name in ("action", "reward", "terminated", "truncated", "valid"):
@@ -63,8 +63,8 @@ def test_rows_are_steps_of_all_environments(entry: Any) -> None:
     assert entry["epochs/clocks/env_steps"][()].tolist() == [60.0, 120.0]
 
 
-def test_what_follows_a_row_is_where_it_says(entry: Any) -> None:
-    """The next row, the episode's final observation, or the epoch's next one: the reward tells whether it is right."""
+def test_next_observations_are_found_as_documented(entry: Any) -> None:
+    """In the next row, the episode's final observation or the epoch's next one. The reward verifies it."""
     trajectory, episodes = entry["trajectory"], entry["episodes"]
     following = np.empty((STEPS, ENVIRONMENTS, 4), np.int64)
     following[:-1] = trajectory["observation"][1:]
@@ -73,7 +73,7 @@ def test_what_follows_a_row_is_where_it_says(entry: Any) -> None:
     np.testing.assert_array_equal(reward_at(following), trajectory["reward"][()])
 
 
-def test_episodes_sum_up_their_rows(entry: Any) -> None:
+def test_episode_table_matches_the_rows(entry: Any) -> None:
     trajectory, episodes = entry["trajectory"], entry["episodes"]
     reward, ended = trajectory["reward"][()], trajectory["terminated"][()] | trajectory["truncated"][()]
     assert len(episodes["id"]) == ended.sum() > 0
@@ -87,7 +87,7 @@ def test_episodes_sum_up_their_rows(entry: Any) -> None:
         assert table["epoch"][k] == 1 + last // 20
 
 
-def test_the_last_line_finds_the_layout(path: Path, entry: Any) -> None:
+def test_last_line_locates_the_layout(path: Path, entry: Any) -> None:
     data = path.read_bytes()
     name, digits = data[-33:].decode("ascii").split()
     assert (name, len(digits)) == ("#rein-layout", 18)
@@ -106,7 +106,7 @@ def test_the_last_line_finds_the_layout(path: Path, entry: Any) -> None:
             assert data[offset : offset + length] == dataset.id.read_direct_chunk((0,) * dataset.ndim)[1]
 
 
-def test_it_opens_with_a_plot_and_says_what_it_is(path: Path) -> None:
+def test_file_has_a_default_plot_and_run_information(path: Path) -> None:
     with h5py.File(path) as file:
         assert (file.attrs["creator"], file.attrs["rein_format"]) == ("rein", 2)
         view = file[file.attrs["default"]]

@@ -1,4 +1,4 @@
-"""Who may write to the folder of a run: the stores of one process, which is gone when it is killed."""
+"""The lock on the folder of a run: only stores of one process may write, and the lock ends with the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rein.store.checkpoint_file import write_checkpoint
 from rein.store.hdf5 import HDF5Store
 from rein.store.lock import Lock, is_locked, keep_stores_out
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no such lock, and does without")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are not locked on Windows")
 
 OTHER = """
 import sys
@@ -38,7 +38,7 @@ from rein.store.hdf5 import HDF5Store
 
 store = HDF5Store(sys.argv[1])
 if not os.fork():
-    print(os.getpid(), flush=True)  # by the worker: it runs by now, and has let go of what it must not keep
+    print(os.getpid(), flush=True)  # the worker runs and has closed the lock's descriptor
     time.sleep(60)
     os._exit(0)
 time.sleep(60)
@@ -46,20 +46,20 @@ time.sleep(60)
 
 
 def opened_by_another_process(path: Path) -> str:
-    """What it says."""
+    """Open the store in another process and return its output."""
     command = [sys.executable, "-c", OTHER, str(path)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_two_processes_do_not_go_on_with_one_run(tmp_path):
+def test_second_process_cannot_open_a_run(tmp_path):
     store = HDF5Store(tmp_path / "run")
-    said = opened_by_another_process(store.path)
-    assert said.startswith(f"{store.path}: another process is writing to it")
+    output = opened_by_another_process(store.path)
+    assert output.startswith(f"{store.path}: another process is writing to it")
     store.close()
     assert opened_by_another_process(store.path) == ""
 
 
-def test_a_process_may_open_a_run_again_and_the_last_store_lets_go(tmp_path):
+def test_stores_of_one_process_share_the_lock(tmp_path):
     first, second = HDF5Store(tmp_path / "run"), HDF5Store(tmp_path / "run", "resume")
     first.close()
     assert opened_by_another_process(first.path)
@@ -67,7 +67,7 @@ def test_a_process_may_open_a_run_again_and_the_last_store_lets_go(tmp_path):
     assert not opened_by_another_process(first.path)
 
 
-def test_a_store_that_nobody_closes_lets_go_when_it_is_forgotten(tmp_path):
+def test_garbage_collection_releases_the_lock(tmp_path):
     (tmp_path / "run").mkdir()
     lock = Lock(tmp_path / "run")
     assert is_locked(tmp_path / "run")
@@ -76,14 +76,14 @@ def test_a_store_that_nobody_closes_lets_go_when_it_is_forgotten(tmp_path):
     assert not is_locked(tmp_path / "run")
 
 
-def test_a_lock_may_be_released_twice(tmp_path):
+def test_lock_may_be_released_twice(tmp_path):
     lock = Lock(tmp_path)
     lock.release()
     lock.release()
     assert not is_locked(tmp_path)
 
 
-def test_a_run_is_let_go_when_its_last_checkpoint_is_written_and_not_before(tmp_path, monkeypatch):
+def test_lock_is_held_until_the_last_checkpoint_is_written(tmp_path, monkeypatch):
     store, seen = HDF5Store(tmp_path / "run"), []
 
     def look(*arguments):
@@ -98,7 +98,7 @@ def test_a_run_is_let_go_when_its_last_checkpoint_is_written_and_not_before(tmp_
     assert not is_locked(store.path)
 
 
-def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
+def test_surviving_workers_do_not_keep_the_lock(tmp_path):
     path = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", WITH_A_WORKER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -109,15 +109,15 @@ def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         HDF5Store(path, "resume").close()
-        os.kill(worker, 0)  # it lives
+        os.kill(worker, 0)  # the worker is alive
     finally:
         process.kill()
         process.stdout.close()
         os.kill(worker, signal.SIGKILL)
 
 
-def test_a_folder_on_a_file_system_without_locks_can_be_closed(tmp_path, monkeypatch):
-    """Only an acquired lock is released: such a file system refuses both calls."""
+def test_store_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    """Such a file system refuses to lock and to unlock, so only an acquired lock may be released."""
 
     def refuse(descriptor, operation):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -131,7 +131,7 @@ def test_a_folder_on_a_file_system_without_locks_can_be_closed(tmp_path, monkeyp
     assert not is_locked(tmp_path / "run")
 
 
-def test_no_store_opens_a_folder_that_stores_are_kept_out_of(tmp_path):
+def test_keep_stores_out_prevents_opening(tmp_path):
     with keep_stores_out(tmp_path):
         assert "writing" in opened_by_another_process(tmp_path)
         with pytest.raises(StoreError, match="writing"):
@@ -139,7 +139,7 @@ def test_no_store_opens_a_folder_that_stores_are_kept_out_of(tmp_path):
     Lock(tmp_path).release()
 
 
-def test_stores_that_are_open_cannot_be_kept_out(tmp_path):
+def test_keep_stores_out_raises_while_a_store_is_open(tmp_path):
     lock = Lock(tmp_path)
     with pytest.raises(StoreError, match="writing"), keep_stores_out(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""What files take that are read: descriptors, maps and decoded chunks, each no longer than it is of use."""
+"""Resources used for reading: descriptors, memory maps and decoded chunks are released when no longer needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
 
 FILES = 80
-STEPS = 400  # so that rewards take more than a page, and are mapped
+STEPS = 400  # rewards take more than a page, so they are mapped
 
 
 def write(path, count, max_epochs=1, steps=STEPS):
@@ -42,7 +42,7 @@ from rein.store.verify import verify_run
 from rein.testing.store import assert_equal, make_trajectory
 
 path, files = Path(sys.argv[1]), int(sys.argv[2])
-windows._SMALL = 0  # every float is mapped, of every file at once
+windows._SMALL = 0  # map the floats of all files at once
 usual = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, usual[1]))
 run = rein.open_run(path)
@@ -60,7 +60,7 @@ assert_equal(held[::20], [make_trajectory(epoch, steps=400) for epoch in range(1
 """
 
 
-def test_a_run_of_more_files_than_a_process_may_open_is_read_verified_and_compacted(tmp_path):
+def test_run_with_more_files_than_descriptors_is_read(tmp_path):
     pytest.importorskip("resource")
     write(tmp_path / "run", FILES)
     command = [sys.executable, "-c", WITH_FEW_DESCRIPTORS, str(tmp_path / "run"), str(FILES)]
@@ -72,8 +72,8 @@ def maps_of(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
-def test_no_file_stays_mapped_for_its_tables_and_few_do_for_their_fields(tmp_path, monkeypatch):
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/maps")
+def test_number_of_mapped_files_is_bounded(tmp_path, monkeypatch):
     given = write(tmp_path / "run", 9)
     run = open_run(tmp_path / "run")
     assert len(run.epochs["number"]) == 9 and maps_of(tmp_path) == 0
@@ -82,7 +82,7 @@ def test_no_file_stays_mapped_for_its_tables_and_few_do_for_their_fields(tmp_pat
         del trajectory
     assert 0 < maps_of(tmp_path) <= 3
     held = list(run)
-    assert maps_of(tmp_path) == 9  # as long as somebody has their arrays
+    assert maps_of(tmp_path) == 9  # the arrays keep the maps alive
     assert_equal(held, given)
     del held
     assert maps_of(tmp_path) <= 3
@@ -90,8 +90,8 @@ def test_no_file_stays_mapped_for_its_tables_and_few_do_for_their_fields(tmp_pat
     assert maps_of(tmp_path) == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells what is open")
-def test_a_file_that_is_mapped_is_not_open(tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
+def test_mapped_file_holds_no_descriptor(tmp_path):
     write(tmp_path / "run", 1)
     held = list(open_run(tmp_path / "run"))
     opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
@@ -101,7 +101,7 @@ def test_a_file_that_is_mapped_is_not_open(tmp_path):
 @pytest.mark.parametrize(
     ("code", "advice"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOMEM, "vm.max_map_count")]
 )
-def test_a_map_that_the_system_refuses_is_a_store_error_that_says_what_to_do(tmp_path, monkeypatch, code, advice):
+def test_refused_map_raises_with_advice(tmp_path, monkeypatch, code, advice):
     write(tmp_path / "run", 1)
 
     def refuse(*arguments, **options):
@@ -114,8 +114,8 @@ def test_a_map_that_the_system_refuses_is_a_store_error_that_says_what_to_do(tmp
         run.field("reward")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another call")
-def test_what_cannot_be_mapped_has_the_systems_own_reason(tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows uses another system call")
+def test_failed_map_raises_the_system_error(tmp_path):
     (tmp_path / "file").write_bytes(b"rein")
     with open(tmp_path / "file", "rb") as file, pytest.raises(OSError) as caught:
         mapping._map_file(file.fileno(), 1 << 62)
@@ -124,7 +124,7 @@ def test_what_cannot_be_mapped_has_the_systems_own_reason(tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The places of the chunks that are decoded, in order."""
+    """Record the offsets of decoded chunks in order."""
     mapping._decoded.clear()
     found, original = [], MappedFile._decode_chunk
 
@@ -136,7 +136,7 @@ def decoded(monkeypatch):
     return found
 
 
-def test_epochs_that_are_read_in_order_decode_each_chunk_once(tmp_path, decoded):
+def test_sequential_reading_decodes_each_chunk_once(tmp_path, decoded):
     given = write(tmp_path / "run", 20, max_epochs=10, steps=100)
     run = open_run(tmp_path / "run")
     assert_equal(list(run), given)
@@ -144,8 +144,8 @@ def test_epochs_that_are_read_in_order_decode_each_chunk_once(tmp_path, decoded)
     assert len(decoded) == len(set(decoded))
 
 
-def test_two_runs_that_are_read_side_by_side_decode_each_chunk_once(tmp_path, decoded):
-    """Compaction compares two runs in this way."""
+def test_reading_two_runs_alternately_decodes_each_chunk_once(tmp_path, decoded):
+    """Compaction compares two runs this way."""
     for name in ("one", "other"):
         write(tmp_path / name, 10, max_epochs=10, steps=100)
     for one, other in zip(open_run(tmp_path / "one"), open_run(tmp_path / "other"), strict=True):
@@ -153,7 +153,7 @@ def test_two_runs_that_are_read_side_by_side_decode_each_chunk_once(tmp_path, de
     assert len(decoded) == len(set(decoded))
 
 
-def test_what_is_read_in_any_order_is_what_was_written_however_few_chunks_are_kept(tmp_path, monkeypatch):
+def test_random_reading_with_a_small_cache_is_correct(tmp_path, monkeypatch):
     given = write(tmp_path / "run", 12, max_epochs=4, steps=100)
     run = open_run(tmp_path / "run")
     for kept in (0, 1, 2, 32):
@@ -166,7 +166,7 @@ def test_what_is_read_in_any_order_is_what_was_written_however_few_chunks_are_ke
     assert np.array_equal(again.field("action"), run._contents[0].file.field("action"))
 
 
-def test_arrays_that_were_given_are_not_those_that_are_kept(tmp_path):
+def test_returned_arrays_do_not_alias_the_cache(tmp_path):
     (first, second) = write(tmp_path / "run", 2, max_epochs=2, steps=100)
     run = open_run(tmp_path / "run")
     for field in (run.trajectory(1).fields["action"], run.trajectory(2).fields["action"]):
@@ -174,7 +174,7 @@ def test_arrays_that_were_given_are_not_those_that_are_kept(tmp_path):
     assert_equal([run.trajectory(1), run.trajectory(2)], [first, second])
 
 
-def test_chunks_that_are_large_or_read_whole_are_not_kept(tmp_path, monkeypatch):
+def test_large_and_completely_read_chunks_are_not_cached(tmp_path, monkeypatch):
     write(tmp_path / "run", 2, max_epochs=2, steps=100)
     run = open_run(tmp_path / "run")
     mapping._decoded.clear()

@@ -20,7 +20,7 @@ class TestStateOfMemoryStore(StatefulContract):
         return store.trajectories[-1]
 
 
-def test_the_representation_names_the_epochs():
+def test_repr_has_the_number_of_epochs():
     store = MemoryStore()
     store.append(make_trajectory(1))
     assert repr(store) == "MemoryStore(1 epochs)"

@@ -1,4 +1,4 @@
-"""Objects by h5py's lower layer are those of its upper one."""
+"""Objects created with h5py's low-level API equal those of its high-level API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def described(dataset: Any) -> dict[str, Any]:
     properties = dataset.id.get_create_plist()
     kind = dataset.id.get_type()
     return {
-        "kind": kind.encode(),  # of the file, with its byte order, character set and padding
+        "kind": kind.encode(),  # with byte order, character set and padding
         "shape": dataset.shape,
         "chunks": dataset.chunks,
         "filters": [properties.get_filter(i) for i in range(properties.get_nfilters())],
@@ -47,7 +47,7 @@ def described(dataset: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_a_dataset_is_the_one_of_create_dataset(name: str) -> None:
+def test_dataset_matches_create_dataset(name: str) -> None:
     def both(file: Any) -> None:
         objects.add_dataset(file, "ours", ARRAYS[name])
         file.create_dataset("theirs", data=ARRAYS[name])
@@ -57,7 +57,7 @@ def test_a_dataset_is_the_one_of_create_dataset(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int64", "bool"])
-def test_so_is_one_in_chunks(name: str) -> None:
+def test_chunked_dataset_matches_create_dataset(name: str) -> None:
     array = np.tile(ARRAYS[name], (50, *(1,) * (ARRAYS[name].ndim - 1)))
     chunks = (16, *array.shape[1:])
 
@@ -70,7 +70,7 @@ def test_so_is_one_in_chunks(name: str) -> None:
     assert described(file["ours"])["filters"]
 
 
-def test_rows_are_written_where_they_belong() -> None:
+def test_rows_are_written_at_their_position() -> None:
     array = ARRAYS["float32"]
 
     def parts(file: Any) -> None:
@@ -82,7 +82,7 @@ def test_rows_are_written_where_they_belong() -> None:
 
 
 @pytest.mark.parametrize("text", ["reward", "récompense", '{"a": 1}'])
-def test_a_text_is_one_of_fixed_length_in_utf_8(text: str) -> None:
+def test_text_is_fixed_length_utf_8(text: str) -> None:
     data = text.encode()
 
     def both(file: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_text_is_one_of_fixed_length_in_utf_8(text: str) -> None:
     assert file["ours"][()].decode() == text
 
 
-def test_attributes_and_names_are_those_that_h5py_writes() -> None:
+def test_attributes_and_names_match_h5py() -> None:
     attributes: dict[str, Any] = dict(axes=["step", "."], format=1, title="größe")
 
     def both(file: Any) -> None:
@@ -114,7 +114,7 @@ def test_attributes_and_names_are_those_that_h5py_writes() -> None:
     assert ours.id.links.get_info("Größe".encode()).cset == h5py.h5t.CSET_UTF8
 
 
-def test_a_link_is_the_thing_itself() -> None:
+def test_link_is_the_same_object() -> None:
     def linked(file: Any) -> None:
         dataset = objects.add_dataset(file, "data", np.arange(3))
         objects.link(objects.add_group(file, "view", "NXdata"), "signal", dataset)
@@ -123,7 +123,7 @@ def test_a_link_is_the_thing_itself() -> None:
     assert file["view/signal"] == file["data"]
 
 
-def test_a_name_that_is_taken_is_an_error() -> None:
+def test_existing_name_raises() -> None:
     def twice(file: Any) -> None:
         objects.add_dataset(file, "data", np.arange(3))
         objects.add_dataset(file, "data", np.arange(3))

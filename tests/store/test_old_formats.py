@@ -1,6 +1,6 @@
-"""A checkpoint of every format since version 2 is kept here, and can be loaded: data/checkpoint-format-N.h5.
+"""Load a stored checkpoint of every format since version 2: data/checkpoint-format-N.h5.
 
-Each was taken in epoch 3, iteration 3, of the loop below, before which `state.memory` was given a text and a tensor.
+Each was saved in epoch 3, iteration 3, of the loop below, with a string and a tensor in `state.memory`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def make() -> rein.Loop:
     return rein.training_loop(agent, environment, iterations=7, epochs=4)
 
 
-def test_one_of_every_format_is_kept():
+def test_checkpoints_of_all_formats_exist():
     assert [int(path.stem.rpartition("-")[2]) for path in FILES] == list(range(2, FORMAT + 1))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_loads_and_the_run_goes_on(path):
+def test_old_checkpoint_is_resumed(path):
     found = read_checkpoint(path)
     assert found.about["kind"] == "run"
     assert (found.about["epoch"], found.about["iteration"], found.about["epoch_open"]) == (3, 3, True)
@@ -48,7 +48,7 @@ def test_it_loads_and_the_run_goes_on(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_an_agent_alone_takes_its_part_of_it(path):
+def test_agent_is_loaded_from_an_old_checkpoint(path):
     agent = make().parts["agent"]
     load(agent, path)
     assert agent.env_steps == 34

@@ -27,7 +27,7 @@ def path(tmp_path, given):
     return store.path
 
 
-def test_a_run_appears_as_one_table_over_all_files(path, given):
+def test_run_joins_the_tables_of_all_files(path, given):
     run = open_run(path)
     assert len(run.files) == 3
     assert list(run.epochs["number"]) == [1, 2, 3, 4, 5]
@@ -40,7 +40,7 @@ def test_a_run_appears_as_one_table_over_all_files(path, given):
     assert list(run.episodes["epoch"]) == [number for number in range(1, 6) for _ in range(3)]
 
 
-def test_a_field_is_joined_over_files_and_nested_ones_are_found_by_their_path(path, given):
+def test_fields_are_joined_and_found_by_path(path, given):
     run = open_run(path)
     assert run.fields["observation/camera/left"] == (np.dtype(np.uint8), (15, 3, 4, 5, 3))
     assert np.array_equal(run.field("reward"), np.concatenate([t.fields["reward"] for t in given]))
@@ -49,27 +49,27 @@ def test_a_field_is_joined_over_files_and_nested_ones_are_found_by_their_path(pa
         assert np.array_equal(found, state)
 
 
-def test_one_file_opens_as_a_run_opens(path, given):
+def test_single_file_opens_as_a_run(path, given):
     run = open_run(path / "trajectories" / "000003-000004.h5")
     assert_equal([run.trajectory(epoch) for epoch in (3, 4)], given[2:4])
 
 
-def test_what_is_not_there_is_named(path):
+def test_missing_field_epoch_and_run_raise(path):
     run = open_run(path)
-    with pytest.raises(ValueError, match="no field 'rewards'; there are action, observation/camera/depth"):
+    with pytest.raises(ValueError, match="no field 'rewards'; the fields are action, observation/camera/depth"):
         run.field("rewards")
-    with pytest.raises(ValueError, match="no epoch 9; it has 5 from 1 to 5"):
+    with pytest.raises(ValueError, match="no epoch 9; 5 are stored, 1 to 5"):
         run.trajectory(9)
-    with pytest.raises(StoreError, match=r"no trajectories there.*give the folder of a run"):
+    with pytest.raises(StoreError, match=r"no trajectories.*give the folder of a run"):
         open_run(path / "missing")
 
 
-def test_opening_a_run_reads_nothing(path, monkeypatch):
+def test_opening_a_run_reads_no_file(path, monkeypatch):
     monkeypatch.setattr(sealed, "verify", lambda path: pytest.fail(f"{path} was read"))
     open_run(path)
 
 
-def test_a_file_is_hashed_once_and_again_when_it_has_changed(path, monkeypatch):
+def test_file_is_hashed_once_unless_it_changes(path, monkeypatch):
     hashed, verify = [], sealed.verify
     monkeypatch.setattr(sealed, "verify", lambda path: (hashed.append(path.name), verify(path)))
     run = open_run(path)
@@ -83,19 +83,19 @@ def test_a_file_is_hashed_once_and_again_when_it_has_changed(path, monkeypatch):
         run.trajectory(1)
 
 
-def test_a_damaged_file_is_named_whatever_is_asked(path):
+def test_damaged_file_raises_for_every_access(path):
     damaged = path / "trajectories" / "000003-000004.h5"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    for ask in (
+    for read in (
         lambda run: run.epochs,
         lambda run: run.episodes,
         lambda run: run.field("reward"),
         lambda run: run.trajectory(1),
     ):
         with pytest.raises(StoreError, match=r"000003-000004\.h5: is damaged"):
-            ask(open_run(path))
+            read(open_run(path))
 
 
 def without(*names):
@@ -120,7 +120,7 @@ def length(**described):
         length(dtype="|V8"),
     ],
 )
-def test_a_file_with_a_right_hash_and_another_layout_is_a_store_error(path, change):
+def test_wrong_layout_with_a_correct_hash_raises(path, change):
     file = path / "trajectories" / "000001-000002.h5"
     text, _ = read_json(file)
     layout, image = json.loads(text), file.read_bytes()[USER_BLOCK:]
@@ -132,7 +132,7 @@ def test_a_file_with_a_right_hash_and_another_layout_is_a_store_error(path, chan
         _ = open_run(path).epochs, open_run(path).episodes
 
 
-def test_a_run_json_that_is_none_is_a_store_error(path):
+def test_invalid_run_json_raises(path):
     assert open_run(path).info == {}
     for text in ("", "[1]", "{"):
         (path / "run.json").write_text(text)

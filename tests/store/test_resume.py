@@ -1,4 +1,4 @@
-"""Going on from the newest good checkpoint: exactly, or refused with the reason."""
+"""Resume from the newest undamaged checkpoint: bit for bit, or with an error that has the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(
 
 
 def timeless(state: Any) -> Any:
-    """The state without what a clock on the wall says, and without how runs ended."""
+    """Return the state without wall-clock times and without the outcomes of runs."""
     odd = ("seconds", "epoch_began", "times", "completed", "halted", "failed")
     if isinstance(state, dict):
         return {key: timeless(value) for key, value in state.items() if key not in odd}
@@ -50,7 +50,7 @@ def timeless(state: Any) -> Any:
 def finish(loop: rein.Loop) -> dict[str, Any]:
     loop.run()
     loop.parts["store"].close()
-    del loop.parts["store"]  # which is closed, and has no state any more
+    del loop.parts["store"]  # a closed store has no state
     return timeless(loop.state_dict())
 
 
@@ -72,7 +72,7 @@ def interrupted(path: Path, at: int, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("episodic", [False, True])
-def test_a_run_interrupted_anywhere_ends_as_one_without_a_break(tmp_path, episodic):
+def test_resumed_run_equals_an_uninterrupted_run(tmp_path, episodic):
     whole = finish(make(tmp_path / "whole", episodic=episodic))
     for at in (1, 6, 7, 8, 24, 40):
         path = tmp_path / str(at)
@@ -84,7 +84,7 @@ def test_a_run_interrupted_anywhere_ends_as_one_without_a_break(tmp_path, episod
 
 
 @pytest.mark.parametrize("at", [6, 24])
-def test_a_run_whose_seeds_were_drawn_is_composed_as_before_and_ends_as_one_without_a_break(tmp_path, at):
+def test_resumed_run_with_random_seeds_equals_an_uninterrupted_run(tmp_path, at):
     path = tmp_path / "run"
     loop = make(path, seed=None)
     loop.iteration_completed(once=at)(lambda state: loop.interrupt("enough"))
@@ -100,7 +100,7 @@ def test_a_run_whose_seeds_were_drawn_is_composed_as_before_and_ends_as_one_with
 
 @pytest.mark.parametrize("name", ["part", "my part", "a.b"])
 @pytest.mark.parametrize("value", [(1, 2), ([1, 2], [1, 3]), ({"a": 1}, {"a": 2})])
-def test_what_nobody_chose_is_not_compared_whatever_it_is(tmp_path, name, value):
+def test_random_configuration_values_are_not_compared(tmp_path, name, value):
     class Part:
         def __init__(self, drawn: Any, chosen: int) -> None:
             self.config = {"drawn": drawn, "chosen": chosen}
@@ -124,7 +124,7 @@ def test_what_nobody_chose_is_not_compared_whatever_it_is(tmp_path, name, value)
         rein.resume(compose(value[1], 2), tmp_path)
 
 
-def test_seeds_that_are_given_must_be_those_of_the_run_also_where_these_were_drawn(tmp_path):
+def test_given_seeds_must_match_the_seeds_of_the_run(tmp_path):
     loop = make(tmp_path, seed=None, evaluated=True)
     loop.run(epochs=2)
     loop.parts["store"].close()
@@ -134,7 +134,7 @@ def test_seeds_that_are_given_must_be_those_of_the_run_also_where_these_were_dra
         rein.resume(make(tmp_path, seed=drawn + 1, evaluated=True), tmp_path)
 
 
-def test_what_is_newer_than_the_checkpoint_is_moved_aside_and_nothing_is_deleted(tmp_path):
+def test_files_newer_than_the_checkpoint_are_moved_aside(tmp_path):
     path = tmp_path / "run"
     finish(make(path))
     old = path / "checkpoints/epoch-000004.h5"
@@ -153,7 +153,7 @@ def test_what_is_newer_than_the_checkpoint_is_moved_aside_and_nothing_is_deleted
     assert (path / "checkpoints/latest").read_text() == "epoch-000008.h5\n"
 
 
-def test_a_run_that_begins_anew_moves_the_checkpoints_of_the_old_one_aside(tmp_path):
+def test_new_run_moves_old_checkpoints_aside(tmp_path):
     path = tmp_path / "run"
     finish(make(path))
     loop = make(path, every=5)
@@ -165,7 +165,7 @@ def test_a_run_that_begins_anew_moves_the_checkpoints_of_the_old_one_aside(tmp_p
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(tmp_path, caplog, damage):
+def test_damaged_newest_checkpoint_is_skipped(tmp_path, caplog, damage):
     path = tmp_path / "run"
     whole = finish(make(path))
     newest = path / "checkpoints/epoch-000008.h5"
@@ -175,21 +175,21 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(t
     loop = make(path)
     with caplog.at_level(logging.WARNING):
         assert rein.resume(loop, path).path.name == "epoch-000006.h5"
-    assert "epoch-000008.h5" in caplog.text and "the checkpoint before it is used" in caplog.text
+    assert "epoch-000008.h5" in caplog.text and "using the checkpoint before it" in caplog.text
     assert first_difference(whole, finish(loop)) is None
     assert newest.name in {p.name for p in (path / "aside/epoch-000006").iterdir()}
     with pytest.raises(CheckpointError, match=r"epoch-000008\.h5: "):
         rein.resume(make(path), path / "aside/epoch-000006/epoch-000008.h5")
 
 
-def test_no_checkpoint_is_an_error_that_names_the_folder(tmp_path):
+def test_missing_checkpoint_raises_with_the_folder(tmp_path):
     loop = make(tmp_path / "run")
     for path in (tmp_path / "run", tmp_path / "none"):
-        with pytest.raises(CheckpointError, match=f"{path}: there is no checkpoint"):
+        with pytest.raises(CheckpointError, match=f"{path}: no checkpoint"):
             rein.resume(loop, path)
 
 
-def test_another_configuration_is_refused_with_the_differences_and_nothing_is_moved(tmp_path):
+def test_other_configuration_raises_and_moves_nothing(tmp_path):
     path = tmp_path / "run"
     finish(make(path))
     before = sorted(path.rglob("*.h5"))
@@ -201,15 +201,15 @@ def test_another_configuration_is_refused_with_the_differences_and_nothing_is_mo
     assert sorted(path.rglob("*.h5")) == before
 
 
-def test_without_strict_the_part_that_fits_is_loaded_and_the_rest_is_told(tmp_path, caplog):
+def test_non_strict_resume_loads_the_parts_that_fit(tmp_path, caplog):
     path = tmp_path / "run"
     interrupted(path, at=24, evaluated=True)
     loop = make(path, num_envs=8)
     fresh = loop.parts["environment"].state_dict()
     with caplog.at_level(logging.WARNING):
         found = rein.resume(loop, path, strict=False)
-    assert "was left: evaluation_environment: the loop has no such part" in caplog.text
-    assert "was left: environment: " in caplog.text
+    assert "not loaded: evaluation_environment: the loop has no such part" in caplog.text
+    assert "not loaded: environment: " in caplog.text
     assert torch.equal(loop.parts["agent"].table, found.state["parts"]["agent"]["table"])
     assert first_difference(fresh, loop.parts["environment"].state_dict()) is None
     final = loop.run()
@@ -218,7 +218,7 @@ def test_without_strict_the_part_that_fits_is_loaded_and_the_rest_is_told(tmp_pa
     assert rein.open_run(path).epochs["number"].tolist() == list(range(1, 9))
 
 
-def test_another_version_or_number_of_threads_is_told(tmp_path, caplog, monkeypatch):
+def test_other_package_version_is_logged(tmp_path, caplog, monkeypatch):
     path = tmp_path / "run"
     finish(make(path))
     monkeypatch.setattr("rein.store.loading.versions", lambda: {"torch": "9.9"})
@@ -227,8 +227,8 @@ def test_another_version_or_number_of_threads_is_told(tmp_path, caplog, monkeypa
     assert "and is '9.9'" in caplog.text
 
 
-def test_a_checkpoint_may_be_gone_on_from_in_another_folder(tmp_path):
-    """A branch: the run that it came from stays as it is."""
+def test_resume_into_another_folder(tmp_path):
+    """The original run is not changed."""
     finish(make(tmp_path / "run"))
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.h5")}
     loop = make(tmp_path / "branch")
@@ -238,7 +238,7 @@ def test_a_checkpoint_may_be_gone_on_from_in_another_folder(tmp_path):
     assert rein.open_run(tmp_path / "branch").epochs["number"].tolist() == [5, 6, 7, 8]
 
 
-def test_what_was_resumed_can_be_resumed_again(tmp_path):
+def test_repeatedly_resumed_run_equals_an_uninterrupted_run(tmp_path):
     whole = finish(make(tmp_path / "whole"))
     path = tmp_path / "run"
     interrupted(path, at=3)

@@ -1,4 +1,4 @@
-"""`metrics.csv`, `evaluations.csv` and `metrics.h5` of a run: whole, exact after any resume, and never in its way."""
+"""`metrics.csv`, `evaluations.csv` and `metrics.h5`: complete, correct after a resume, no effect on the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def columns(path: Path) -> list[str]:
 
 
 def assert_same_run(path: Path, whole: Path) -> None:
-    """All rows of both, but for wall time, and the curves."""
+    """Assert equal rows and curves, except for wall time."""
     for name in ("metrics.csv", "evaluations.csv"):
         assert columns(path / name) == columns(whole / name)
         assert read(path / name) == read(whole / name), name
@@ -73,7 +73,7 @@ def assert_same_run(path: Path, whole: Path) -> None:
 
 
 def default_plot(file: h5py.File) -> h5py.Group:
-    """Where a viewer that follows `@default` ends."""
+    """Return the group that a viewer finds by following `@default`."""
     node: Any = file
     while "default" in node.attrs:
         node = node[node.attrs["default"]]
@@ -81,7 +81,7 @@ def default_plot(file: h5py.File) -> h5py.Group:
     return node
 
 
-def test_a_row_of_every_epoch_has_its_status_clocks_and_metrics(tmp_path: Path) -> None:
+def test_epoch_rows_have_status_clocks_and_metrics(tmp_path: Path) -> None:
     loop = make(tmp_path / "run")
     seen: list[dict[str, str]] = []
     loop.epoch_started.attach(lambda state: seen.append((read(tmp_path / "run/metrics.csv") or [{}])[-1]), after=1)
@@ -89,7 +89,7 @@ def test_a_row_of_every_epoch_has_its_status_clocks_and_metrics(tmp_path: Path) 
     loop.iteration_completed(once=3 * 7 - 2)(lambda state: state.halt_epoch())
     finish(loop)
     rows = read(tmp_path / "run/metrics.csv")
-    assert [row["epoch"] for row in seen] == [str(epoch) for epoch in range(1, 10)], "in the file at the epoch's end"
+    assert [row["epoch"] for row in seen] == [str(epoch) for epoch in range(1, 10)], "written at once"
     assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(1, 11)]
     assert [row["status"] for row in rows] == [record.status for record in loop.state.history]
     assert rows[2]["status"] == "halted"
@@ -104,7 +104,7 @@ def test_a_row_of_every_epoch_has_its_status_clocks_and_metrics(tmp_path: Path) 
     }
 
 
-def test_a_row_of_every_evaluation_says_what_was_found_and_when(tmp_path: Path) -> None:
+def test_evaluation_rows_have_results_and_clocks(tmp_path: Path) -> None:
     loop = make(tmp_path / "run", on={"event": "iteration_completed", "every": 20})
     found = []
 
@@ -121,7 +121,7 @@ def test_a_row_of_every_evaluation_says_what_was_found_and_when(tmp_path: Path) 
     ]
 
 
-def test_viewers_open_the_return_over_env_steps_and_nothing_is_hidden_by_gaps(tmp_path: Path) -> None:
+def test_default_plot_is_return_over_env_steps_without_gaps(tmp_path: Path) -> None:
     finish(make(tmp_path / "run"))
     path = tmp_path / "run/metrics.h5"
     verify(path)
@@ -148,7 +148,7 @@ loop = tools["make"](Path(sys.argv[2]))
 
 @loop.iteration_completed(once=7 * 7 + 3)
 def die(state):
-    loop.parts["store"].checkpoints.flush()  # else it may not have been written yet
+    loop.parts["store"].checkpoints.flush()  # wait until the checkpoint is written
     os.kill(os.getpid(), signal.SIGKILL)
 
 loop.run()
@@ -156,7 +156,7 @@ loop.run()
 
 
 @pytest.mark.parametrize("torn", [b"", b"8,compl"])
-def test_a_run_that_was_killed_and_resumed_has_the_rows_of_one_without_a_break(tmp_path: Path, torn: bytes) -> None:
+def test_killed_and_resumed_run_has_the_same_rows(tmp_path: Path, torn: bytes) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     finish(make(whole))
     command = [sys.executable, "-c", KILLED, __file__, str(run)]
@@ -186,7 +186,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("on", EVENTS, ids=lambda on: on["event"])
-def test_no_evaluation_is_there_twice_or_missing_wherever_a_run_goes_on(tmp_path: Path, on: dict[str, Any]) -> None:
+def test_resumed_run_has_every_evaluation_once(tmp_path: Path, on: dict[str, Any]) -> None:
     whole = tmp_path / "whole"
     options: dict[str, Any] = {"on": on, "every": 1, "epochs": 4}
     finish(make(whole, **options))
@@ -204,7 +204,7 @@ def test_no_evaluation_is_there_twice_or_missing_wherever_a_run_goes_on(tmp_path
             assert_same_run(run, whole)
 
 
-def test_a_run_that_begins_anew_moves_the_rows_of_the_old_one_aside(tmp_path: Path) -> None:
+def test_new_run_moves_old_rows_aside(tmp_path: Path) -> None:
     run = tmp_path / "run"
     finish(make(run))
     old = {name: (run / name).read_bytes() for name in ("metrics.csv", "evaluations.csv", "metrics.h5")}
@@ -217,7 +217,7 @@ def test_a_run_that_begins_anew_moves_the_rows_of_the_old_one_aside(tmp_path: Pa
         assert file["entry/epochs/epoch"][()].tolist() == [1, 2, 3]  # type: ignore[index]  # a dataset
 
 
-def test_a_second_loop_on_an_open_store_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_second_loop_on_an_open_store_raises(tmp_path: Path) -> None:
     loop = make(tmp_path / "run", epochs=3)
     loop.run()
     store = loop.parts["store"]
@@ -225,26 +225,24 @@ def test_a_second_loop_on_an_open_store_is_refused_before_anything_changes(tmp_p
     agent = QLearning(*(loop.parts["agent"].observation_space, loop.parts["agent"].action_space), seed=0)
     other = rein.training_loop(agent, Gridworld(4, [(2, 4)], seed=0), store, epochs=3, iterations=7)
     with pytest.raises(
-        ValueError, match=r"holds 3 epochs of another loop, and this one has had 0: go on with that one"
+        ValueError, match=r"holds 3 epochs of another loop, but this loop has ended 0; continue the other loop"
     ):
         other.run()
     assert {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()} == before
-    loop.run(epochs=5)  # what the message says
+    loop.run(epochs=5)  # the advice of the message
     assert [row["epoch"] for row in read(store.path / "metrics.csv")] == ["1", "2", "3", "4", "5"]
     store.close()
 
 
-def test_a_run_that_begins_anew_where_one_was_says_how_to_go_on_with_that(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_run_in_an_old_folder_explains_how_to_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     finish(make(tmp_path / "run", epochs=3))
     assert "rein.resume" not in caplog.text
     resumed = make(tmp_path / "run", epochs=4)
     rein.resume(resumed, tmp_path / "run")
     finish(resumed)
-    assert "begins anew" not in caplog.text
+    assert "starts over" not in caplog.text
     finish(make(tmp_path / "run", epochs=1))
-    assert "this run begins anew" in caplog.text and "call rein.resume(loop, path)" in caplog.text
+    assert "this run starts over" in caplog.text and "call rein.resume(loop, path)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -252,9 +250,7 @@ def test_a_run_that_begins_anew_where_one_was_says_how_to_go_on_with_that(
     [b"three,completed", b"\0" * 4096, b'3,"' + b"x" * 200_000 + b'"', b'"3,completed', b"\xff\xfe", b"9" * 5000],
     ids=["edited", "NUL block", "huge cell", "open quote", "no text", "huge number"],
 )
-def test_a_damaged_row_is_moved_aside_and_the_others_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
-) -> None:
+def test_damaged_row_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes) -> None:
     run = tmp_path / "run"
     finish(make(run, epochs=5))
     lines = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
@@ -263,13 +259,13 @@ def test_a_damaged_row_is_moved_aside_and_the_others_stay(
     assert any(problem.path.name == "metrics.csv" for problem in verify_run(run).problems)
     loop = make(run)
     rein.resume(loop, run)
-    assert "1 damaged row" in caplog.text
+    assert "moving 1 damaged row" in caplog.text
     finish(loop)
     assert (run / "aside/epoch-000005/metrics.csv").read_bytes() == lines[0] + lines[3]
     assert [row["epoch"] for row in read(run / "metrics.csv")] == ["1", "2", "4", "5", "6", "7", "8", "9", "10"]
 
 
-def test_a_file_without_the_column_of_epochs_is_moved_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_without_an_epoch_column_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
     finish(make(run, epochs=5))
     edited = (run / "metrics.csv").read_bytes().replace(b"epoch,", b"era,")
@@ -283,7 +279,7 @@ def test_a_file_without_the_column_of_epochs_is_moved_whole(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("last_line_ends", [True, False])
-def test_rows_follow_those_of_a_file_that_an_editor_replaced(tmp_path: Path, last_line_ends: bool) -> None:
+def test_rows_are_appended_after_an_editor_replaced_the_file(tmp_path: Path, last_line_ends: bool) -> None:
     run = tmp_path / "run"
     loop = make(run, epochs=6)
 
@@ -300,7 +296,7 @@ def test_rows_follow_those_of_a_file_that_an_editor_replaced(tmp_path: Path, las
         assert epochs[()].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_rows_go_on_after_a_file_was_removed_or_emptied(tmp_path: Path) -> None:
+def test_rows_continue_after_the_file_was_removed_or_emptied(tmp_path: Path) -> None:
     for number, lose in enumerate((Path.unlink, lambda path: path.write_bytes(b""))):
         run = tmp_path / f"run-{number}"
         loop = make(run, epochs=4)
@@ -309,8 +305,8 @@ def test_rows_go_on_after_a_file_was_removed_or_emptied(tmp_path: Path) -> None:
         assert [row["epoch"] for row in read(run / "metrics.csv")] == ["3", "4"]
 
 
-@pytest.mark.parametrize("when", ["before it goes on", "while it runs"])
-def test_a_hard_linked_copy_of_a_run_and_the_original_do_not_change_each_other(tmp_path: Path, when: str) -> None:
+@pytest.mark.parametrize("when", ["before it resumes", "while it runs"])
+def test_hard_linked_copies_of_a_run_are_independent(tmp_path: Path, when: str) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
 
     def link(state: Any = None) -> None:
@@ -321,7 +317,7 @@ def test_a_hard_linked_copy_of_a_run_and_the_original_do_not_change_each_other(t
     if when == "while it runs":
         first.epoch_started(once=5)(link)
     finish(first)
-    if when == "before it goes on":
+    if when == "before it resumes":
         link()
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     copied = {file: file.read_bytes() for file in copy.rglob("*.csv")}
@@ -334,16 +330,16 @@ def test_a_hard_linked_copy_of_a_run_and_the_original_do_not_change_each_other(t
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("lost", "message"),
     [
-        ({1, 2, 5}, "metrics.csv: has no row of epochs 1 to 2, 5; the run goes on without, after epoch 6"),
-        ({6}, "metrics.csv: has no row of epoch 6; the run goes on without, after epoch 6"),
-        (set(range(1, 7)), "metrics.csv: has no row of epochs 1 to 6; the run goes on without, after epoch 6"),
+        ({1, 2, 5}, "metrics.csv: has no row of epochs 1 to 2, 5; the run continues after epoch 6 without"),
+        ({6}, "metrics.csv: has no row of epoch 6; the run continues after epoch 6 without"),
+        (set(range(1, 7)), "metrics.csv: has no row of epochs 1 to 6; the run continues after epoch 6 without"),
         (set(), None),
     ],
 )
-def test_rows_that_are_missing_before_the_place_where_a_run_goes_on_are_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: set[int], said: str | None
+def test_missing_earlier_rows_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: set[int], message: str | None
 ) -> None:
     run = tmp_path / "run"
     finish(make(run, epochs=6))
@@ -357,12 +353,10 @@ def test_rows_that_are_missing_before_the_place_where_a_run_goes_on_are_told_onc
     loop.run()
     loop.run(epochs=8)
     loop.parts["store"].close()
-    assert [text for text in caplog.messages if "no row of" in text] == ([f"{run}/{said}"] if said else [])
+    assert [text for text in caplog.messages if "no row of" in text] == ([f"{run}/{message}"] if message else [])
 
 
-def test_a_run_that_goes_on_in_a_folder_of_its_own_lacks_no_rows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_resumed_in_a_new_folder_reports_no_missing_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     finish(make(tmp_path / "run", epochs=6))
     for epochs, source in ((7, "run"), (8, "other")):
         loop = make(tmp_path / "other", epochs=epochs)
@@ -373,7 +367,7 @@ def test_a_run_that_goes_on_in_a_folder_of_its_own_lacks_no_rows(
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv", "metrics.h5"])
-def test_what_cannot_be_written_is_reported_once_and_changes_no_run(
+def test_failed_write_is_reported_once_and_does_not_affect_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     whole, loop = make(tmp_path / "whole"), make(tmp_path / "run")
@@ -382,19 +376,19 @@ def test_what_cannot_be_written_is_reported_once_and_changes_no_run(
     with caplog.at_level(logging.ERROR):
         finish(loop)
     assert len(caplog.records) == 1
-    assert f"{tmp_path / 'run' / name}: is no longer written; the run goes on" in caplog.text
+    assert f"{tmp_path / 'run' / name}: is no longer written; the run continues" in caplog.text
     others = [other for other in ("metrics.csv", "evaluations.csv", "metrics.h5") if other != name]
-    assert all((tmp_path / "run" / other).is_file() for other in others), "the others are"
+    assert all((tmp_path / "run" / other).is_file() for other in others), "the other files are written"
     states = [run.state for run in (whole, loop)]
     assert states[0].status == states[1].status == "completed"
-    said = [[dict(record.metrics) for record in state.history] for state in states]
-    assert str(said[0]) == str(said[1])
+    metrics = [[dict(record.metrics) for record in state.history] for state in states]
+    assert str(metrics[0]) == str(metrics[1])
     agents = [run.parts["agent"].state_dict() for run in (whole, loop)]
     assert first_difference(*agents) is None
 
 
 class Clock:
-    """The module `time`, going as fast as it is told."""
+    """Module `time` with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -404,7 +398,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("cost", "expected"), [(0.0, [3, 5, 8, 10]), (0.15, [3, 7, 10])])
-def test_the_plot_is_written_every_ten_seconds_at_checkpoints_and_at_the_end_but_takes_no_hundredth_of_the_time(
+def test_plot_is_written_at_bounded_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: float, expected: list[int]
 ) -> None:
     clock, written = Clock(), []
@@ -427,7 +421,7 @@ def test_the_plot_is_written_every_ten_seconds_at_checkpoints_and_at_the_end_but
     assert written == expected
 
 
-def test_rows_are_synced_at_checkpoints_and_at_the_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_synced_only_at_checkpoints_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, names = [], ("metrics.csv", "evaluations.csv")
     loop = make(tmp_path / "run", every=6)
     fsync = os.fsync
@@ -443,7 +437,7 @@ def test_rows_are_synced_at_checkpoints_and_at_the_end_alone(tmp_path: Path, mon
     assert set(synced) == {(name, epoch) for name in names for epoch in (6, 10)}
 
 
-def test_metrics_of_any_name_are_drawn_and_those_of_a_column_take_another(tmp_path: Path) -> None:
+def test_metrics_of_any_name_are_drawn(tmp_path: Path) -> None:
     names = ("name", "evaluation", "status", "env_steps", "title", "a/b", 'say, "x"', "views")
     loop = make(tmp_path / "run", epochs=3)
     for name in names:
@@ -459,7 +453,7 @@ def test_metrics_of_any_name_are_drawn_and_those_of_a_column_take_another(tmp_pa
             assert [float(row[column]) for row in rows] == expected
 
 
-def test_a_store_without_a_folder_has_no_metrics_files() -> None:
+def test_store_without_a_folder_writes_no_metrics_files() -> None:
     environment = Gridworld(4, [(2, 4)], seed=0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     loop = rein.training_loop(agent, environment, rein.MemoryStore(), epochs=1, iterations=3)

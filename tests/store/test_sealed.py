@@ -16,7 +16,7 @@ from rein.store.format.sealed import USER_BLOCK, Memory, compose, remove_leftove
 
 
 class FaultySystem:
-    """The module `os`, of which some calls are replaced."""
+    """Module `os` with some calls replaced."""
 
     def __init__(self, **replaced):
         self.__dict__.update(replaced)
@@ -36,14 +36,14 @@ def file(tmp_path):
     return path
 
 
-def test_a_sealed_file_is_verified_and_opens_with_h5py(file):
+def test_sealed_file_verifies_and_opens_with_h5py(file):
     verify(file)
     with h5py.File(file) as opened:
         assert opened.userblock_size == USER_BLOCK
         assert np.array_equal(opened["x"], np.arange(1000))
 
 
-def test_the_user_block_is_text_that_sha256sum_agrees_with(file):
+def test_user_block_is_text_with_the_sha256(file):
     content = file.read_bytes()
     block, image = content[:USER_BLOCK].rstrip(b"\0").decode().splitlines(), content[USER_BLOCK:]
     assert block[:2] == ["#rein-hdf5 format 2", f"length {len(image)}"]
@@ -51,28 +51,28 @@ def test_the_user_block_is_text_that_sha256sum_agrees_with(file):
     assert image.startswith(b"\x89HDF\r\n\x1a\n")
 
 
-def test_raw_data_is_aligned_for_a_memory_map(file):
+def test_raw_data_is_aligned(file):
     with h5py.File(file) as opened:
         offset = opened["x"].id.get_offset()
     assert offset % 64 == 0
     assert np.array_equal(np.memmap(file, np.float32, "r", offset, (1000,)), np.arange(1000))
 
 
-def test_an_image_does_not_depend_on_what_was_in_the_memory_before(file):
+def test_reused_memory_does_not_leak_into_a_file(file):
     memory = Memory()
     compose(lambda file: file.create_dataset("large", data=np.random.default_rng(0).random(100_000)), memory)
     again = compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)), memory)
     assert bytes(again) == bytes(sealed_file()) == file.read_bytes()
 
 
-def test_an_image_may_grow_beyond_its_capacity():
+def test_file_may_exceed_the_given_capacity():
     data = np.random.default_rng(0).integers(0, 256, 40_000_000, np.uint8)
     content = compose(lambda file: file.create_dataset("x", data=data))
     with h5py.File(io.BytesIO(content)) as file:
         assert np.array_equal(file["x"], data)
 
 
-def test_every_flipped_byte_is_found(file):
+def test_every_flipped_byte_is_detected(file):
     good = file.read_bytes()
     for place in itertools.chain(range(USER_BLOCK + 64), range(USER_BLOCK + 64, len(good), 97)):
         file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
@@ -80,24 +80,24 @@ def test_every_flipped_byte_is_found(file):
             verify(file)
 
 
-def test_a_file_cut_or_extended_anywhere_is_found(file):
+def test_truncated_and_extended_files_are_detected(file):
     good = file.read_bytes()
     for length in {0, 1, 511, 512, 513, len(good) - 1, *range(0, len(good), 512)}:
         file.write_bytes(good[:length])
         with pytest.raises(StoreError, match=r"some\.h5"):
             verify(file)
     file.write_bytes(good + b"\0")
-    with pytest.raises(StoreError, match="was cut or added to"):
+    with pytest.raises(StoreError, match="was truncated or extended"):
         verify(file)
 
 
-def test_another_format_version_is_refused_by_name(file):
+def test_other_format_version_raises(file):
     file.write_bytes(file.read_bytes().replace(b"format 2", b"format 1", 1))
     with pytest.raises(StoreError, match="has format version 1; this rein reads version 2"):
         verify(file)
 
 
-def test_what_is_no_file_of_ours_is_refused_by_name(tmp_path):
+def test_foreign_files_raise_with_the_path(tmp_path):
     plain = tmp_path / "plain.h5"
     with h5py.File(plain, "w") as file:
         file["x"] = 1
@@ -113,7 +113,7 @@ def test_what_is_no_file_of_ours_is_refused_by_name(tmp_path):
         assert str(tmp_path / name) in str(caught.value)
 
 
-def test_short_writes_and_interruptions_lose_nothing(tmp_path, monkeypatch):
+def test_short_and_interrupted_writes_lose_no_data(tmp_path, monkeypatch):
     calls = itertools.count()
 
     def write(descriptor, data):
@@ -127,16 +127,16 @@ def test_short_writes_and_interruptions_lose_nothing(tmp_path, monkeypatch):
     assert next(calls) > 6
 
 
-def test_a_system_that_takes_no_more_bytes_is_an_error_and_not_a_hang(tmp_path, monkeypatch):
+def test_write_of_zero_bytes_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(sealed, "os", FaultySystem(write=lambda descriptor, data: 0))
     with pytest.raises(StoreError, match="accepts no more bytes"):
         write_whole(tmp_path / "some.h5", b"data")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("existing", [None, b"what was there before"])
-def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch, code, existing):
-    """Each call of a write fails in turn: one StoreError with path and cause, no leftover, no open descriptor."""
+@pytest.mark.parametrize("existing", [None, b"old content"])
+def test_failing_system_call_leaves_the_old_or_new_file(tmp_path, monkeypatch, code, existing):
+    """Fail each call of a write in turn: StoreError with path and cause, no temporary file, no open descriptor."""
     path, names = tmp_path / "some.h5", ("open", "write", "fsync", "replace", "close")
     content, descriptors = bytes(sealed_file()), len(os.listdir("/dev/fd"))
     for failing in itertools.count():
@@ -150,7 +150,7 @@ def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path
             if name == "write":
                 arguments = (arguments[0], arguments[1][: len(content) // 3])
             if number == failing:
-                if name == "close":  # Linux closes, then reports
+                if name == "close":  # Linux closes the descriptor before it reports the error
                     os.close(*arguments)
                 raise OSError(code, os.strerror(code))
             return getattr(os, name)(*arguments, **options)
@@ -169,11 +169,11 @@ def test_an_error_in_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path
         assert left in ([], ["some.h5"])
         assert not left or path.read_bytes() in (existing, content)
         assert len(os.listdir("/dev/fd")) == descriptors
-    assert failing >= 8  # open, 4 writes, fsync, close, replace, and the folder's three
+    assert failing >= 8  # open, 4 writes, fsync, close, replace, and three calls for the folder
     assert path.read_bytes() == content
 
 
-def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_interrupt_leaves_no_temporary_file(tmp_path, monkeypatch):
     def interrupt(descriptor):
         raise KeyboardInterrupt
 
@@ -183,8 +183,8 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_order_of_calls_survives_a_loss_of_power(tmp_path, monkeypatch):
-    """The data is on the disk before the name is, and the name before anybody is told."""
+def test_data_is_synced_before_rename_and_folder_after(tmp_path, monkeypatch):
+    """The data is on the disk before the name, and the name before the function returns."""
     trace = []
 
     def traced(name):
@@ -199,12 +199,12 @@ def test_the_order_of_calls_survives_a_loss_of_power(tmp_path, monkeypatch):
     assert trace == ["write", "fsync", "replace", "fsync"]
 
 
-def test_only_leftovers_of_dead_processes_are_removed(tmp_path):
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     names = {
         f".some.h5.tmp-{dead.pid}": True,
-        f".some.h5.tmp-{os.getpid()}": True,  # ours, and we are not writing: of a process that had our number
+        f".some.h5.tmp-{os.getpid()}": True,  # this process is not writing, so an earlier one with the same pid was
         f".some.h5.tmp-{os.getppid()}": False,
         f"some.h5.tmp-{dead.pid}": False,
         "000001-000002.h5": False,
@@ -217,7 +217,7 @@ def test_only_leftovers_of_dead_processes_are_removed(tmp_path):
     assert remove_leftovers(tmp_path / "missing") == []
 
 
-def test_a_file_that_is_being_written_is_no_leftover(tmp_path, monkeypatch):
+def test_file_being_written_is_not_removed(tmp_path, monkeypatch):
     seen = []
 
     def fsync(descriptor):

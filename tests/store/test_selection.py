@@ -1,4 +1,4 @@
-"""Of the epochs that a store is given, it keeps those that were asked for, and a resumed run the same ones."""
+"""Stores keep every n-th epoch or the best epochs, also in resumed runs."""
 
 import math
 
@@ -31,13 +31,13 @@ def kept(store):
 
 
 def best(count, mode="max"):
-    """The epochs of the largest, or smallest, returns; of equal ones the first."""
+    """Return the epochs with the best returns. The oldest epochs win ties."""
     known = [epoch for epoch in range(1, 11) if not math.isnan(RETURNS[epoch - 1])]
     sign = 1 if mode == "min" else -1
     return sorted(sorted(known, key=lambda epoch: (sign * RETURNS[epoch - 1], epoch))[:count])
 
 
-def test_every_so_many_epochs_are_kept(tmp_path):
+def test_every_n_th_epoch_is_kept(tmp_path):
     with_gaps = HDF5Store(tmp_path / "run", every=3)
     append(with_gaps, range(1, 11))
     with_gaps.close()
@@ -45,7 +45,7 @@ def test_every_so_many_epochs_are_kept(tmp_path):
     assert [path.name for path in list_files(with_gaps.path / "trajectories")] == ["000003-000009.h5"]
 
 
-def test_none_are_kept_when_none_are_asked_for(tmp_path):
+def test_every_zero_keeps_no_epochs(tmp_path):
     store = HDF5Store(tmp_path / "run", every=0)
     append(store, range(1, 11))
     store.close()
@@ -55,7 +55,7 @@ def test_none_are_kept_when_none_are_asked_for(tmp_path):
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("count", [1, 3, 9, 20])
 @pytest.mark.parametrize("flushed_after", [(), (2, 4, 7), tuple(range(1, 11))])
-def test_the_best_are_kept_whether_they_were_written_already_or_not(tmp_path, mode, count, flushed_after):
+def test_best_epochs_are_kept_in_memory_and_in_files(tmp_path, mode, count, flushed_after):
     store = HDF5Store(tmp_path / "run", keep_best=(count, "episode_return", mode))
     for epoch in range(1, 11):
         append(store, [epoch])
@@ -66,14 +66,14 @@ def test_the_best_are_kept_whether_they_were_written_already_or_not(tmp_path, mo
     assert len(list_files(store.path / "trajectories")) == len(best(count, mode))
 
 
-def test_the_best_of_every_other_one_are_the_best_among_those(tmp_path):
+def test_every_and_keep_best_combine(tmp_path):
     store = HDF5Store(tmp_path / "run", every=2, keep_best=(2, "episode_return", "max"))
     append(store, range(1, 11))
     store.close()
     assert kept(store) == [2, 4]
 
 
-def test_a_metric_that_is_not_there_makes_no_epoch_a_good_one(tmp_path):
+def test_epochs_without_the_metric_are_not_kept(tmp_path):
     store = HDF5Store(tmp_path / "run", keep_best=(2, "evaluation_return", "max"))
     append(store, range(1, 11))
     store.append(make_trajectory(11)._replace(metrics={"evaluation_return": -3.0}))
@@ -81,7 +81,7 @@ def test_a_metric_that_is_not_there_makes_no_epoch_a_good_one(tmp_path):
     assert kept(store) == [11]
 
 
-def test_all_parts_of_a_large_epoch_go_when_it_has_lost_its_place(tmp_path):
+def test_all_parts_of_a_displaced_epoch_are_removed(tmp_path):
     store = HDF5Store(tmp_path / "run", max_bytes=2000, keep_best=(1, "episode_return", "max"))
     append(store, [1])
     store.flush()
@@ -94,12 +94,12 @@ def test_all_parts_of_a_large_epoch_go_when_it_has_lost_its_place(tmp_path):
 
 @pytest.mark.parametrize("at", range(1, 10))
 @pytest.mark.parametrize("further", [0, 1, 3])
-def test_a_run_that_goes_on_keeps_what_one_without_a_break_does(tmp_path, at, further):
+def test_resumed_run_keeps_the_same_best_epochs(tmp_path, at, further):
     options = {"keep_best": (3, "episode_return", "max")}
     store = HDF5Store(tmp_path / "run", **options)
     append(store, range(1, at + 1))
     state = store.state_dict()
-    append(store, range(at + 1, min(at + further, 10) + 1))  # and then it was killed
+    append(store, range(at + 1, min(at + further, 10) + 1))  # before it was killed
     store.close()
     resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
     resumed.load_state_dict(state)
@@ -120,13 +120,13 @@ def test_a_run_that_goes_on_keeps_what_one_without_a_break_does(tmp_path, at, fu
         {"keep_best": "episode_return"},
     ],
 )
-def test_a_choice_that_makes_no_sense_is_refused(tmp_path, arguments):
+def test_invalid_selection_raises(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         HDF5Store(tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_run_with_gaps_reads_back_whole_transitions_and_nothing_over_a_gap(tmp_path):
+def test_run_with_gaps_has_no_transitions_across_gaps(tmp_path):
     def train(name, **options):
         environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=15)
         agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
@@ -152,16 +152,16 @@ def test_a_training_run_with_gaps_reads_back_whole_transitions_and_nothing_over_
     assert all(tuple(steps[i].observation.reshape(-1).tolist()) in known for i in range(len(steps)))
 
 
-def test_the_old_best_one_goes_only_when_the_better_one_is_in_its_file(tmp_path, monkeypatch):
+def test_displaced_epoch_is_removed_after_its_replacement_is_written(tmp_path, monkeypatch):
     store = HDF5Store(tmp_path / "run", keep_best=(1, "episode_return", "max"))
     append(store, [1])
     store.flush()
-    there = []
+    files = []
     remove = store._files._remove
-    monkeypatch.setattr(store._files, "_remove", lambda epoch: (there.append(names(store)), remove(epoch)))
+    monkeypatch.setattr(store._files, "_remove", lambda epoch: (files.append(names(store)), remove(epoch)))
     append(store, [2])
     store.close()
-    assert there == [["000001-000001.h5", "000002-000002.h5"]]
+    assert files == [["000001-000001.h5", "000002-000002.h5"]]
     assert names(store) == ["000002-000002.h5"]
 
 
@@ -169,7 +169,7 @@ def names(store):
     return [path.name for path in list_files(store.path / "trajectories")]
 
 
-def test_what_was_chosen_otherwise_is_left_and_the_choice_begins_anew(tmp_path):
+def test_other_selection_keeps_old_files_and_starts_over(tmp_path):
     store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"))
     append(store, range(1, 6))
     state = store.state_dict()
@@ -186,14 +186,14 @@ def test_what_was_chosen_otherwise_is_left_and_the_choice_begins_anew(tmp_path):
     assert kept(resumed) == [2, 4]
 
 
-def test_a_metric_that_never_came_is_told(tmp_path, caplog):
+def test_metric_that_never_occurred_is_reported(tmp_path, caplog):
     store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_retrun", "max"))
     append(store, range(1, 4))
     store.close()
     assert "no epoch had that metric" in caplog.text and "'episode_return'" in caplog.text
 
 
-def test_rows_that_are_no_data_are_none_whatever_fields_are_kept(tmp_path):
+def test_invalid_rows_are_no_transitions_for_any_fields(tmp_path):
     environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(tmp_path / "run", fields=["observation", "reward"])
@@ -204,7 +204,7 @@ def test_rows_that_are_no_data_are_none_whatever_fields_are_kept(tmp_path):
     assert len(run.transitions()) == run.field("valid").sum() == run.episodes["length"].sum()
 
 
-def test_best_epochs_stay_apart_in_a_compacted_run_that_is_resumed(tmp_path):
+def test_compacted_run_keeps_best_epochs_in_separate_files(tmp_path):
     store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_return", "max"), max_bytes=2000)
     store.write_run({"parts": {"store": {"config": store.config}}})
     append(store, range(1, 5))
@@ -222,7 +222,7 @@ def test_best_epochs_stay_apart_in_a_compacted_run_that_is_resumed(tmp_path):
 
 @pytest.mark.parametrize("options", [{"keep_best": (3, "episode_return", "max")}, {"every": 3}, {}])
 @pytest.mark.parametrize("length", [7, 40])
-def test_the_column_whole_tells_which_episodes_can_be_read(tmp_path, options, length):
+def test_column_whole_marks_readable_episodes(tmp_path, options, length):
     environment = TimeLimit(Gridworld(num_envs=3, seed=0), length)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(tmp_path / "run", max_epochs=2, **options)
@@ -239,8 +239,8 @@ def test_the_column_whole_tells_which_episodes_can_be_read(tmp_path, options, le
                 run.episode(id)
 
 
-def test_an_episode_with_gaps_is_whole_if_the_gaps_were_not_its_steps(tmp_path):
-    """Environment 0 acts in epochs 1 and 3 only. Its episode of 5 steps spans epoch 2, which is not kept."""
+def test_episode_is_whole_if_gaps_contain_none_of_its_steps(tmp_path):
+    """Environment 0 acts only in epochs 1 and 3. Its episode of 5 steps spans epoch 2, which is not kept."""
     store = HDF5Store(tmp_path / "run")
     one = make_trajectory(1)
     rows, num_envs = one.fields["reward"].shape

@@ -1,4 +1,4 @@
-"""Rows of replays in files of their own: written once, shared by the checkpoints that list them, never missed."""
+"""Row files of replay buffers: written once, shared by checkpoints, and kept as long as a checkpoint needs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small(monkeypatch: Any) -> None:
 
 
 class Part:
-    """An agent of a replay and a weight; `learn` makes its rows those of so many steps."""
+    """Agent with a replay buffer and a weight. `learn` appends rows up to a number of steps."""
 
     seed = config = None
 
@@ -58,7 +58,7 @@ class Part:
 
 
 def make(part: Part | None = None, scores: Any = None) -> rein.Loop:
-    """A loop whose agent takes in 10 more steps of 4 rows in each epoch."""
+    """Return a loop whose agent appends 10 steps of 4 rows in each epoch."""
     loop = rein.Loop(lambda state: None, iterations=1)
     agent = loop.own("agent", part or Part())
     loop.epoch_started(lambda state: agent.learn(10 * state.epoch))
@@ -67,7 +67,7 @@ def make(part: Part | None = None, scores: Any = None) -> rein.Loop:
 
 
 def taken(folder: Path, epochs: int, scores: Any = None, **rules: Any) -> tuple[Checkpoints, rein.Loop]:
-    """A checkpoint after each epoch, each written before the next."""
+    """Take a checkpoint after each epoch, and wait until it is written."""
     store, loop = Checkpoints(folder), make(scores=scores)
     store.begin(loop)
     for epoch in range(1, epochs + 1):
@@ -100,7 +100,7 @@ def expected(steps: int) -> dict[str, Any]:
     return part.state_dict()
 
 
-def test_large_blocks_of_rows_are_files_of_their_own_and_the_rest_stays_in_the_checkpoint(tmp_path):
+def test_large_blocks_are_stored_in_separate_files(tmp_path):
     taken(tmp_path, 3)
     path = tmp_path / "epoch-000003.h5"
     found = read_checkpoint(path)
@@ -125,7 +125,7 @@ def blocks_in(leaves: list[Any]) -> int:
     return len([x for x in leaves if isinstance(x, torch.Tensor) and x.ndim == 2 and x.nbytes >= 300])
 
 
-def test_what_has_not_changed_is_neither_copied_nor_written_again(tmp_path, monkeypatch):
+def test_unchanged_blocks_are_neither_copied_nor_written_again(tmp_path, monkeypatch):
     copied = []
     hold = shards.hold
     monkeypatch.setattr(shards, "hold", lambda leaf: copied.append(leaf) or hold(leaf))
@@ -143,7 +143,7 @@ def test_what_has_not_changed_is_neither_copied_nor_written_again(tmp_path, monk
     assert names_in(tmp_path / "again.h5") == names_in(tmp_path / "epoch-000005.h5")
 
 
-def test_no_copy_outlives_its_writing(tmp_path):
+def test_copies_are_freed_after_writing(tmp_path):
     store, _ = taken(tmp_path, 3)
     gc.collect()
     alive = [thing for thing in gc.get_objects() if type(thing) is Shard and thing.name in rows_in(tmp_path)]
@@ -151,7 +151,7 @@ def test_no_copy_outlives_its_writing(tmp_path):
     store.close()
 
 
-def test_a_new_process_writes_no_rows_again_that_are_there(tmp_path):
+def test_new_process_does_not_rewrite_existing_rows(tmp_path):
     taken(tmp_path, 3)[0].close()
     before = rows_in(tmp_path)
     loop = make()
@@ -164,8 +164,8 @@ def test_a_new_process_writes_no_rows_again_that_are_there(tmp_path):
     assert names_in(tmp_path / "again.h5") == names_in(tmp_path / "epoch-000003.h5")
 
 
-def test_rows_go_with_the_last_checkpoint_that_lists_them(tmp_path):
-    """By every rule: the newest, the best kept apart, those of every so many epochs."""
+def test_rows_are_removed_with_their_last_checkpoint(tmp_path):
+    """With all rules: the newest, the best in `best/`, and every n-th epoch."""
     rules = {"last": 1, "every": 4, "best": ("score", "max")}
     store, loop = taken(tmp_path, 11, {3: 9.0, 11: 1.0}, **rules)
     kept = [tmp_path / f"epoch-{n:06d}.h5" for n in (4, 8, 11)] + [tmp_path / "best/epoch-000003.h5"]
@@ -180,8 +180,8 @@ def test_rows_go_with_the_last_checkpoint_that_lists_them(tmp_path):
     store.close()
 
 
-def test_rows_that_a_waiting_checkpoint_needs_stay_while_another_one_cleans(tmp_path):
-    """Many at once: the one that cleans does not know yet what those behind it list."""
+def test_rows_of_queued_checkpoints_are_not_removed(tmp_path):
+    """When a checkpoint removes rows, the descriptions of queued checkpoints do not exist yet."""
     store, loop = Checkpoints(tmp_path), make()
     store.begin(loop)
     for epoch in range(1, 12):
@@ -192,16 +192,16 @@ def test_rows_that_a_waiting_checkpoint_needs_stay_while_another_one_cleans(tmp_
     assert set(rows_in(tmp_path)) == listed(tmp_path / "epoch-000011.h5")
 
 
-def test_rows_that_a_replay_still_holds_stay_when_another_run_begins_in_the_folder(tmp_path):
-    """They are copied no second time, so they must be there."""
+def test_rows_in_use_stay_when_another_run_begins(tmp_path):
+    """They are not copied again, so their files must exist."""
     store, loop = taken(tmp_path / "checkpoints", 3)
-    store.begin(make())  # which moves the checkpoints aside
+    store.begin(make())  # moves the checkpoints aside
     store.take(loop, {})
     store.close()
     assert first_difference(expected(30), saved(tmp_path / "checkpoints/epoch-000003.h5")) is None
 
 
-def test_blocks_that_are_alike_are_one_file(tmp_path):
+def test_equal_blocks_share_one_file(tmp_path):
     loop = rein.Loop(lambda state: None, iterations=1)
     part, first = Part(), make_transition(0, 4)
     for _ in range(50):
@@ -215,7 +215,7 @@ def test_blocks_that_are_alike_are_one_file(tmp_path):
     assert first_difference(part.state_dict(), found.state["parts"]["agent"]) is None
 
 
-def test_a_checkpoint_that_is_copied_without_its_rows_names_the_first_that_is_missing(tmp_path):
+def test_checkpoint_copied_without_rows_raises_with_the_path(tmp_path):
     taken(tmp_path / "run", 3)
     alone = shutil.copy(tmp_path / "run/epoch-000003.h5", tmp_path)
     missing = tmp_path / "rows" / f"{names_in(tmp_path / 'epoch-000003.h5')[0]}.h5"
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_is_copied_without_its_rows_names_the_first_that_is_mi
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "other"])
-def test_damaged_rows_make_a_damaged_checkpoint_and_the_one_before_it_is_used(tmp_path, caplog, damage):
+def test_checkpoint_with_damaged_rows_is_skipped(tmp_path, caplog, damage):
     store, _ = taken(tmp_path, 3)
     older, newer = (listed(tmp_path / f"epoch-00000{n}.h5") for n in (2, 3))
     path, other = (tmp_path / f"rows/{sorted(names)[0]}.h5" for names in (newer - older, older))
@@ -239,18 +239,18 @@ def test_damaged_rows_make_a_damaged_checkpoint_and_the_one_before_it_is_used(tm
     with caplog.at_level(logging.WARNING):
         resumed = make()
         assert rein.resume(resumed, tmp_path).path.name == "epoch-000002.h5"
-    assert path.name in caplog.text and "the checkpoint before it is used" in caplog.text
+    assert path.name in caplog.text and "using the checkpoint before it" in caplog.text
     assert first_difference(expected(20), resumed.parts["agent"].state_dict()) is None
     again = Checkpoints(tmp_path)
     again.begin(resumed)
     resumed.run(epochs=3)
     again.take(resumed, {})
-    again.close()  # the same rows again, over the damaged ones
+    again.close()  # rewrites the damaged rows
     assert first_difference(expected(30), saved(tmp_path / "epoch-000003.h5")) is None
     store.close()
 
 
-def test_damaged_rows_of_that_name_are_written_anew(tmp_path):
+def test_damaged_row_file_is_rewritten(tmp_path):
     taken(tmp_path, 2)
     name = names_in(tmp_path / "epoch-000002.h5")[0]
     whole = (tmp_path / f"rows/{name}.h5").read_bytes()
@@ -262,7 +262,7 @@ def test_damaged_rows_of_that_name_are_written_anew(tmp_path):
     assert (tmp_path / f"rows/{name}.h5").read_bytes() == whole
 
 
-def test_what_is_moved_aside_has_its_rows_with_it(tmp_path):
+def test_checkpoints_moved_aside_keep_their_rows(tmp_path):
     folder = tmp_path / "checkpoints"
     taken(folder, 4, {4: 1.0}, best=("score", "max"))
     loop = make()
@@ -279,7 +279,7 @@ def test_what_is_moved_aside_has_its_rows_with_it(tmp_path):
     assert first_difference(expected(20), saved(folder / "epoch-000002.h5")) is None
 
 
-def test_what_a_resume_moves_aside_in_a_runs_folder_has_its_rows_with_it(tmp_path):
+def test_checkpoints_moved_aside_by_resume_keep_their_rows(tmp_path):
     def composed() -> rein.Loop:
         loop = make()
         loop.own("store", rein.HDF5Store(tmp_path, exist="resume"))
@@ -295,19 +295,19 @@ def test_what_a_resume_moves_aside_in_a_runs_folder_has_its_rows_with_it(tmp_pat
     assert first_difference(expected(30), saved(tmp_path / "aside/epoch-000001/epoch-000003.h5")) is None
 
 
-def test_where_there_are_no_links_rows_are_copied_aside(tmp_path, monkeypatch):
+def test_rows_are_copied_aside_without_hard_links(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    test_what_is_moved_aside_has_its_rows_with_it(tmp_path)
+    test_checkpoints_moved_aside_keep_their_rows(tmp_path)
 
 
-def test_rows_that_vanish_from_a_run_are_an_error_and_the_next_checkpoint_has_them_all(tmp_path):
+def test_removed_rows_raise_and_are_rewritten_next_time(tmp_path):
     store, loop = taken(tmp_path, 2)
     shutil.rmtree(tmp_path / "rows")
     store.take(loop, {}, "without")
-    with pytest.raises(CheckpointError, match=r"rows/[0-9a-f]{64}\.h5: is gone"):
+    with pytest.raises(CheckpointError, match=r"rows/[0-9a-f]{64}\.h5: was removed"):
         store.flush()
     store.take(loop, {}, "with")
     store.close()
@@ -315,7 +315,7 @@ def test_rows_that_vanish_from_a_run_are_an_error_and_the_next_checkpoint_has_th
     assert first_difference(expected(20), saved(tmp_path / "with.h5")) is None
 
 
-def test_after_a_write_that_failed_and_was_only_warned_of_the_next_one_is_whole(tmp_path, monkeypatch, caplog):
+def test_checkpoint_after_a_failed_write_is_complete(tmp_path, monkeypatch, caplog):
     store, loop = taken(tmp_path, 2)
     with monkeypatch.context() as patch:
         patch.setattr(sealed.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -330,7 +330,7 @@ def test_after_a_write_that_failed_and_was_only_warned_of_the_next_one_is_whole(
     assert set(rows_in(tmp_path)) == listed(tmp_path / "epoch-000004.h5")
 
 
-def test_a_part_that_is_saved_is_one_file(tmp_path):
+def test_saved_part_is_one_file(tmp_path):
     part, other = Part(), Part()
     part.learn(30)
     save(part, tmp_path / "part.h5")
@@ -339,17 +339,17 @@ def test_a_part_that_is_saved_is_one_file(tmp_path):
     assert first_difference(part.state_dict(), other.state_dict()) is None
 
 
-def test_a_part_is_loaded_from_a_runs_checkpoint_with_its_rows(tmp_path):
+def test_part_is_loaded_from_a_checkpoint_with_rows(tmp_path):
     taken(tmp_path, 3)
     part = Part()
     load(part, tmp_path / "epoch-000003.h5")
     assert first_difference(expected(30), part.state_dict()) is None
 
 
-def test_files_that_are_no_rows_are_left_alone(tmp_path):
+def test_only_row_files_are_removed(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/mine.h5").write_text("mine")
-    (tmp_path / f"rows/{'0' * 64}.h5").write_text("of nobody")
+    (tmp_path / f"rows/{'0' * 64}.h5").write_text("unused")
     (tmp_path / "rows/.some.h5.tmp-999999999").write_text("of a dead process")
     taken(tmp_path, 1)
     assert sorted(path.stem for path in (tmp_path / "rows").iterdir() if path.stem not in rows_in(tmp_path)) == []
@@ -357,8 +357,8 @@ def test_files_that_are_no_rows_are_left_alone(tmp_path):
     assert (tmp_path / "rows/mine.h5").read_text() == "mine"
 
 
-def test_a_checkpoint_whose_words_cannot_be_read_costs_nobody_rows(tmp_path, monkeypatch):
-    """Nobody knows which ones it needs."""
+def test_unreadable_checkpoint_prevents_removal_of_rows(tmp_path, monkeypatch):
+    """The rows that it needs are unknown."""
     store, loop = taken(tmp_path, 3, {3: 1.0}, last=1, best=("score", "max"))
     before = rows_in(tmp_path)
     (tmp_path / "best/odd.h5").write_bytes(b"")
@@ -378,7 +378,7 @@ def test_a_checkpoint_whose_words_cannot_be_read_costs_nobody_rows(tmp_path, mon
 
 
 def forged(path: Path, rows: Any) -> Path:
-    """A checkpoint with a right hash that names these rows."""
+    """Write a checkpoint with a correct hash that lists these rows."""
     shard = Shard(Held(torch.zeros(3, 4, dtype=torch.uint8), "cpu"))
     shard.name = rows.pop("file", "0" * 64)
     shard.described |= rows
@@ -389,18 +389,18 @@ def forged(path: Path, rows: Any) -> Path:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ({"file": "../../secret"}, "which are none"),
-        ({"file": f"../rows/{'0' * 64}"}, "which are none"),
-        ({"file": "0" * 63}, "which are none"),
-        ({"file": ""}, "which are none"),
+        ({"file": "../../secret"}, "not a valid name"),
+        ({"file": f"../rows/{'0' * 64}"}, "not a valid name"),
+        ({"file": "0" * 63}, "not a valid name"),
+        ({"file": ""}, "not a valid name"),
         ({"file": "0" * 64}, "are missing"),
-        ({"shape": [3, 5]}, "not of the shape and type"),
-        ({"dtype": "float32"}, "not of the shape and type"),
-        ({"dtype": "pickle"}, "makes no sense"),
-        ({"device": ["cpu"]}, "no name of one"),
+        ({"shape": [3, 5]}, "have another shape or dtype"),
+        ({"dtype": "float32"}, "have another shape or dtype"),
+        ({"dtype": "pickle"}, "structure is invalid"),
+        ({"device": ["cpu"]}, "invalid device"),
     ],
 )
-def test_a_checkpoint_that_names_odd_rows_is_refused(tmp_path, rows, reason):
+def test_checkpoint_with_invalid_rows_raises(tmp_path, rows, reason):
     memory = shards.Memory()
     good = Shard(Held(torch.arange(12, dtype=torch.uint8).view(3, 4), "cpu"))
     (name,) = shards.Shards(tmp_path).write({"x": good}, memory)
@@ -409,17 +409,17 @@ def test_a_checkpoint_that_names_odd_rows_is_refused(tmp_path, rows, reason):
         read_checkpoint(forged(tmp_path / "odd.h5", {"file": name} | rows))
 
 
-def test_rows_cannot_lead_to_other_rows(tmp_path):
+def test_row_files_cannot_refer_to_other_files(tmp_path):
     inner = Shard(Held(torch.zeros(3, 4, dtype=torch.uint8), "cpu"))
     inner.name = "1" * 64
     write_checkpoint(tmp_path / "some.h5", {"rows": inner}, {"kind": "rows"})
     name = sealed.promised_hash(tmp_path / "some.h5")
     (tmp_path / "rows").mkdir()
     (tmp_path / "some.h5").rename(tmp_path / f"rows/{name}.h5")
-    with pytest.raises(CheckpointError, match="it names another file, which has no place here"):
+    with pytest.raises(CheckpointError, match="it refers to another file, which is not allowed here"):
         read_checkpoint(forged(tmp_path / "odd.h5", {"file": name}))
 
 
-def test_what_a_checkpoint_says_of_its_rows_is_not_trusted():
+def test_names_of_ignores_invalid_names():
     odd = ["../x", 3, None, "A" * 64, "0" * 64, "0" * 64]
     assert shards.names_of([None, {}, {"rows": "0" * 64}, {"rows": odd}, json.loads("{}")]) == ["0" * 64]

@@ -1,4 +1,4 @@
-"""Spaces as JSON: they come back equal, and what a file makes up is refused."""
+"""Spaces as JSON: they round-trip, and invalid JSON raises."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_comes_back_equal(space: spaces.Space[Any]) -> None:
+def test_space_round_trip(space: spaces.Space[Any]) -> None:
     again = space_from_json(json.loads(json.dumps(space_as_json(space))))
     assert again == space and type(again) is type(space) and again.dtype == space.dtype
 
 
-def test_a_picture_is_said_in_a_few_words() -> None:
+def test_image_space_is_short_json() -> None:
     assert len(json.dumps(space_as_json(spaces.Box(0, 255, (210, 160, 3), np.uint8)))) < 100
 
 
-def test_spaces_of_other_kinds_are_not_said() -> None:
+def test_unsupported_spaces_give_none() -> None:
     class Mine(spaces.Discrete): ...
 
     assert space_as_json(Mine(3)) is None
@@ -51,7 +51,7 @@ for _ in range(30):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         None,
         3,
@@ -69,8 +69,8 @@ for _ in range(30):
         {"space": "Dict", "spaces": [[[1], {"space": "Discrete", "n": 1, "start": 0, "dtype": "int64"}]]},
         NESTED,
     ],
-    ids=lambda said: f"{said!s:.40}",
+    ids=lambda data: f"{data!s:.40}",
 )
-def test_what_is_no_space_is_a_value_error(said: Any) -> None:
+def test_invalid_json_raises(data: Any) -> None:
     with pytest.raises(ValueError):
-        space_from_json(said)
+        space_from_json(data)

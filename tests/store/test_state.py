@@ -1,4 +1,4 @@
-"""A tree of state comes back to the bit, opens in viewers, and cannot make its reader do anything else."""
+"""Encoded states round-trip bit for bit, open in viewers, and are safe to read from untrusted files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.testing.stateful import first_difference
 
 
 def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Any bits at all: NaN payloads, negative zeros and subnormal numbers among them."""
+    """Return random bits, including NaN payloads, negative zeros and subnormal numbers."""
     if dtype is torch.bool:
         return torch.rand(shape) < 0.5
     raw = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), dtype=torch.uint8)
@@ -29,7 +29,7 @@ def round_trip(state: object) -> object:
 
 
 @pytest.mark.parametrize("name", _DTYPES)
-def test_every_type_comes_back_to_the_bit_in_every_shape(name):
+def test_every_dtype_round_trips_bit_for_bit(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # complex32 is experimental
         state = {str(shape): random_bits(_DTYPES[name], shape) for shape in ((), (0, 3), (5,), (2, 3, 4))}
@@ -37,13 +37,13 @@ def test_every_type_comes_back_to_the_bit_in_every_shape(name):
             assert first_difference(state, round_trip(given)) is None
 
 
-def test_torch_has_no_other_types_that_hold_numbers():
+def test_all_numeric_torch_dtypes_are_supported():
     known = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
     odd = {str(dtype).removeprefix("torch.") for dtype in known - set(_DTYPES.values())}
     assert all(name.startswith(("q", "bits", "uint", "int", "float4")) for name in odd), odd
 
 
-def test_views_into_other_memory_come_back_as_what_they_show():
+def test_tensor_views_round_trip():
     base = torch.arange(24.0).reshape(4, 6)
     state = {
         "transposed": base.T,
@@ -56,7 +56,7 @@ def test_views_into_other_memory_come_back_as_what_they_show():
     assert first_difference(state, round_trip(state)) is None
 
 
-def test_arrays_numbers_texts_and_odd_names_come_back():
+def test_arrays_numbers_strings_and_unusual_names_round_trip():
     state = {
         "arrays": [np.arange(6, dtype=np.uint16).reshape(2, 3), np.array(3.0, np.float16), np.arange(5)[::-1]],
         "numbers": [math.nan, math.inf, -math.inf, -0.0, 5e-324, 10**40, True, None, -1],
@@ -71,7 +71,7 @@ def test_arrays_numbers_texts_and_odd_names_come_back():
     assert list(back) == list(state)
 
 
-def test_a_snapshot_is_not_moved_by_what_comes_after():
+def test_snapshot_does_not_change_with_the_state():
     tensor, array, items = torch.ones(3), np.ones(3), [1]
     held = snapshot({"tensor": tensor, "array": array, "items": items})
     tensor += 1
@@ -85,19 +85,19 @@ def test_a_snapshot_is_not_moved_by_what_comes_after():
     [
         ({"a": {"b": (1, 2)}}, r"state\.a\.b is a tuple.*pack"),
         ({"a": [object()]}, r"state\.a\.0 is a object"),
-        ({"a": {1: 2}}, r"state\.a has the key 1; its keys are strings; write str\(key\)$"),
+        ({"a": {1: 2}}, r"state\.a has the key 1; keys must be strings, such as str\(key\)$"),
         ({"parts": {"adam": {1: 2}}}, r"has the key 1.*plain_state rewrites an optimizer's"),
         ({"a": np.complex64(1)}, r"state\.a is a complex64"),
         ({"a": np.array(["x"])}, r"state\.a is an array of <U1"),
         ({"a": torch.eye(2).to_sparse()}, r"state\.a is a tensor of torch.float32, torch.sparse_coo"),
     ],
 )
-def test_what_cannot_be_held_is_refused_with_its_path(state, words):
+def test_unsupported_values_raise_with_their_path(state, words):
     with pytest.raises(TypeError, match=words):
         encode_state(state, {})
 
 
-def test_plain_hdf5_shows_the_same_numbers(tmp_path):
+def test_h5py_reads_the_same_numbers(tmp_path):
     state = {"agent": {"weight": torch.randn(3, 4), "mask": torch.tensor([True, False])}, "step": 3}
     path = tmp_path / "state.h5"
     path.write_bytes(encode_state(state, {"who": "me"}))
@@ -110,23 +110,23 @@ def test_plain_hdf5_shows_the_same_numbers(tmp_path):
 
 
 def opened_with(path):
-    """The signal that a viewer draws when it opens the file: what `default` and `signal` lead to."""
+    """Return name and values of the signal that a viewer draws when it opens the file."""
     with h5py.File(path) as file:
         view = file[file.attrs["default"]]
         view = view[view.attrs["default"]]
         return view.attrs["signal"], view[view.attrs["signal"]][()]
 
 
-def test_weights_are_heat_maps_for_viewers_and_columns_of_numbers_are_not(tmp_path):
+def test_only_weights_are_marked_as_images(tmp_path):
     path = tmp_path / "state.h5"
     state = {"weight": torch.ones(4, 3), "kernel": torch.ones(8, 4, 3, 3), "bias": torch.ones(4)}
     path.write_bytes(encode_state({**state, "row": torch.ones(1, 4), "table": torch.ones(4, 3).long()}, {}))
     with h5py.File(path) as file:
-        said = {name: dataset.attrs.get("interpretation") for name, dataset in file["entry/state"].items()}
-    assert said == {"weight": "image", "kernel": "image", "bias": None, "row": None, "table": None}
+        marked = {name: dataset.attrs.get("interpretation") for name, dataset in file["entry/state"].items()}
+    assert marked == {"weight": "image", "kernel": "image", "bias": None, "row": None, "table": None}
 
 
-def test_it_opens_with_the_learning_curve_or_with_its_largest_tensor(tmp_path):
+def test_default_plot_is_learning_curve_or_largest_tensor(tmp_path):
     path = tmp_path / "state.h5"
     history = [{"epoch": n, "metrics": {"loss": 1.0, "episode_return": float(n)}} for n in (1, 2, 3)]
     path.write_bytes(encode_state({"history": history, "x": torch.ones(5)}, {}))
@@ -141,7 +141,7 @@ def test_it_opens_with_the_learning_curve_or_with_its_largest_tensor(tmp_path):
 
 
 def rewritten(content: bytes, change) -> bytearray:
-    """The file with another structure, as whoever makes hashes fit could write it."""
+    """Return the file with another structure and matching trailer, as an attacker could write it."""
     _, (offset, length) = find_texts(bytes(content[-TRAILER_LENGTH:]))
     structure = json.loads(bytes(content[offset : offset + length]))
     text = json.dumps(change(structure)).encode()
@@ -162,28 +162,28 @@ def hostile():
         "huge": set_to(shape=[2**62, 2**62]),
         "negative shape": set_to(shape=[-1]),
         "boolean shape": set_to(shape=[True]),
-        "no list": set_to(shape="4"),
+        "not a list": set_to(shape="4"),
         "many dimensions": set_to(shape=[1] * 100),
-        "no type": set_to(dtype="no_such"),
-        "code as type": set_to(dtype="__class__"),
-        "unhashable type": set_to(dtype=["float32"]),
-        "no device": set_to(device="no_such"),
-        "odd device": set_to(device=3),
+        "unknown dtype": set_to(dtype="no_such"),
+        "code as dtype": set_to(dtype="__class__"),
+        "unhashable dtype": set_to(dtype=["float32"]),
+        "unknown device": set_to(device="no_such"),
+        "device of wrong type": set_to(device=3),
         "no description": lambda structure: {"x": {"$tensor": 3}},
-        "lacking": lambda structure: {"x": {"$tensor": {}}},
-        "no number": lambda structure: {"x": {"$float": "1e5"}},
-        "again and again": lambda structure: {"x": [structure["x"]] * 100_000},
+        "missing keys": lambda structure: {"x": {"$tensor": {}}},
+        "not a number": lambda structure: {"x": {"$float": "1e5"}},
+        "repeated": lambda structure: {"x": [structure["x"]] * 100_000},
     }
 
 
 @pytest.mark.parametrize("name", hostile())
-def test_a_hostile_structure_is_a_value_error(name):
+def test_hostile_structure_raises(name):
     content = bytes(encode_state({"x": torch.ones(400)}, {}))
-    with pytest.raises(ValueError, match=r"tensor|structure|place|shape|number"):
+    with pytest.raises(ValueError, match=r"tensor|structure|shape|number"):
         decode_state(rewritten(content, hostile()[name]))
 
 
-def test_nesting_without_end_and_broken_json_are_value_errors():
+def test_deep_nesting_and_invalid_json_raise():
     content = bytes(encode_state({"x": torch.ones(4)}, {}))
     deep = rewritten(content, lambda structure: 0)
     text = b"[" * 200_000
@@ -192,11 +192,11 @@ def test_nesting_without_end_and_broken_json_are_value_errors():
         trailer = f"#rein-state about {about[0]:018d} {about[1]:018d} structure {len(content):018d} {len(bad):018d}\n"
         with pytest.raises(ValueError, match="JSON"):
             decode_state(bytearray(content + bad + trailer.encode()))
-    with pytest.raises(ValueError, match="holds no state"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         decode_state(bytearray(content[:-1]))
 
 
-def test_no_byte_of_a_loaded_tensor_is_shared_with_the_file():
+def test_loaded_tensors_share_no_memory_with_the_file():
     content = bytearray(encode_state({"x": torch.ones(4)}, {}))
     state, _ = decode_state(content)
     content[USER_BLOCK:] = bytes(len(content) - USER_BLOCK)

@@ -1,4 +1,4 @@
-"""How batches are laid out for TorchRL. tensordict is no dependency: what it demands of its arguments stands in."""
+"""Layout of batches for TorchRL. tensordict is not a dependency, so a stand-in checks the arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.testing.store import make_trajectory, with_fields
 
 
 class StandIn(dict[str, Any]):
-    """As `tensordict.TensorDict`: every tensor begins with the shape of the batch."""
+    """Stand-in for `tensordict.TensorDict`: every tensor must have the batch size as leading shape."""
 
     def __init__(self, source: dict[str, Any], batch_size: torch.Size) -> None:
         super().__init__(source)
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch) -> Run:
     return open_run(store.path)
 
 
-def test_what_follows_a_transition_is_under_next_with_a_dimension_for_rewards_and_ends(run):
+def test_next_has_rewards_and_ends_with_trailing_dimension(run):
     batch = run.transitions()[:]
     assert batch.terminated.any() and batch.truncated.any()
     found = to_tensordict(batch)
@@ -52,11 +52,11 @@ def test_what_follows_a_transition_is_under_next_with_a_dimension_for_rewards_an
     assert torch.equal(found["next"]["done"], (batch.terminated | batch.truncated)[:, None])
 
 
-def test_sequences_have_two_dimensions_of_a_batch_and_one_transition_none(run):
+def test_batch_size_matches_the_leading_shape(run):
     assert to_tensordict(run.sequences(length=2)[:4]).batch_size == (4, 2)
     assert to_tensordict(run.transitions()[0]).batch_size == ()
 
 
-def test_what_was_not_asked_for_is_not_there(run):
+def test_unrequested_fields_are_absent(run):
     found = to_tensordict(run.transitions(fields=["reward"])[:5])
     assert found.keys() == {"next"} and found["next"].keys() == {"reward"}

@@ -12,7 +12,7 @@ from rein.testing.store import make_trajectory, with_fields
 
 
 def write(folder, *trajectories, info=None):
-    """The file of those epochs, opened as anybody would open it."""
+    """Write these epochs to a file and open it with h5py."""
     store = HDF5Store(folder / "run")
     if info is not None:
         store.write_run(info)
@@ -36,13 +36,13 @@ def file(tmp_path):
 
 
 def opened(file):
-    """What a viewer opens with."""
+    """Return the group that a viewer shows when it opens the file."""
     view = file[file.attrs["default"]]
     assert file["entry/views"][file["entry/views"].attrs["default"]] == view[view.attrs["default"]]
     return view[view.attrs["default"]]
 
 
-def test_the_default_of_the_root_leads_to_a_plot_of_the_returns(file):
+def test_default_plot_shows_episode_returns(file):
     view = opened(file)
     assert view.name == "/entry/views/episode_return"
     assert view.attrs["NX_class"] == "NXdata"
@@ -51,8 +51,8 @@ def test_the_default_of_the_root_leads_to_a_plot_of_the_returns(file):
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_returns_that_make_no_line_leave_the_reward_to_open_with(tmp_path, num_envs):
-    """Episodes that all ended in one step, or a single one, would show as an empty grid."""
+def test_default_plot_is_reward_if_returns_make_no_line(tmp_path, num_envs):
+    """Episodes that all ended in the same step, or a single episode, would show as an empty grid."""
     trajectory = make_trajectory(1, num_envs=num_envs)
     episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
     with write(tmp_path, trajectory._replace(episodes=episodes)) as file:
@@ -60,7 +60,7 @@ def test_returns_that_make_no_line_leave_the_reward_to_open_with(tmp_path, num_e
         assert "episode_return" not in file["entry/views"]
 
 
-def test_metrics_are_plotted_over_epochs_where_there_are_two(tmp_path, file):
+def test_metrics_are_plotted_over_two_or_more_epochs(tmp_path, file):
     metrics = file["entry/epochs/metrics"]
     assert set(file["entry/views/metrics"]) == set(metrics)
     assert len(metrics) > 0
@@ -84,7 +84,7 @@ def test_every_group_has_its_nexus_class(file):
     assert all(name.startswith("/entry/views/") for name, nexus_class in classes.items() if nexus_class == "NXdata")
 
 
-def test_views_link_to_what_they_show_and_hold_no_data(file):
+def test_views_link_to_their_data(file):
     for name, field in datasets(file["entry/trajectory"]).items():
         view = file["entry/views"][name]
         assert view[view.attrs["signal"]] == field
@@ -94,10 +94,12 @@ def test_views_link_to_what_they_show_and_hold_no_data(file):
             assert view[axis] == file["entry/axes"][axis]
             assert view[axis].shape == (length,)
         assert name.replace("/", ".") in view["title"].asstr()[()]
-    assert file["entry/axes/step"].attrs["units"] != file["entry/axes/env"].attrs["units"]  # else a map is a strip
+    assert (
+        file["entry/axes/step"].attrs["units"] != file["entry/axes/env"].attrs["units"]
+    )  # otherwise a map is a narrow strip
 
 
-def test_pictures_are_pictures_and_vectors_are_lines_over_time(file):
+def test_images_are_images_and_vectors_are_lines(file):
     fields = file["entry/trajectory"]
     assert fields["observation/camera/left"].attrs["interpretation"] == "rgb-image"
     assert fields["observation/camera/depth"].attrs["interpretation"] == "image"
@@ -107,8 +109,8 @@ def test_pictures_are_pictures_and_vectors_are_lines_over_time(file):
 
 
 @pytest.mark.parametrize(("name", "dimension"), [("left", 2), ("depth", 2)])
-def test_rows_of_pictures_are_counted_from_the_bottom(file, name, dimension):
-    """The first row lies at the top, where viewers have the largest number."""
+def test_image_rows_are_counted_from_the_bottom(file, name, dimension):
+    """The first row is at the top, where viewers draw the largest number."""
     view = file[f"entry/views/observation/camera/{name}"]
     picture = view[view.attrs["signal"]]
     assert [i for i, axis in enumerate(view.attrs["axes"]) if axis == "row"] == [dimension]
@@ -116,25 +118,25 @@ def test_rows_of_pictures_are_counted_from_the_bottom(file, name, dimension):
     assert view["row"] == file[f"entry/axes/row_{picture.shape[dimension]}"]
 
 
-def test_an_episode_is_a_point_at_its_return_and_the_step_in_which_it_ended(file):
-    """As many axes as a scatter has, each as long as the signal."""
+def test_episodes_are_points_at_last_step_and_return(file):
+    """A scatter plot has two axes, each as long as the signal."""
     view, episodes = file["entry/views/episode_return"], file["entry/episodes"]
     assert view["return"] == episodes["return"]
     assert [view[axis] for axis in view.attrs["axes"]] == [episodes["last_step"], episodes["return"]]
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_rewards_that_are_all_equal_leave_what_was_observed_to_open_with(tmp_path, unknown):
+def test_default_plot_is_observation_if_rewards_are_constant(tmp_path, unknown):
     trajectory = make_trajectory(1)
     episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
     reward = torch.ones(trajectory.fields["reward"].shape)
     if unknown:
-        reward[1] = torch.nan  # rows that are no data
+        reward[1] = torch.nan  # invalid rows
     with write(tmp_path, with_fields(trajectory._replace(episodes=episodes), reward=reward)) as file:
         assert opened(file).name.startswith("/entry/views/observation/")
 
 
-def test_floats_are_raw_contiguous_and_aligned_and_the_rest_is_compressed(file):
+def test_floats_are_raw_and_aligned_and_others_compressed(file):
     kinds = set()
     for name, field in datasets(file["entry"]).items():
         if field.dtype.kind == "f":
@@ -146,16 +148,18 @@ def test_floats_are_raw_contiguous_and_aligned_and_the_rest_is_compressed(file):
     assert {np.dtype(bool), np.dtype(np.uint8), np.dtype(np.int64)} <= kinds
 
 
-def test_nothing_in_a_file_is_what_some_reader_cannot_read(file):
-    """No half precision, variable length, compound type, attached scale, external or virtual storage, soft link."""
+def test_files_use_only_widely_supported_features(file):
+    """No half precision, variable length, compound types, scales, external or virtual storage, or soft links."""
     for name, node in datasets(file).items():
         assert node.dtype.kind in "biufS" and node.dtype.itemsize != 2, name
         assert not node.is_scale and node.external is None and not node.is_virtual, name
         assert isinstance(file.get(name, getlink=True), h5py.HardLink), name
-    assert Path(file.filename).read_bytes()[512:521] == b"\x89HDF\r\n\x1a\n\x00"  # the superblock all can read
+    assert (
+        Path(file.filename).read_bytes()[512:521] == b"\x89HDF\r\n\x1a\n\x00"
+    )  # the superblock version that all readers support
 
 
-def test_the_table_of_epochs_finds_the_rows(tmp_path):
+def test_epoch_table_locates_the_rows(tmp_path):
     given = [make_trajectory(epoch, steps=steps) for epoch, steps in enumerate((4, 0, 7), start=3)]
     with write(tmp_path, *given) as file:
         epochs, rewards = file["entry/epochs"], file["entry/trajectory/reward"]
@@ -172,13 +176,13 @@ def test_the_table_of_epochs_finds_the_rows(tmp_path):
             assert epochs["clocks/env_steps"][k] == trajectory.clocks["env_steps"]
 
 
-def test_the_table_of_episodes_has_the_columns_of_the_design(file):
+def test_episode_table_has_the_documented_columns(file):
     names = {"id", "environment", "first_step", "last_step", "seed", "return", "length", "terminated", "truncated"}
     assert set(file["entry/episodes"]) == names | {"final_observation", "epoch"}
     assert len({len(column) for column in datasets(file["entry/episodes"]).values()}) == 1
 
 
-def test_a_file_without_a_row_has_no_default(tmp_path):
+def test_file_without_rows_has_no_default_plot(tmp_path):
     """An empty plot shows as an error."""
     with write(tmp_path, make_trajectory(1, steps=0)) as file:
         assert "default" not in file.attrs
@@ -186,12 +190,12 @@ def test_a_file_without_a_row_has_no_default(tmp_path):
         assert list(datasets(file["entry/views"])) == []
 
 
-def test_one_environment_shows_as_a_line(tmp_path):
+def test_single_environment_is_drawn_as_a_line(tmp_path):
     with write(tmp_path, make_trajectory(1, num_envs=1)) as file:
         assert list(file["entry/views/reward"].attrs["default_slice"]) == [".", "0"]
 
 
-def test_fields_may_have_names_that_views_use_themselves(tmp_path):
+def test_fields_may_have_names_reserved_by_views(tmp_path):
     names = ("step", "env", "title", "episode_return", "default", "epoch", "metrics")
     extra = {name: torch.full((6, 3), number) for number, name in enumerate(names)}
     with write(tmp_path, with_fields(make_trajectory(1), **extra)) as file:
@@ -200,7 +204,7 @@ def test_fields_may_have_names_that_views_use_themselves(tmp_path):
             assert (view[view.attrs["signal"]][()] == number).all()
 
 
-def test_a_file_says_which_run_it_is_of(tmp_path):
+def test_file_contains_run_information(tmp_path):
     info = {"seed": 3, "environment": "Übung"}
     with write(tmp_path, make_trajectory(1), info=info) as file:
         note = file["entry/run"]
@@ -213,13 +217,13 @@ def test_a_file_says_which_run_it_is_of(tmp_path):
 @pytest.mark.parametrize(
     "name", ["loss", "loss/policy", "a b (c)", ".", "..", "...", "50%", "%2F", "ü", "a\nb", "a\0b"]
 )
-def test_any_name_of_a_metric_becomes_one_name_of_hdf5_and_comes_back(name):
+def test_metric_names_round_trip_as_hdf5_names(name):
     encoded = encode_name(name)
     assert decode_name(encoded) == name
     assert "/" not in encoded and "\0" not in encoded and encoded not in (".", "..")
 
 
-def test_names_that_are_plain_stay_plain():
+def test_plain_names_are_not_encoded():
     assert [encode_name(name) for name in ("episode_return", "loss (mean)", "q[0]")] == [
         "episode_return",
         "loss (mean)",

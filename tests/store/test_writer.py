@@ -19,7 +19,7 @@ def writer():
     writer.close()
 
 
-def test_jobs_run_in_order_on_one_other_thread(writer):
+def test_jobs_run_in_order_on_one_thread(writer):
     done = []
     for number in range(50):
         writer.submit(lambda number=number: done.append((number, threading.current_thread())), size=1)
@@ -29,7 +29,7 @@ def test_jobs_run_in_order_on_one_other_thread(writer):
     assert len({thread for _, thread in done}) == 1
 
 
-def test_submitting_waits_while_too_much_is_unfinished(writer):
+def test_submit_blocks_while_max_bytes_are_unfinished(writer):
     may_end, submitted = threading.Event(), threading.Event()
     writer.submit(may_end.wait, size=60)
     writer.submit(nothing, size=40)
@@ -46,7 +46,7 @@ def test_submitting_waits_while_too_much_is_unfinished(writer):
     thread.join()
 
 
-def test_a_job_larger_than_the_limit_is_let_in_alone(writer):
+def test_job_larger_than_max_bytes_is_accepted_alone(writer):
     done = []
     for size in (1000, 1000):
         writer.submit(lambda size=size: done.append(size), size)
@@ -54,7 +54,7 @@ def test_a_job_larger_than_the_limit_is_let_in_alone(writer):
     assert done == [1000, 1000]
 
 
-def test_the_first_error_stops_everything_and_is_told_in_the_thread_that_calls(writer):
+def test_first_error_stops_the_writer_and_is_raised(writer):
     done, may_fail = [], threading.Event()
 
     def fail():
@@ -68,22 +68,22 @@ def test_the_first_error_stops_everything_and_is_told_in_the_thread_that_calls(w
         with pytest.raises(StoreError, match="No space left on device"):
             call()
     assert done == []
-    writer.close()  # was told, so it ends in silence
+    writer.close()  # the error was already raised
 
 
-def test_an_error_that_nobody_was_told_is_told_at_close():
+def test_close_raises_an_unreported_error():
     writer = Writer(max_bytes=100, idle=nothing, interval=10.0)
 
     def fail():
-        raise RuntimeError("unheard")
+        raise RuntimeError("unreported")
 
     writer.submit(fail, size=1)
-    with pytest.raises(StoreError, match="unheard"):
+    with pytest.raises(StoreError, match="unreported"):
         writer.close()
     writer.close()
 
 
-def test_a_submission_that_waits_for_room_hears_of_the_error(writer):
+def test_blocked_submit_raises_the_error(writer):
     def fail():
         time.sleep(0.05)
         raise RuntimeError("no more")
@@ -93,7 +93,7 @@ def test_a_submission_that_waits_for_room_hears_of_the_error(writer):
         writer.submit(nothing, size=100)
 
 
-def test_close_finishes_what_was_submitted():
+def test_close_finishes_submitted_jobs():
     writer, done = Writer(max_bytes=100, idle=nothing, interval=10.0), []
     for number in range(5):
         writer.submit(lambda number=number: (time.sleep(0.01), done.append(number)), size=1)
@@ -102,8 +102,8 @@ def test_close_finishes_what_was_submitted():
     assert not writer._thread.is_alive()
 
 
-def test_ending_waits_for_nothing_and_loses_nothing():
-    """A store may be collected as garbage in any thread, its writer's too."""
+def test_end_does_not_wait_and_loses_no_jobs():
+    """A store may be garbage-collected in any thread, including the writer's thread."""
     writer, may_end, done = Writer(max_bytes=1, idle=nothing, interval=10.0), threading.Event(), []
     writer.submit(may_end.wait, size=100)
     writer.submit(writer.end, size=100, wait=False)
@@ -115,20 +115,20 @@ def test_ending_waits_for_nothing_and_loses_nothing():
     assert done == ["the last"]
 
 
-def test_it_calls_idle_when_there_is_nothing_to_do():
+def test_idle_is_called_without_work():
     called = threading.Event()
     writer = Writer(max_bytes=100, idle=called.set, interval=0.01)
     assert called.wait()
     writer.close()
 
 
-def test_a_fork_is_told_to_open_its_own(writer, monkeypatch):
+def test_fork_raises(writer, monkeypatch):
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     for call in (writer.check, writer.wait, lambda: writer.submit(nothing, 1)):
-        with pytest.raises(StoreError, match="a fork of it must open a store of its own"):
+        with pytest.raises(StoreError, match="open a new store in each forked process"):
             call()
-    writer.close()  # ends nothing there: the thread is the parent's
+    writer.close()  # does nothing: the thread belongs to the parent
     monkeypatch.undo()
     writer.submit(nothing, 1)
     writer.wait()

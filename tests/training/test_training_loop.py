@@ -541,7 +541,7 @@ def test_names_that_a_store_cannot_hold_are_refused_before_anything_runs(scripte
     agent.observation_space = environment.single_observation_space
     for store in (rein.MemoryStore(), rein.HDF5Store(tmp_path / "run")):
         said = (
-            f"the field name {name!r} in observation.inner: .*; rename it in a wrapper of the environment, or flatten"
+            f"invalid field name {name!r} in observation.inner: .*; rename it with an environment wrapper, or flatten"
         )
         with pytest.raises(ValueError, match=said):
             rein.training_loop(agent, environment, store)

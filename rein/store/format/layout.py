@@ -1,8 +1,8 @@
 """Layout of a trajectory file: the shape, type and position of every dataset, as JSON behind the HDF5 part.
 
-The writer asks HDF5 where it has put the datasets (`describe`). Readers use the recorded positions alone, so HDF5's
-parser, which a hostile file can crash or hang, never sees a file that is read. The hash of the file covers the layout.
-`read_layout` checks it nevertheless, because a hash does not prove who wrote a file.
+The writer records the positions that HDF5 has chosen (`describe`). Readers use only these positions, so they never call
+HDF5's parser, which a hostile file can crash or hang. The hash of the file covers the layout. `read_layout` checks the
+layout nevertheless, because a hash does not prove who wrote a file.
 """
 
 from __future__ import annotations

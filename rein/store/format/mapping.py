@@ -1,7 +1,7 @@
-"""Datasets of one file as arrays: what is raw is mapped into memory, what is compressed is decoded on demand.
+"""Read datasets of one file as arrays: raw datasets are memory-mapped, compressed ones are decoded on demand.
 
-The layout of the file (`rein.store.format.layout`) gives the positions, so HDF5 is not called. Reading is as safe in a
-forked or spawned process as in the first one, and memory is used only for the parts that are read.
+Positions come from the layout of the file (`rein.store.format.layout`), so HDF5 is not called. Forked and spawned
+processes can read safely. Memory is used only for the parts that are read.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rein.store.format.sealed import reason_of
 
 Stamp = tuple[int, ...]
 
-_MAPS = 1024  # files that stay mapped until others are read; Linux allows a process 65,530 maps
-_PAGE = 4096  # bytes; an array of fewer is copied, or each of a run's small arrays would hold a map of its own
-_CHUNKS = 32  # that stay decoded
-_LARGE = 64 << 20  # bytes; a read that decodes more looks for free memory first
+_MAPS = 1024  # maximum number of mapped files; Linux allows a process 65,530 maps
+_PAGE = 4096  # bytes; smaller arrays are copied, so that they do not keep a map alive
+_CHUNKS = 32  # number of decoded chunks in the cache
+_LARGE = 64 << 20  # bytes; reads that decode more check the free memory first
 _ADVICE = {
-    errno.EMFILE: "; close files that this process has open, or allow it more (`ulimit -n`)",
-    errno.ENFILE: "; the whole machine has as many files open as it may (`sysctl fs.file-max`)",
-    errno.ENOMEM: "; hold fewer arrays of other files, or allow more maps (`sysctl vm.max_map_count`)",
+    errno.EMFILE: "; close files of this process or raise its limit (`ulimit -n`)",
+    errno.ENFILE: "; the limit of open files of the machine is reached (`sysctl fs.file-max`)",
+    errno.ENOMEM: "; keep fewer arrays of other files or allow more maps (`sysctl vm.max_map_count`)",
 }
 
-_mapped: collections.deque[weakref.ref[MappedFile]] = collections.deque()  # in the order in which they were mapped
+_mapped: collections.deque[weakref.ref[MappedFile]] = collections.deque()  # oldest first
 _decoded: collections.OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = collections.OrderedDict()
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes when a file does. Raises StoreError where it is gone."""
+    """Return device, inode, size and modification time, which change with the file. Raises StoreError if it is gone."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -54,7 +54,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 class MappedFile:
-    """A finished file whose hash was right when its `stamp` was taken. Pickles as its path and layout."""
+    """Finished file whose hash was correct when its `stamp` was taken. Pickling saves its path, stamp and layout."""
 
     def __init__(self, path: Path, stamp: Stamp, layout: Tree) -> None:
         self.path = path
@@ -66,16 +66,16 @@ class MappedFile:
         return {**self.__dict__, "_bytes": None}
 
     def unmap(self) -> None:
-        """Hold no map any more, until the next read; arrays that were given keep theirs."""
+        """Release the memory map until the next read. Existing arrays keep theirs."""
         self._bytes = None
 
     def check(self) -> None:
-        """Raise StoreError if the file is not the one that was checked: to read what was cut off ends the process."""
+        """Raise StoreError if the file has changed, because reading a map of a truncated file kills the process."""
         if stamp_of(self.path) != self.stamp:
             raise StoreError(f"{self.path}: has changed since it was opened; open the run again")
 
     def node(self, *path: str) -> Any:
-        """The dataset or group of that path, a `Stored` or a dictionary; None where there is none."""
+        """Return a dataset (`Stored`) or a group (dictionary) by path, or None if it does not exist."""
         found: Any = self.layout
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
@@ -84,7 +84,7 @@ class MappedFile:
     def read(self, stored: Stored, rows: slice = slice(None)) -> np.ndarray:
         """Return rows of a dataset: a read-only map if it is raw (a copy if it is small), otherwise a new array.
 
-        Raises StoreError if the file has changed, or cannot be mapped or decoded in the memory that is free.
+        Raises StoreError if the file has changed, cannot be mapped or decoded, or needs more than the free memory.
         """
         self.check()
         if stored.is_raw:
@@ -99,7 +99,7 @@ class MappedFile:
             raise StoreError(f"{self.path}: cannot be decoded: {error}") from error
 
     def field(self, path: str) -> np.ndarray:
-        """All of a field as (R * N, ...): a read-only map where it is raw, else an array of its own."""
+        """Return a complete field as (R * N, ...): a read-only map if it is raw, otherwise a new array."""
         array = np.asarray(self.read(self.node("trajectory", *path.split("/"))))
         return array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
 
@@ -112,13 +112,13 @@ class MappedFile:
         return raw if kind.isnative else raw.astype(kind.newbyteorder("="))
 
     def _whole(self) -> np.ndarray:
-        """All bytes of the file. Raises StoreError where they cannot be mapped."""
+        """Map all bytes of the file. Raises StoreError if that fails."""
         whole = self._bytes
         if whole is None:
             try:
                 with open_file(self.path, buffering=0) as file:
                     if os.fstat(file.fileno()).st_size != self.stamp[2]:
-                        raise StoreError(f"{self.path}: was cut while it was read")
+                        raise StoreError(f"{self.path}: was truncated while it was read")
                     whole = _map_file(file.fileno(), self.stamp[2])
             except OSError as error:
                 advice = _ADVICE.get(error.errno or 0, "")
@@ -134,7 +134,7 @@ class MappedFile:
         assert stored.chunk is not None and stored.pieces is not None
         first, stop, step = rows.indices(stored.shape[0])
         if step != 1:
-            raise ValueError("rows can be read one after the other only")
+            raise ValueError(f"rows must be contiguous, got the step {step}")
         shape = (max(0, stop - first), *stored.shape[1:])
         _check_memory(math.prod(shape) * stored.dtype.itemsize)
         decoded = np.empty(shape, stored.dtype.newbyteorder("="))
@@ -152,13 +152,14 @@ class MappedFile:
         return decoded
 
     def _kept_chunk(self, stored: Stored, offset: int, length: int) -> np.ndarray:
-        """A chunk of which a part is read: it stays for the next read, which as a rule wants the rows that follow.
+        """Return a chunk of which a part is read, from the cache or decoded.
 
-        Who has the same `pieces` has a layout found under the same hash, so the same bytes. Nothing is locked, for a
-        process may be forked at any time; what another thread takes away meanwhile is decoded once more.
+        The next read usually wants the following rows of the same chunk. The same `pieces` imply a layout with the same
+        hash, and therefore the same bytes. The cache has no lock, because a process may be forked at any time. A chunk
+        that another thread evicts meanwhile is decoded again.
         """
         assert stored.pieces is not None
-        key = id(stored.pieces), offset  # of one that is alive as long as it is held here
+        key = id(stored.pieces), offset  # the cache keeps `pieces` alive, so the id is unique
         held = _decoded.pop(key, None)
         if held is None:
             held = stored.pieces, self._decode_chunk(stored, offset, length)
@@ -174,7 +175,7 @@ class MappedFile:
         data: Any = self._map(whole)
         size = math.prod(stored.chunk) * stored.dtype.itemsize
         _check_memory(size)
-        data = zlib.decompressobj().decompress(data.data, size + 1)  # and not a byte more
+        data = zlib.decompressobj().decompress(data.data, size + 1)  # bounded, since the file may be hostile
         if len(data) != size:
             raise ValueError(f"a chunk has {len(data)} bytes instead of {size}")
         raw = np.frombuffer(data, np.uint8)
@@ -189,11 +190,11 @@ def _check_memory(size: int) -> None:
     if size > _LARGE:
         free = free_bytes(torch.device("cpu"))
         if free is not None and size > free:
-            raise MemoryError(f"it takes {size:,} bytes, and {free:,} bytes of memory are free; read fewer rows")
+            raise MemoryError(f"it takes {size:,} bytes but only {free:,} bytes of memory are free; read fewer rows")
 
 
 def _map_file(descriptor: int, size: int) -> np.ndarray:
-    """The bytes of a file, read-only, mapped as long as they are in use. Raises OSError where the system refuses."""
+    """Map the bytes of a file read-only, as long as an array uses them. Raises OSError if the system refuses."""
     if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
     if sys.version_info >= (3, 13):
@@ -202,9 +203,10 @@ def _map_file(descriptor: int, size: int) -> np.ndarray:
 
 
 class _Map:
-    """A map that needs no descriptor: before Python 3.13 `mmap` keeps one for each, and 1,024 are often all there are.
+    """Memory map that keeps no file descriptor.
 
-    Arrays that are made of it keep it alive, and it ends with the last of them.
+    Before Python 3.13, `mmap` keeps one descriptor per map, and processes are often limited to 1,024. The map is
+    released together with the last array that uses it.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -224,7 +226,7 @@ class _Map:
 
 @functools.cache
 def _map_calls() -> tuple[Any, Any]:
-    """The system's `mmap` and `munmap`."""
+    """Return the system's `mmap` and `munmap`."""
     library = ctypes.CDLL(None, use_errno=True)
     call, end = library.mmap, library.munmap
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]  # off_t is a long

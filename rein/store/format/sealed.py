@@ -1,9 +1,9 @@
-"""Sealed files: HDF5 composed in memory, written whole or not at all, and checked by a hash when they are read.
+"""Sealed files: HDF5 composed in memory, written atomically, and checked by a hash when they are read.
 
-h5py writes into memory (`compose`) and the file is written with plain system calls (`write_whole`), because libhdf5
-ends the process if the disk is full and leaves an unreadable file if it is killed. The HDF5 part follows a user block
-of 512 bytes, which HDF5 readers skip: a line with the format version, the length of the rest and its SHA-256. It is
-plain text: `head -c 512 FILE` shows it, and `tail -c +513 FILE | sha256sum` checks it.
+h5py writes into memory (`compose`), and plain system calls write the file (`write_whole`). libhdf5 would end the
+process if the disk is full, and leave an unreadable file if the process is killed. The HDF5 part follows a user block
+of 512 bytes, which HDF5 readers skip. It has the format version, the length of the rest and its SHA-256 as plain text:
+`head -c 512 FILE` shows it, and `tail -c +513 FILE | sha256sum` checks the hash.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from rein.replay.storage import free_bytes
 
 FORMAT = 2  # of the user block and of everything behind it; incremented when an older rein could not read the file
 USER_BLOCK = 512
-ALIGNMENT = 64  # bytes: a cache line, and what vectorized loads from a memory map like
+ALIGNMENT = 64  # bytes; a cache line, for vectorized loads from a memory map
 
 _HINT = b"The HDF5 image begins at byte 512; check it with: tail -c +513 FILE | sha256sum\n"
 _HEADER = re.compile(rb"#rein-hdf5 format (\d{1,9})\nlength (\d{1,18})\nsha256 ([0-9a-f]{64})\n")
 _TEMPORARY = re.compile(r"\..+\.tmp-(\d{1,9})")
-_RESERVE = 16 << 20  # bytes of address space beside the data; the system gives memory for what is touched only
+_RESERVE = 16 << 20  # bytes of address space in addition to the data; untouched pages use no memory
 _LARGE = 4 << 20  # bytes of data
 
-_being_written: set[str] = set()  # temporary files that a thread of this process writes at the moment
+_being_written: set[str] = set()  # temporary files that threads of this process are writing
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path`, whole or not at all. On return it is safe on the disk.
+    """Write `data` to `path` atomically. The file is safe on the disk when this function returns.
 
-    Raises StoreError with the path and the system's reason, at once where the disk has no room; nothing is left behind
-    then.
+    Raises StoreError with the path and the system's reason, before writing if the disk has no room. On an error, no
+    temporary file remains.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     _being_written.add(str(temporary))
@@ -53,7 +53,7 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         _write(temporary, memoryview(data))
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except BaseException as error:  # nothing half written stays, whatever happened
+    except BaseException as error:  # always remove the temporary file
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if not isinstance(error, OSError):
@@ -65,15 +65,15 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise OSError where the disk of `folder` says that it has no room for `size` bytes more.
+    """Raise OSError if the disk of `folder` has no room for `size` more bytes.
 
-    One that does not say how large it is (some over a network, Windows) is tried instead.
+    Does nothing on Windows and on network disks that do not report their size.
     """
     try:
         room = os.statvfs(folder)
-    except (OSError, AttributeError):  # the write itself tells why
+    except (OSError, AttributeError):  # the write will report an error
         return
-    blocks = room.f_bfree if os.geteuid() == 0 else room.f_bavail  # some are kept for the superuser
+    blocks = room.f_bfree if os.geteuid() == 0 else room.f_bavail  # some blocks are reserved for the superuser
     free = blocks * room.f_frsize
     if room.f_blocks and free < size:
         mebibytes = f"{size / 2**20:,.1f} MiB are needed, {free / 2**20:,.1f} MiB are free"
@@ -81,12 +81,12 @@ def check_room(folder: Path, size: int) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says, in words and by number."""
+    """Return the system's message and error number."""
     return f"{error.strerror} (errno {error.errno})"
 
 
 def user_block(length: int, sha256: str) -> bytes:
-    """The 512 bytes in front of an image of that length and hash."""
+    """Return the 512 bytes in front of an HDF5 image of that length and hash."""
     lines = f"#rein-hdf5 format {FORMAT}\nlength {length}\nsha256 {sha256}\n".encode()
     return (lines + _HINT).ljust(USER_BLOCK, b"\0")
 
@@ -98,33 +98,33 @@ def verify(path: Path) -> None:
 
 
 def promised_hash(path: Path) -> str:
-    """The SHA-256 that a file's user block promises, unchecked but for the file's length. Raises StoreError."""
+    """Return the SHA-256 in a file's user block. Checks only the length of the file. Raises StoreError."""
     with _open_checked(path) as (_, sha256):
         return sha256
 
 
 def read_sealed(path: Path) -> bytearray:
-    """All of a sealed file, read once and checked as `verify` does. Raises StoreError."""
+    """Read a complete sealed file and check its length and hash. Raises StoreError."""
     free = free_bytes(torch.device("cpu"))
     with _open_checked(path, LARGEST if free is None else min(free, LARGEST)) as (file, sha256):
         size = os.fstat(file.fileno()).st_size
         file.seek(0)
         content = bytearray(size)
         if file.readinto(content) != size:
-            raise StoreError(f"{path}: was cut while it was read")
+            raise StoreError(f"{path}: was truncated while it was read")
         _compare(path, hashlib.sha256(memoryview(content)[USER_BLOCK:]).hexdigest(), sha256)
     return content
 
 
 @contextlib.contextmanager
 def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.BufferedReader, str]]:
-    """The file, of the right length and standing behind its user block, and the hash that the rest must have."""
+    """Open a file, check its length, and yield it positioned after its user block, with the hash that it must have."""
     try:
         with open_file(path, limit=limit) as file:
             length, sha256 = parse_user_block(path, file.read(USER_BLOCK))
             size = os.fstat(file.fileno()).st_size - USER_BLOCK
             if size != length:
-                raise StoreError(f"{path}: was cut or added to: {size} bytes where its user block says {length}")
+                raise StoreError(f"{path}: was truncated or extended: it has {size} bytes instead of {length}")
             yield file, sha256
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
@@ -136,19 +136,19 @@ def _compare(path: Path, found: str, promised: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove the temporary files that processes which are no more left in `folder`; returns what was removed."""
+    """Remove the temporary files of dead processes in `folder`. Returns the removed files."""
     removed = []
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = _TEMPORARY.fullmatch(entry.name)
         if match and _is_stale(entry, int(match[1])):
-            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 entry.unlink()
             removed.append(entry)
     return removed
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable. Windows has no such call, and does without."""
+    """Make renames in `folder` durable. Does nothing on Windows."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -159,7 +159,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write(path: Path, rest: memoryview) -> None:
-    with contextlib.suppress(FileNotFoundError):  # from a dead process of the same number, or a link put there
+    with contextlib.suppress(FileNotFoundError):  # left by a dead process with the same pid, or a planted link
         os.unlink(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -177,7 +177,7 @@ def _write(path: Path, rest: memoryview) -> None:
 
 
 def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
-    """The length and hash that a user block promises."""
+    """Return the length and the hash in a user block. Raises StoreError if the block is invalid."""
     match = _HEADER.match(block)
     if match is None:
         raise StoreError(f"{path}: has no user block of rein: it was written by another program, or is damaged")
@@ -185,13 +185,13 @@ def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
         raise StoreError(f"{path}: has format version {int(match[1])}; this rein reads version {FORMAT}")
     length, sha256 = int(match[2]), match[3].decode()
     if block != user_block(length, sha256):
-        raise StoreError(f"{path}: is damaged: its user block is not as rein writes it")
+        raise StoreError(f"{path}: is damaged: its user block is invalid")
     return length, sha256
 
 
 def _is_stale(temporary: Path, pid: int) -> bool:
-    """Whether nobody writes that file any more."""
-    if pid == os.getpid():  # in a container every run may have the same pid
+    """Return whether the process that wrote that file is dead."""
+    if pid == os.getpid():  # in containers, an earlier run may have had the same pid
         return str(temporary) not in _being_written
     if os.name == "nt":  # signal 0 would end the process there
         return False
@@ -199,15 +199,15 @@ def _is_stale(temporary: Path, pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):  # it is another user's, or no number of a process
+    except (PermissionError, OverflowError):  # a process of another user, or not a valid pid
         pass
     return False
 
 
 class Memory:
-    """What h5py takes for a file, in memory. Used again and again, it costs one copy of each byte and no page faults.
+    """File object in memory for h5py. When reused, it costs one copy of each byte and no page faults.
 
-    HDF5's own driver for memory (`core`) costs ten times as much. The content is `view()`, until the next `clear()`.
+    HDF5's in-memory driver (`core`) is ten times slower. `view()` is the content, until the next `clear()`.
     """
 
     def __init__(self) -> None:
@@ -216,42 +216,42 @@ class Memory:
         self._end = 0
 
     def clear(self, capacity: int = 0) -> None:
-        """Forget the content and make room for `capacity` bytes of data; more may be written.
+        """Discard the content and make room for `capacity` bytes of data. More may be written.
 
-        Memory that is missing must be missed here: HDF5 can crash when a write fails.
+        A lack of memory must raise here, because HDF5 can crash if a write fails.
         """
         self._position = self._end = 0
         if len(self._bytes) < capacity + _RESERVE:
             self._bytes = _pages(capacity + _RESERVE)
 
     def view(self) -> memoryview:
-        """The bytes written, without a copy."""
+        """Return the written bytes without a copy."""
         return self._bytes[: self._end].data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a file."""
+        """Set the position. See `io.RawIOBase.seek`."""
         self._position = offset + (0, self._position, self._end)[whence]
         return self._position
 
     def tell(self) -> int:
-        """As of a file."""
+        """Return the position."""
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """As of a file."""
+        """Read up to `size` bytes, by default all."""
         stop = self._end if size < 0 else min(self._position + size, self._end)
         data = self._bytes[self._position : stop].tobytes()
         self._position += len(data)
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """As of a file."""
+        """Read into `buffer`. Returns the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def write(self, data: Any) -> int:
-        """As of a file; a gap before the data reads as zeros."""
+        """Write bytes at the position. A gap before them is filled with zeros."""
         stop = self._position + len(data)
         self._reserve(stop)
         if self._position > self._end:
@@ -261,14 +261,14 @@ class Memory:
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """As of a file."""
+        """Set the length to `size`, by default to the position."""
         size = self._position if size is None else size
         self._extend(size)
         self._end = size
         return size
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing."""
 
     def _reserve(self, end: int) -> None:
         if end > len(self._bytes):
@@ -278,17 +278,17 @@ class Memory:
 
     def _extend(self, end: int) -> None:
         self._reserve(end)
-        self._bytes[self._end : end] = 0  # what an earlier file left there must not reach this one
+        self._bytes[self._end : end] = 0  # bytes of an earlier file must not leak into this one
         self._end = max(self._end, end)
 
 
 def _pages(size: int) -> np.ndarray:
-    """Bytes that go back to the system when they are dropped, which those of malloc may not: a long run would grow."""
+    """Allocate bytes that return to the system when they are freed. With malloc, the memory of a long run may grow."""
     private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     pages = mmap.mmap(-1, size, **private)
-    # Linux gives much memory twice as fast in large ones
+    # huge pages halve the time of large allocations on Linux
     if size > _RESERVE + _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
@@ -299,16 +299,22 @@ def compose(
     capacity: int = 0,
     trailer: Callable[[], bytes] | None = None,
 ) -> memoryview:
-    """The sealed file whose HDF5 part `build(file)` fills, as bytes; nothing touches the disk.
+    """Compose a sealed file in memory and return its bytes. Nothing is written to the disk.
 
-    It lies in `memory`, where given; `capacity` is about how many bytes of data there will be. What `trailer()` returns
-    stands behind the HDF5 part, where HDF5 readers do not look, and the hash covers it too. Default `libver`, which
-    every reader understands; contiguous datasets are aligned for memory maps.
+    Args:
+        build: function that fills the HDF5 file.
+        memory: memory to reuse. The returned view is valid until its next use.
+        capacity: approximate number of bytes of data.
+        trailer: function that returns bytes to append after the HDF5 part, where HDF5 readers do not look. The hash
+            covers them.
+
+    The default `libver` makes the file readable for every HDF5 version. Contiguous datasets are aligned for memory
+    maps.
     """
     memory = Memory() if memory is None else memory
     memory.clear(capacity)
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
-    with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]  # h5py takes what is like a file
+    with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]  # h5py accepts file objects
         build(file)
     if trailer is not None:
         memory.seek(0, os.SEEK_END)

@@ -1,11 +1,13 @@
-"""A tree of state as an HDF5 file that holds no pickle, and back without HDF5.
+"""Encode a tree of state as an HDF5 file without pickle, and decode it without HDF5.
+
+Content of a file::
 
     /entry/state/<path>      every tensor is a dataset; groups are the dictionaries and lists around it
-    /entry/structure         JSON: the tree itself, in which a tensor is its type, shape, place in the file and device
-    /entry/about             JSON: what whoever wrote it says about it
+    /entry/structure         JSON: the tree, in which a tensor is its dtype, shape, offset in the file and device
+    /entry/about             JSON: description of the state
 
-A trailer behind the HDF5 part says where the two texts lie. Reading needs no more than that: the parser of HDF5, which
-a hostile file can crash or hang, sees no byte of a file that is loaded, and nothing in a file is ever code.
+A trailer after the HDF5 part has the positions of the two JSON texts. Reading needs nothing else. It never calls HDF5's
+parser, which a hostile file can crash or hang, and never executes code from a file.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from rein.store.format.sealed import FORMAT, USER_BLOCK, Memory, compose
 from rein.store.format.views import write_plot
 
 _NATIVE = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64")
-_AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show them as they are
+_AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show these types
 _AS_BITS += ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_NATIVE, *_AS_BITS)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# keys of a dictionary that stands for something else
+# keys of dictionaries that represent other values
 _TENSOR, _ARRAY, _FLOAT, _ROWS = "$tensor", "$array", "$float", "$rows"
-_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # which strict JSON does not know
+_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # not allowed in strict JSON
 _TRAILER = "#rein-state about {:018d} {:018d} structure {:018d} {:018d}\n"
 _TRAILER_PATTERN = re.compile(rb"#rein-state about (\d{18}) (\d{18}) structure (\d{18}) (\d{18})\n")
 TRAILER_LENGTH = len(_TRAILER.format(0, 0, 0, 0))
@@ -45,14 +47,14 @@ Texts = dict[str, tuple[int, int]]  # name -> offset in the file and length
 
 
 class Held(NamedTuple):
-    """A tensor that was copied to the host, and the device that it came from."""
+    """Host copy of a tensor, and the device of the original."""
 
     tensor: Tensor
     device: str
 
 
 class Shard:
-    """A tensor in a file of its own (`rein.store.shards`): `held` until it was written, then the file's `name`."""
+    """Tensor in a separate file (`rein.store.shards`): `held` until it is written, then the `name` of the file."""
 
     def __init__(self, held: Held) -> None:
         self.held: Held | None = held
@@ -62,27 +64,27 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
-        held = self.held  # another thread may write it down and let go
+        """Bytes of memory in use."""
+        held = self.held  # the writer's thread may set it to None
         return 0 if held is None else held.tensor.nbytes
 
 
 def hold(leaf: Any) -> Any:
-    """A copy of a leaf of a state, on the host."""
+    """Copy a leaf of a state to the host."""
     if isinstance(leaf, Tensor):
         return Held(leaf.detach().to("cpu", copy=True), str(leaf.device))
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def snapshot(state: Any, hold: Callable[[Any], Any] = hold) -> Any:
-    """A copy of a tree on the host, which shares no memory with it: training may go on while it is written."""
+    """Copy a tree to the host. The copy shares no memory with it, so training can continue while it is written."""
     return map_tree(hold, state)
 
 
 def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> memoryview:
-    """The bytes of a file that holds `state`: dictionaries with string keys, lists, tensors, arrays and JSON.
+    """Return the bytes of a file that holds `state`: dictionaries with string keys, lists, tensors, arrays and JSON.
 
-    `about` is JSON. Raises TypeError or ValueError with the path of what cannot be stored.
+    `about` must be JSON. Raises TypeError or ValueError with the path of a value that cannot be stored.
     """
     datasets: dict[tuple[str, ...], tuple[np.ndarray, dict[str, Any]]] = {}
     structure = _encode(state, (), datasets)
@@ -104,16 +106,16 @@ def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = N
 
 
 def decode_state(content: bytearray, rows: Callable[[str], Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
-    """The state and what is said about it, from all bytes of a file whose hash is right.
+    """Return the state and its description from all bytes of a file whose hash is correct.
 
-    `rows(name)` gives what lies in a file of its own. Tensors are on the device they came from where there is one,
-    else on the host. Raises ValueError for what is not laid out as `encode_state` does it, whatever it is.
+    `rows(name)` must return the tensor of a shard. Tensors are placed on their original device if it exists, otherwise
+    on the host. Raises ValueError for content that `encode_state` does not write.
     """
     about_at, structure_at = find_texts(bytes(content[-TRAILER_LENGTH:]))
     about = parse_json(content, about_at)
     if not isinstance(about, dict):
-        raise ValueError("what is said about it is no dictionary")
-    left = len(content)  # bytes that tensors may still take: each byte of the file is theirs once
+        raise ValueError("its description is not a dictionary")
+    left = len(content)  # bytes that further tensors may take, so that all tensors fit into the file
 
     def take(kind: str, described: Mapping[str, Any]) -> Tensor:
         nonlocal left
@@ -128,20 +130,20 @@ def decode_state(content: bytearray, rows: Callable[[str], Tensor] | None = None
     try:
         return _decode(parse_json(content, structure_at), take), about
     except (RecursionError, TypeError, KeyError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"its structure makes no sense: {error!r:.200}") from error
+        raise ValueError(f"its structure is invalid: {error!r:.200}") from error
 
 
 def find_texts(trailer: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Offset and length of `about` and of the structure. Raises ValueError for what is no trailer."""
+    """Return offset and length of `about` and of the structure. Raises ValueError if the trailer is invalid."""
     match = _TRAILER_PATTERN.fullmatch(trailer)
     if match is None:
-        raise ValueError("it holds no state: it does not end as one does")
+        raise ValueError("it is not a checkpoint: it does not end with the trailer of one")
     a, b, c, d = map(int, match.groups())
     return (a, b), (c, d)
 
 
 def parse_json(content: bytes | bytearray, at: tuple[int, int], first: int = 0) -> Any:
-    """The JSON that lies at (offset, length) of the file whose bytes from `first` on are given. Raises ValueError."""
+    """Parse the JSON at (offset, length) of a file. `content` are its bytes from `first` on. Raises ValueError."""
     offset, length = at[0] - first, at[1]
     if offset < 0 or offset + length > len(content):
         raise ValueError("its JSON lies outside the file")
@@ -153,20 +155,20 @@ def parse_json(content: bytes | bytearray, at: tuple[int, int], first: int = 0) 
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _number(found: dict[str, Any]) -> Any:
-    """The number that a dictionary stands for, if it does."""
+    """Return the number that a dictionary represents, or the dictionary if it represents none."""
     if found.keys() != {_FLOAT}:
         return found
     if found[_FLOAT] not in list(_NONFINITE):
-        raise ValueError(f"{found[_FLOAT]!r:.80} is no number")
+        raise ValueError(f"{found[_FLOAT]!r:.80} is not a number")
     return _NONFINITE[found[_FLOAT]]
 
 
 def _json(value: Any) -> Any:
-    """What is said about a state, as strict JSON."""
+    """Convert the description of a state to strict JSON."""
     if isinstance(value, Mapping):
         return {key: _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -175,7 +177,7 @@ def _json(value: Any) -> Any:
 
 
 def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], Any]) -> Any:
-    """What stands for `value` in the JSON; its tensors are added to `datasets`."""
+    """Return the JSON that represents `value`. Its tensors are added to `datasets`."""
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         value = value.item()
     if value is None or type(value) in (bool, int, str):
@@ -190,7 +192,7 @@ def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], A
         return _encode_tensor(value.detach().cpu(), str(value.device), path, datasets)
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16 or value.dtype.kind + value.dtype.char == "fg":
-            raise TypeError(f"{_text(path)} is an array of {value.dtype}; numbers and booleans can be stored")
+            raise TypeError(f"{_text(path)} is an array of {value.dtype}; only numbers and booleans can be stored")
         native = np.array(value, value.dtype.newbyteorder("="), order="C")
         encoded = _encode_tensor(torch.from_numpy(native), "cpu", path, datasets)
         return {_ARRAY: encoded[_TENSOR]}
@@ -201,7 +203,7 @@ def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], A
         for key, item in value.items():
             if type(key) is not str:
                 advice = "; rein.ops.trees.plain_state rewrites an optimizer's" if path[:1] == ("parts",) else ""
-                raise TypeError(f"{_text(path)} has the key {key!r}; its keys are strings; write str(key){advice}")
+                raise TypeError(f"{_text(path)} has the key {key!r}; keys must be strings, such as str(key){advice}")
             encoded[f"${key}" if key.startswith("$") else key] = _encode(item, (*path, key), datasets)
         return encoded
     advice = "; rein.ops.trees.pack rewrites it" if isinstance(value, tuple) else ""
@@ -227,7 +229,7 @@ def _text(path: tuple[str, ...]) -> str:
 
 
 def _write_datasets(group: h5py.Group, datasets: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], h5py.Dataset]:
-    """Write all, each raw and contiguous, and put into its description where it lies."""
+    """Write all datasets raw and contiguous, and add the offset of each to its description."""
     groups: dict[tuple[str, ...], h5py.Group] = {(): group}
     written = {}
     for path, (array, described) in datasets.items():
@@ -241,12 +243,12 @@ def _write_datasets(group: h5py.Group, datasets: Mapping[tuple[str, ...], Any]) 
 
 
 def _link(name: str) -> str:
-    return encode_name(name) or "%"  # an empty name is none in HDF5, and "%" alone is nobody else's
+    return encode_name(name) or "%"  # HDF5 has no empty names, and `encode_name` never returns "%"
 
 
 def _write_json(entry: h5py.Group, name: str, value: Any) -> tuple[int, int]:
     text = json.dumps(value, allow_nan=False)
-    note = add_group(entry, name, "NXnote")  # viewers print its JSON
+    note = add_group(entry, name, "NXnote")  # viewers print the JSON
     add_text(note, "type", "application/json")
     add_text(note, "data", text)
     dataset: Any = note["data"]
@@ -269,30 +271,30 @@ def _decode(value: Any, take: Callable[[str, Mapping[str, Any]], Tensor]) -> Any
 
 def _check_rows(described: Mapping[str, Any], rows: Callable[[str], Tensor] | None) -> Tensor:
     if rows is None:
-        raise ValueError("it names another file, which has no place here")
+        raise ValueError("it refers to another file, which is not allowed here")
     found = rows(str(described["file"]))
     if [*found.shape] != described["shape"] or found.dtype != _DTYPES[described["dtype"]]:
-        raise ValueError(f"the rows in {described['file']} are not of the shape and type that it says")
+        raise ValueError(f"the rows in {described['file']} have another shape or dtype than described")
     return found
 
 
 def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:
     dtype, shape, offset = _DTYPES[described["dtype"]], described["shape"], described["offset"]
     if type(shape) is not list or len(shape) > 64 or any(type(n) is not int or n < 0 for n in (offset, *shape)):
-        raise ValueError("a tensor of a shape or at a place that cannot be")
+        raise ValueError("a tensor has an invalid shape or offset")
     length = math.prod(shape) * dtype.itemsize
     if length == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
     if offset < USER_BLOCK or offset + length > len(content):
-        raise ValueError("a tensor that lies outside the file")
-    raw = torch.frombuffer(content, dtype=torch.uint8, count=length, offset=offset).clone()  # aligned, and its own
+        raise ValueError("a tensor lies outside the file")
+    raw = torch.frombuffer(content, dtype=torch.uint8, count=length, offset=offset).clone()  # an aligned copy
     return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(shape)
 
 
 def _device(name: str) -> torch.device:
-    """The device of that name if there is one, else the host."""
-    if not isinstance(name, str):  # with CUDA torch takes a number for a device
-        raise ValueError(f"a tensor is on the device {name!r:.80}, which is no name of one")
+    """Return the device of that name if it exists, otherwise the host."""
+    if not isinstance(name, str):  # with CUDA, torch accepts integers
+        raise ValueError(f"a tensor has the invalid device {name!r:.80}")
     device = torch.device(name)
     accelerator = torch.accelerator.current_accelerator()
     there = accelerator is not None and device.type == accelerator.type

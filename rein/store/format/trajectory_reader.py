@@ -18,7 +18,7 @@ from rein.store.format.layout import Stored, read_layout
 from rein.store.format.mapping import MappedFile, Stamp, stamp_of
 from rein.store.format.objects import decode_name
 
-Table = dict[str, Any]  # name -> column, all of one length; `metrics` and `clocks` are tables in a table
+Table = dict[str, Any]  # name -> column, all of the same length; `metrics` and `clocks` are nested tables
 
 EPOCHS = ("number", "first_row", "length", "first_step", "part", "parts")
 EPISODES = {name: "i" for name in ("id", "environment", "first_step", "last_step", "seed", "length", "epoch")}
@@ -28,11 +28,11 @@ MISREAD = (KeyError, ValueError, TypeError, AttributeError, IndexError)  # raise
 
 _FLAGS = {"valid", "terminated", "truncated"}
 _STATUS = 64  # bytes
-_STEPS = 2**60  # so that sums of them are no surprise
+_STEPS = 2**60  # sums of smaller steps do not overflow
 
 
 class Content(NamedTuple):
-    """A file with its tables, and its fields by path: (R, N, ...) each."""
+    """File with its tables, and its fields by path; each (R, N, ...)."""
 
     file: MappedFile
     epochs: Table
@@ -41,7 +41,7 @@ class Content(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """N; 0 where there is no field."""
+        """N, or 0 without fields."""
         return next((stored.shape[1] for stored in self.fields.values()), 0)
 
     @property
@@ -55,7 +55,7 @@ def read_content(file: MappedFile) -> Content:
     table = file.layout["epochs"]
     epochs: Table = {name: _column(file, table, name, "i") for name in EPOCHS}
     if isinstance(status := table["status"], Stored) and status.dtype.itemsize > _STATUS:
-        raise ValueError("the column 'status' is no column")  # as text it would take four times its bytes
+        raise ValueError("the column 'status' is invalid")  # as a string it would take four times its bytes
     epochs["status"] = _column(file, table, "status", "S").astype(str)
     for kind in ("metrics", "clocks"):
         epochs[kind] = {decode_name(name): _column(file, table[kind], name, "f") for name in table[kind]}
@@ -69,8 +69,8 @@ def read_content(file: MappedFile) -> Content:
 def _column(file: MappedFile, table: Any, name: str, kind: str) -> np.ndarray:
     stored = table[name]
     if not isinstance(stored, Stored) or len(stored.shape) != 1 or stored.dtype.kind != kind:
-        raise ValueError(f"the column {name!r} is no column")
-    return np.array(file.read(stored))  # of its own: a file that is small is soon replaced, and tables are small
+        raise ValueError(f"the column {name!r} is invalid")
+    return np.array(file.read(stored))  # a copy, so that the file need not stay mapped
 
 
 def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Stored]]:
@@ -83,35 +83,35 @@ def _check(content: Content) -> None:
     epochs, episodes = content.epochs, content.episodes
     number, length, part, parts = (epochs[name] for name in ("number", "length", "part", "parts"))
     if not len(number) or len({len(column) for _, column in leaves(epochs)}) != 1:
-        raise ValueError("its table of epochs is empty or uneven")
+        raise ValueError("its table of epochs is empty or has columns of different lengths")
     cut = parts[0] != 1
     if number[0] < 1 or (np.diff(number) <= 0).any() or (cut and len(number) > 1):
         raise ValueError("its epochs are out of order")
     if not ((part >= 1) & (part <= parts) & (parts == parts[0])).all():
-        raise ValueError("its parts of an epoch cannot be")
+        raise ValueError("its part numbers are invalid")
     if (length < 0).any() or (length > 2**40).any() or (epochs["first_row"] != np.cumsum(length) - length).any():
-        raise ValueError("its epochs do not lie one after the other")
+        raise ValueError("its epochs are not contiguous")
     for path, stored in content.fields.items():
         if len(stored.shape) < 2 or stored.shape[:2] != (content.rows, content.num_envs) or stored.dtype.kind == "S":
             raise ValueError(f"the field {path} does not fit the table of epochs")
     if (abs(epochs["first_step"].astype(np.float64)) > _STEPS).any():
-        raise ValueError("its epochs begin at steps that cannot be")
+        raise ValueError("its epochs begin at invalid steps")
     for name in _FLAGS & content.file.layout["trajectory"].keys():
         stored = content.fields.get(name)
         if stored is None or len(stored.shape) != 2 or (name == "valid" and stored.dtype.kind != "b"):
-            raise ValueError(f"the field {name} is no flag of every row")
+            raise ValueError(f"the field {name} is not a flag of every row")
     if content.rows and not content.num_envs:
-        raise ValueError("it has rows and no fields, or none of any environment")
+        raise ValueError("it has rows but no fields or no environments")
     if len({len(column) for column in episodes.values()}) != 1:
-        raise ValueError("its table of episodes is uneven")
-    if (episodes["environment"] < 0).any():  # numpy would take another one
-        raise ValueError("an episode is of no environment")
+        raise ValueError("its table of episodes has columns of different lengths")
+    if (episodes["environment"] < 0).any():  # NumPy would count from the end
+        raise ValueError("an episode has a negative environment")
     _check_observations(content, content.file.node("episodes", "final_observation"), (len(episodes["id"]),))
     _check_observations(content, content.file.node("epochs", "next_observation"), (len(number), content.num_envs))
 
 
 def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> None:
-    """Final and next observations have one entry for each episode or epoch, and are of the same kind as the rows'."""
+    """Check that final or next observations have the leading shape `lead`, and dtype and shape of the rows'."""
     observed = content.file.node("trajectory", "observation")
     mine, rows = ({p: s for p, s in _fields({} if n is None else {"": n})} for n in (node, observed))
     if any(stored.shape[:1] != lead[:1] for stored in mine.values()):
@@ -125,12 +125,12 @@ def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> N
 
 
 def read_tree(node: Any, read: Callable[[Stored], np.ndarray]) -> Any:
-    """What `read` gives for a dataset, and a dictionary of that for a group."""
+    """Apply `read` to a dataset, or to all datasets of a group, which gives a dictionary."""
     return {name: read_tree(child, read) for name, child in node.items()} if isinstance(node, dict) else read(node)
 
 
 def join(tables: Sequence[Table], sizes: Sequence[int] | None = None) -> Table:
-    """One table below the other; NaN where one of them has no such column."""
+    """Concatenate tables. Missing columns are filled with NaN."""
     sizes = sizes or [len(next(iter(table.values()))) for table in tables]
     joined: Table = {}
     for name in dict.fromkeys(name for table in tables for name in table):
@@ -144,7 +144,7 @@ def join(tables: Sequence[Table], sizes: Sequence[int] | None = None) -> Table:
 
 
 def take_rows(table: Table, rows: Any) -> Table:
-    """Those rows of a table."""
+    """Return these rows of a table."""
     return map_tree(lambda column: column[rows], table)
 
 
@@ -156,11 +156,11 @@ def open_content(path: Path) -> Content:
 
 
 def content_of(path: Path, stamp: Stamp) -> Content:
-    """Return the tables of a file whose hash was right when its `stamp` was taken. Raises StoreError."""
+    """Return the tables of a file whose hash was correct when its `stamp` was taken. Raises StoreError."""
     file = MappedFile(path, stamp, read_layout(path))
     try:
         return read_content(file)
     except MISREAD as error:
         raise StoreError(f"{path}: is not laid out as a trajectory file: {error}") from error
     finally:
-        file.unmap()  # tables are copies, and often nothing else of a file is read
+        file.unmap()  # the tables are copies, and often nothing else of a file is read

@@ -1,9 +1,9 @@
-"""Writer of trajectory files: epochs and the layout of their datasets in one HDF5 file.
+"""Compose trajectory files: several epochs as one HDF5 file with its layout.
 
 `docs/reference/file_format.md` is the specification.
 
-The rows of all epochs of a file lie one after the other, so that each dataset is written once, with its final size:
-floats raw, contiguous and aligned, for memory maps; booleans and integers with gzip, which gains nothing on floats.
+The rows of all epochs of a file are concatenated, so that each dataset is written once with its final size. Floats are
+raw, contiguous and aligned for memory maps. Booleans and integers use gzip, which gains nothing on floats.
 
 Shapes: R rows of all epochs of the file, N environments, E episodes, K epochs.
 """
@@ -32,12 +32,12 @@ from rein.store.format.sealed import FORMAT, Memory, compose
 from rein.store.format.views import Shown, interpretation, write_views
 from rein.types import Episodes, Trajectory, Tree
 
-_SMALL = 4096  # bytes; below it a chunk's index costs more than gzip gains
-_LARGE = 1 << 16  # bytes; a write into a dataset costs as much as copying that many
+_SMALL = 4096  # bytes; for smaller datasets, a chunk index costs more than gzip gains
+_LARGE = 1 << 16  # bytes; a write to a dataset costs as much as copying this many bytes
 
 
 class Part(NamedTuple):
-    """Which part of an epoch a file holds, where an epoch was too large for one file; 1 of 1 otherwise."""
+    """Part of an epoch that is too large for one file; 1 of 1 for a whole epoch."""
 
     number: int = 1
     total: int = 1
@@ -52,7 +52,7 @@ def compose_trajectories(
     run: str | None = None,
     memory: Memory | None = None,
 ) -> memoryview:
-    """Return the bytes of a file of epochs: NumPy arrays of one `structure`. `run` is the text of `run.json`."""
+    """Return the bytes of a file with these epochs, which must have the same `structure`. `run` is `run.json`."""
     layout: list[bytes] = []
 
     def build(file: h5py.File) -> None:
@@ -71,7 +71,7 @@ def _write_trajectories(file: h5py.File, epochs: Sequence[Trajectory], part: Par
     epoch, metrics = _write_epochs(add_group(entry, "epochs", "NXcollection"), epochs, part)
     last_step, episode_return = _write_episodes(add_group(entry, "episodes", "NXcollection"), epochs)
     if run is not None:
-        note = add_group(entry, "run", "NXnote")  # viewers print its JSON
+        note = add_group(entry, "run", "NXnote")  # viewers print the JSON
         add_text(note, "type", "application/json")
         add_text(note, "data", run)
     shown = Shown(fields, axes, step, env, last_step, episode_return, epoch, metrics)
@@ -82,7 +82,7 @@ def _write_trajectories(file: h5py.File, epochs: Sequence[Trajectory], part: Par
 
 
 def structure(trajectory: Trajectory) -> tuple[Any, Any, Any]:
-    """Names, types and shapes of fields, next and final observations; None, which fits any, for what is not there."""
+    """Return names, dtypes and shapes of fields, next and final observations. None, for a missing one, fits any."""
     episodes = trajectory.episodes
     final = _structure(episodes.final_observation, 1) or ()
     fields = _structure(trajectory.fields, 1) if trajectory.fields else None  # an epoch whose body was skipped
@@ -90,7 +90,7 @@ def structure(trajectory: Trajectory) -> tuple[Any, Any, Any]:
 
 
 def size_of(tree: Any) -> int:
-    """The bytes of all arrays of a trajectory or a tree."""
+    """Return the bytes of all arrays of a trajectory or a tree."""
     if isinstance(tree, np.ndarray):
         return tree.nbytes
     if isinstance(tree, dict):
@@ -104,10 +104,13 @@ def rows_of(trajectory: Trajectory) -> int:
 
 
 def split(trajectory: Trajectory, max_bytes: int) -> Iterator[tuple[Part, Trajectory]]:
-    """Cut an epoch by rows into parts of about `max_bytes`, with at least one row. An episode lies where it ends."""
+    """Split an epoch by rows into parts of about `max_bytes`, each with at least one row.
+
+    An episode is listed in the part in which it ends.
+    """
     length, size, rows_of_all = _rows(trajectory), size_of(trajectory), rows_of(trajectory)
     rows = max(1, min(length * max_bytes // max(1, size), length * MAX_ROWS // max(1, rows_of_all)))
-    starts = range(0, max(1, length), rows)  # one without rows has its next observation, and its place in the run
+    starts = range(0, max(1, length), rows)  # an epoch without rows is one part
     home_E = np.clip((trajectory.episodes.last_step - trajectory.first_step) // rows, 0, len(starts) - 1)
     for number, start in enumerate(starts):
         stop, chosen_E = start + rows, home_E == number
@@ -126,7 +129,7 @@ def split(trajectory: Trajectory, max_bytes: int) -> Iterator[tuple[Part, Trajec
 
 
 def _write(group: h5py.Group, name: str, array: np.ndarray) -> h5py.Dataset:
-    """Floats and whatever is small raw and contiguous; the rest in chunks of about 1 MiB with gzip and shuffle."""
+    """Write floats and small arrays raw and contiguous, others in chunks of about 1 MiB with gzip and shuffle."""
     if array.dtype.kind in "fS" or array.nbytes < _SMALL:
         return add_dataset(group, name, array)
     row_bytes = array.nbytes // len(array)
@@ -142,7 +145,7 @@ def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py
     rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
     if parts[0].dtype.kind != "f" or size < len(parts) * _LARGE:
         return _write(group, name, np.concatenate(parts))
-    dataset = allocate(group, name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # spares a copy of everything
+    dataset = allocate(group, name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # avoids a copy of all data
     first = 0
     for part in parts:
         write_rows(dataset, first, part)
@@ -151,7 +154,7 @@ def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py
 
 
 def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
-    """The datasets, by name."""
+    """Write the fields of all epochs and return the datasets by name."""
     written: dict[str, Any] = {}
     for name in trees[0] if trees else ():
         parts = [tree[name] for tree in trees]
@@ -163,7 +166,7 @@ def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
         if how := interpretation(dataset.shape):
             attributes["interpretation"] = how
             if how == "rgb-image":
-                attributes["CLASS"] = "IMAGE"  # what H5Web goes by outside a view
+                attributes["CLASS"] = "IMAGE"  # for H5Web outside a view
         set_attributes(dataset, **attributes)
     return written
 
@@ -172,7 +175,7 @@ def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Da
     num_envs = next((_leaf(e.fields).shape[1] for e in epochs if e.fields), 0)
     step_R = np.concatenate([e.first_step + np.arange(_rows(e), dtype=np.int64) for e in epochs])
     step, env = _write(axes, "step", step_R), _write(axes, "env", np.arange(num_envs, dtype=np.int64))
-    # two units that differ: viewers stretch a narrow map
+    # with different units, viewers stretch a narrow map
     set_attributes(step, units="step", long_name="vector step")
     set_attributes(env, units="index", long_name="environment")
     return step, env
@@ -181,7 +184,7 @@ def _write_axes(axes: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Da
 def _write_epochs(
     group: h5py.Group, epochs: Sequence[Trajectory], part: Part
 ) -> tuple[h5py.Dataset, dict[str, h5py.Dataset]]:
-    """The epochs' numbers and their metrics, by name."""
+    """Write the table of epochs. Returns the datasets of the epoch numbers and of the metrics by name."""
     length_K = np.array([_rows(epoch) for epoch in epochs], np.int64)
     columns = {
         "number": np.array([epoch.epoch for epoch in epochs], np.int64),
@@ -206,7 +209,7 @@ def _write_epochs(
 
 
 def _write_numbers(group: h5py.Group, rows: list[Mapping[str, float]]) -> dict[str, h5py.Dataset]:
-    """One column for each name that occurs, by that name; NaN where an epoch had none."""
+    """Write one column per name, with NaN for epochs without it. Returns the datasets by name."""
     written: dict[str, h5py.Dataset] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         column = np.array([row.get(name, np.nan) for row in rows], np.float64)
@@ -216,7 +219,7 @@ def _write_numbers(group: h5py.Group, rows: list[Mapping[str, float]]) -> dict[s
 
 
 def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5py.Dataset, h5py.Dataset]:
-    """When they ended, and their returns."""
+    """Write the table of episodes. Returns the datasets of their last steps and returns."""
     episodes = [epoch.episodes for epoch in epochs]
     numbers = np.array([epoch.epoch for epoch in epochs], np.int64)
     _write(group, "epoch", np.repeat(numbers, [len(e.id) for e in episodes]))

@@ -1,7 +1,7 @@
-"""NXdata groups, which H5Web, silx and NeXpy plot when a file is opened: fields, returns, learning curves, weights.
+"""Plots for HDF5 viewers: NXdata groups that H5Web, silx and NeXpy draw when a file is opened.
 
-A view hard-links its data and its axes, so no data is stored twice. The attributes were chosen by rendering files with
-each viewer; `docs/reference/file_format.md` lists them.
+A view hard-links its data and axes, so no data is stored twice. `docs/reference/file_format.md` lists the attributes,
+which were chosen by rendering files with each viewer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rein.loop.clocks import CLOCKS
 from rein.store.format.objects import add_dataset, add_group, add_text, encode_name, link, set_attributes
 from rein.store.format.sealed import FORMAT
 
-_OWN = ("step", "env", "row", "epoch", "title")  # names that a view uses itself
-_FIRST = ("evaluation_return", "episode_return")  # the curves to open with, where they are there
+_RESERVED = ("step", "env", "row", "epoch", "title")  # names of a view's axes and title
+_FIRST = ("evaluation_return", "episode_return")  # preferred curves to open with
 _NO_METRICS = ("epoch", "status", *CLOCKS)
 
 
 def interpretation(shape: Sequence[int]) -> str | None:
-    """How to draw (rows, environments, ...): pictures as such, vectors as lines, one number each as a map."""
+    """Return how to draw a field (R, N, ...): images as images, vectors as lines, scalars as a heat map (None)."""
     if len(shape) >= 5 and shape[-1] == 3:
         return "rgb-image"
     if len(shape) >= 4:
@@ -31,28 +31,28 @@ def interpretation(shape: Sequence[int]) -> str | None:
 
 
 class Shown(NamedTuple):
-    """The datasets of a file that views are made of."""
+    """Datasets of a file that views show."""
 
-    fields: Mapping[str, Any]  # by name; those of nested observations in mappings of their own
-    axes: h5py.Group  # of pictures, whose rows get an axis there
+    fields: Mapping[str, Any]  # by name; nested observations are nested mappings
+    axes: h5py.Group  # group for the row axes of images
     step: h5py.Dataset
     env: h5py.Dataset
     last_step: h5py.Dataset  # of each episode
     episode_return: h5py.Dataset
     epoch: h5py.Dataset
-    metrics: Mapping[str, h5py.Dataset]  # by name, which is not that of the dataset where it cannot be
+    metrics: Mapping[str, h5py.Dataset]  # by name; the names of the datasets are encoded
 
 
 def write_views(entry: h5py.Group, shown: Shown, title: str) -> str | None:
-    """A view for each field, for the episodes' returns and for each metric; returns the name of the one to open with.
+    """Write a view for each field, for the episode returns and for each metric. Returns the name of the default view.
 
-    The returns are it where there are some to compare: rewards that are always the same say nothing as a map.
+    The default is the episode returns if there are several: a heat map of constant rewards is not informative.
     """
     views = add_group(entry, "views", "NXcollection")
     names = list(_write_field_views(views, shown.fields, shown, title, ()))
     if makes_a_line(shown.last_step):
         default = "episode_return" if "episode_return" not in views else _free(views, "return_of_episodes")
-        # a point for each episode, which two axes as long as the signal make it; its colour is its return too
+        # two axes as long as the signal draw a point per episode, colored by its return
         axes = {"last_step": shown.last_step, "episode_return": shown.episode_return}
         returns, over = shown.episode_return, list(axes)
         write_view(views, default, "return", returns, axes, f"episode return, {title}", over=over)
@@ -62,14 +62,14 @@ def write_views(entry: h5py.Group, shown: Shown, title: str) -> str | None:
         group = add_group(views, _free(views, "metrics"), "NXcollection")
         for name, column in shown.metrics.items():
             key = encode_name(name)
-            write_view(group, key, f"{key}_metric" if key in _OWN else key, column, {"epoch": shown.epoch}, name)
+            write_view(group, key, f"{key}_metric" if key in _RESERVED else key, column, {"epoch": shown.epoch}, name)
     if default is not None:
-        set_attributes(views, default=default)  # or clicking on the group shows the first by the alphabet
+        set_attributes(views, default=default)  # otherwise viewers show the first view by name
     return default
 
 
 def makes_a_line(axis: h5py.Dataset | np.ndarray) -> bool:
-    """Whether there are two points with something between them."""
+    """Return whether an axis has at least two different values."""
     values = axis[()]
     return len(values) > 1 and bool((values != values[0]).any())
 
@@ -84,7 +84,7 @@ def write_view(
     over: Sequence[str] | None = None,
     **attributes: Any,
 ) -> h5py.Group:
-    """A view of `shown` over `axes`, one for each of its first dimensions, or as `over` says of all its dimensions."""
+    """Create a view of `shown` over `axes`, which label its first dimensions. `over` names all dimensions instead."""
     over = [*axes, *"." * (shown.ndim - len(axes))] if over is None else over
     view = add_group(views, name, "NXdata", signal=signal, axes=over, **attributes)
     add_text(view, "title", title)
@@ -94,7 +94,7 @@ def write_view(
 
 
 def _field_to_open_with(names: Sequence[str], fields: Mapping[str, Any]) -> str | None:
-    """The rewards; what was observed where all of them are equal."""
+    """Return the view of the rewards, or that of an observation if all rewards are equal."""
     rewards = fields["reward"][()] if "reward" in names else np.empty(0)
     known = rewards[np.isfinite(rewards)]
     if known.size and (known != known[0]).any():
@@ -103,7 +103,7 @@ def _field_to_open_with(names: Sequence[str], fields: Mapping[str, Any]) -> str 
 
 
 def _free(group: h5py.Group, name: str) -> str:
-    """A name that no field has taken."""
+    """Return a name that is not used in the group."""
     return name if name not in group else _free(group, f"{name}_of_epochs")
 
 
@@ -115,21 +115,21 @@ def _write_field_views(
         if isinstance(node, Mapping):
             yield from _write_field_views(add_group(views, key, "NXcollection"), node, shown, title, where)
         elif node.size:  # an empty plot shows as an error
-            signal = f"{key}_field" if key in _OWN else key
+            signal = f"{key}_field" if key in _RESERVED else key
             axes, more = _axes_of(node, shown)
             write_view(views, key, signal, node, axes, f"{'.'.join(where)}, {title}", **more)
             yield "/".join(where)
 
 
 def _axes_of(node: h5py.Dataset, shown: Shown) -> tuple[dict[str, h5py.Dataset], dict[str, Any]]:
-    """What a field is drawn over, and what else its view says."""
+    """Return the axes of a field's view, and its further attributes."""
     axes, how = {"step": shown.step, "env": shown.env}, interpretation(node.shape)
-    if how == "spectrum":  # a line over time, with a slider for the others
+    if how == "spectrum":  # a line over time, with sliders for the other dimensions
         return axes, {"default_slice": [".", *"0" * (node.ndim - 1)]}
     dimension = node.ndim - (3 if how == "rgb-image" else 2)
     if how is None or node.shape[dimension] < 2:
         return axes, {}
-    # rows of a picture are counted from its bottom, where viewers would draw the first one
+    # rows of an image are counted from the bottom, because viewers draw the first row there
     rest = "." * (node.ndim - 3)
     over = [*axes, *rest]
     over.insert(dimension, "row")
@@ -146,7 +146,7 @@ def _row_axis(axes: Any, height: int) -> h5py.Dataset:
 
 
 class _Column(NamedTuple):
-    """Numbers of a table, and where they have been written."""
+    """Column of a table and its dataset."""
 
     dataset: h5py.Dataset
     values: np.ndarray
@@ -156,7 +156,7 @@ class _Column(NamedTuple):
 def write_learning_curves(
     file: h5py.File, epochs: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
 ) -> None:
-    """Fill `file` with the columns of `metrics.csv` and `evaluations.csv`, opening with the return over env steps."""
+    """Write the columns of `metrics.csv` and `evaluations.csv` to `file`. It opens with the return over env steps."""
     set_attributes(file, NX_class="NXroot", creator="rein", rein_format=FORMAT)
     entry = add_group(file, "entry", "NXentry")
     views = add_group(entry, "views", "NXcollection")
@@ -170,9 +170,9 @@ def write_learning_curves(
 
 
 def write_plot(entry: h5py.Group, state: Any, datasets: Mapping[tuple[str, ...], h5py.Dataset]) -> None:
-    """Views of every metric of the state's `history` over epochs, else of the largest tensor of numbers.
+    """Write views of every metric in the state's `history` over epochs, or of the largest tensor without a history.
 
-    Weights are heat-maps, each where it lies.
+    Weights are marked to be drawn as heat maps.
     """
     for dataset in datasets.values():
         if dataset.ndim > 1 and dataset.dtype.kind == "f" and min(dataset.shape[-2:]) > 1:
@@ -203,7 +203,7 @@ def _write_curves(entry: Any, views: Any, history: list[Mapping[str, Any]]) -> s
 
 
 def _write_columns(entry: h5py.Group, name: str, columns: Mapping[str, np.ndarray]) -> dict[str, _Column]:
-    """A dataset for each column, by the column's name."""
+    """Write a dataset for each column. Returns them by the column's name."""
     group, written = add_group(entry, name, "NXcollection"), {}
     for column, values in columns.items():
         counts = column in ("epoch", "evaluation", *CLOCKS) and bool(np.equal(values, np.floor(values)).all())
@@ -220,7 +220,7 @@ def _write_column(group: h5py.Group, name: str, values: np.ndarray, title: str) 
 
 
 def _draw_metrics(views: h5py.Group, columns: Mapping[str, _Column]) -> list[str]:
-    """A view of each metric over env steps; over epochs where no environment was stepped."""
+    """Write a view of each metric over env steps, or over epochs if no environment was stepped."""
     axes = ("env_steps", "epoch")
     axis = next((name for name in axes if name in columns and makes_a_line(columns[name].values)), None)
     if axis is None:
@@ -233,7 +233,7 @@ def _draw_metrics(views: h5py.Group, columns: Mapping[str, _Column]) -> list[str
 
 
 def _draw(views: h5py.Group, name: str, column: _Column, axis_name: str, axis: _Column, title: str) -> bool:
-    """A view of a column over an axis, if there is a line to draw; of its own numbers where gaps would hide it."""
+    """Write a view of a column over an axis if it has two finite values. Missing values are left out of a copy."""
     known = np.isfinite(column.values)
     if known.sum() < 2:
         return False
