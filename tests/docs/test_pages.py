@@ -13,7 +13,7 @@ import pytest
 from tests.docs.pages import DOCS, python_of, section, shell_of
 
 WALK = [*section("get_started"), *section("tutorials")]
-ELSEWHERE = {"how_to/offline.md", "reference/file_format.md", "reference/parts.md"}  # run by the tests of their subject
+ELSEWHERE = {"how_to/offline.md", "reference/file_format.md"}  # run by the tests of their subject
 OTHERS = sorted(
     page
     for page in DOCS.rglob("*.md")

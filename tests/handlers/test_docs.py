@@ -31,5 +31,4 @@ def test_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
 def test_every_handler_has_a_section() -> None:
     sections = set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE))
     described = dict.fromkeys(("guard_data", "guard_updates", "UpdateGuard"), "guards")
-    described |= {"guard_resources": "resources", "reduce_learning_rate": "monitor"}
     assert {described.get(name, name) for name in rein.handlers.__all__} - sections == set()
