@@ -271,10 +271,12 @@ def interval(scores: np.ndarray) -> tuple[float, float]:
     return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
+HEADING = "| task | target | runs | score, IQM (95 % interval) | each run | env steps | CPU s |"
+
+
 def table(runs: Path) -> str:
-    """The page: what every run that is there reached."""
-    lines = [INTRODUCTION, "| task | target | runs | score, IQM (95 % interval) | each run | env steps | CPU s |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    """Return the table of all runs in the folder."""
+    lines = [HEADING, "|---|---|---|---|---|---|---|"]
     for name, row in ROWS.items():
         found = [json.loads(path.read_text()) for path in sorted(runs.glob(f"{name}-[0-9]*/result.json"))]
         if not found:
@@ -288,39 +290,6 @@ def table(runs: Path) -> str:
             f"| {steps:,.0f} | {seconds:.1f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-INTRODUCTION = """# What is learned
-
-Each run begins with its own seed, in a process of its own, on one core with one thread, under the defaults of the
-recipe of that name (`rein train NAME --seed k`). The score is the mean return of 100 episodes that the greedy policy
-plays, when training has ended, in environments of another seed (20 for Stable-Baselines3). For JaxDEM's two tasks, at
-its budget, it is the mean of the policy's Gaussian where an episode begins, as its tests ask for; for rein's own
-probes, whose best return is known, the part of it that the greedy policy gets.
-
-The interquartile mean leaves out a quarter of the runs at each end, and the interval is that of 10,000 resamples of the
-runs (Agarwal et al. 2021): of so few runs, it says little more than their spread. Env steps and CPU seconds (imports
-left out) are medians, to the end of the run: where a recipe stops when it is solved, that is when.
-
-The table is made by `python tests/benchmarks/results.py table` of runs that `... train` leaves behind. They were
-trained on a Zen 5, beside other work, but for Pong, which is of another day and a slower machine (Zen 4), as its CPU
-seconds are. On that machine too, with earlier code, every score was what it is here, to the last digit that is shown,
-but for HalfCheetah by SAC. Its networks are large enough to learn by oneDNN on a Zen 5, which rounds otherwise, and
-another run comes of that: elsewhere the six seeds ended at 1466, 350.5, 26.49, 403.1, 1104 and 803.5, and at twice the
-steps three of them at 3411, 885.8 and 889.4. Seeds 3 to 5 of Stable-Baselines3's SAC, on a Xeon, had ended at 975.8,
-447.9 and 1199. Pong is one run of a fifth of the recipe's env steps: its training episodes rose from -20.4 to -0.4,
-nearly evenly from 0.35 M steps on and to the end, and its CPU seconds count the evaluation, in which the greedy policy
-may keep a ball in play until 10,000 steps.
-
-SAC has only begun to learn HalfCheetah after 30,000 steps, and six seeds of either library do not tell the two apart;
-after twice the steps three seeds do not tell either.
-
-Some settings were chosen on seeds that stand here, so these rows are no independent test of them: the probes' entropy
-coefficient (seeds 0 to 3), LunarLander by DQN (seed 0), and what the offline rows learn from. That recording, 6,000
-steps of which 3 in 10 actions are random, was made as it is after a first one, 5,000 plain steps of SAC, had failed
-(looked at on seeds 1 and 2): from it IQL and AWAC ended at -191 and -192 (seed 0), -1110 and -585 (seed 1), IQL at -537
-(seed 2), and eight other settings of IQL did not mend seed 1. Seeds 3 to 5 were run once, when all was settled.
-"""
 
 
 def train_all(names: list[str], seeds: int, runs: Path) -> None:
@@ -353,11 +322,12 @@ def main() -> None:
     options = parser.parse_intermixed_args(words)
     if options.what == "train":
         train_all(options.names, options.seeds, options.runs)
-    page = functools.partial(table, options.runs)
-    if options.output is not None:
-        options.output.write_text(page())
-    else:
-        print(page())
+    rows = table(options.runs)
+    if options.output is None:
+        print(rows)
+    else:  # replace the table, which is the end of the page
+        page = options.output.read_text(encoding="utf-8")
+        options.output.write_text(page[: page.index(HEADING)] + rows, encoding="utf-8")
 
 
 if __name__ == "__main__":
