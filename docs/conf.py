@@ -1,10 +1,15 @@
 """Configuration of the documentation site; `make docs` builds it."""
 
+import sys
+from pathlib import Path
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 import rein
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "rein"
 author = "rein contributors"
@@ -12,6 +17,7 @@ copyright = "rein contributors"
 version = release = rein.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions += ["options_table"]  # in this folder
 exclude_patterns = ["*.py"]
 
 # Docstrings are Google style, and single backticks mark code.

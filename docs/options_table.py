@@ -1,0 +1,59 @@
+"""Sphinx directive `options`: the options of an agent as a table, from their declarations.
+
+    ```{options} rein.PPO
+    ```
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+from rein.agents.base.options import options_of
+
+HEADER = ("option", "default", "meaning")
+
+
+def rows(kind: type) -> list[tuple[str, Any, str, bool]]:
+    """Return name, default, help and whether it is fixed; options of the class itself come before inherited ones."""
+    options = options_of(kind)
+    names: dict[str, None] = {}
+    for base in kind.__mro__:
+        names |= dict.fromkeys(name for name in vars(base).get("__annotations__", ()) if name in options)
+    found = (options[name] for name in names)
+    return [(field.name, field.default, field.metadata["help"], field.metadata["fixed"]) for field in found]
+
+
+class OptionsTable(Directive):
+    """Table of the options of the class that the argument names."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        module, _, name = self.arguments[0].rpartition(".")
+        group = nodes.tgroup("", cols=len(HEADER))
+        group += [nodes.colspec(colwidth=width) for width in (22, 22, 56)]
+        group += nodes.thead("", _row(*(nodes.paragraph(text=title) for title in HEADER)))
+        body = nodes.tbody()
+        for option, default, meaning, fixed in rows(getattr(importlib.import_module(module), name)):
+            label = nodes.paragraph("", "", nodes.literal(text=option), nodes.Text("" if fixed else " *"))
+            body += _row(label, nodes.paragraph("", "", nodes.literal(text=repr(default))), nodes.paragraph(text=meaning))
+        group += body
+        note = nodes.paragraph(text="* can be assigned during a run, for example ")
+        note += [nodes.literal(text="agent.learning_rate = 1e-4"), nodes.Text(".")]
+        return [nodes.table("", group, classes=["options"]), note]
+
+
+def _row(*cells: nodes.Node) -> nodes.row:
+    return nodes.row("", *(nodes.entry("", cell) for cell in cells))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Add the directive."""
+    app.add_directive("options", OptionsTable)
+    return {"parallel_read_safe": True}
