@@ -1,7 +1,6 @@
 """Sphinx directive `options`: the options of an agent as a table, from their declarations.
 
-    ```{options} rein.PPO
-    ```
+Its argument is the class, for example `rein.PPO`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class OptionsTable(Directive):
         body = nodes.tbody()
         for option, default, meaning, fixed in rows(getattr(importlib.import_module(module), name)):
             label = nodes.paragraph("", "", nodes.literal(text=option), nodes.Text("" if fixed else " *"))
-            body += _row(label, nodes.paragraph("", "", nodes.literal(text=repr(default))), nodes.paragraph(text=meaning))
+            value = nodes.paragraph("", "", nodes.literal(text=repr(default)))
+            body += _row(label, value, nodes.paragraph(text=meaning))
         group += body
         note = nodes.paragraph(text="* can be assigned during a run, for example ")
         note += [nodes.literal(text="agent.learning_rate = 1e-4"), nodes.Text(".")]
