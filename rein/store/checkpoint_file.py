@@ -127,8 +127,8 @@ def differences(
 ) -> list[str]:
     """Return the differences of two configurations, such as `agent.config.gamma was 0.99 and is 0.9`.
 
-    Ignored are options that affect only the speed, a saved seed if `mine` has none, and the paths in `by_chance`.
-    `by_chance` holds the first and the last name of each path whose value was random.
+    Options that affect only the speed are ignored, and so is a saved seed if `mine` has none. `by_chance` holds the
+    first and the last name of paths with random values, which are also ignored.
     """
     name = path[-1] if path else ""
     if name in _SPEED_OPTIONS or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):

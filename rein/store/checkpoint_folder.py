@@ -198,7 +198,7 @@ class Checkpoints:
         self._clean_rows()
 
     def _clean_rows(self) -> None:
-        """Remove the row files that no checkpoint lists. Removes nothing if the list of a checkpoint is unreadable."""
+        """Remove the row files that no checkpoint lists. Removes nothing if a checkpoint cannot be read."""
         best = map(look, saved_files(inside(self.folder, BEST)))
         abouts = [*(kept.about for kept in self._kept), *self._others, *best]
         if None not in abouts:

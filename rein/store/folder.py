@@ -109,7 +109,7 @@ def epochs_of(path: Path) -> tuple[int, int]:
 
 
 def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
-    """Return the epochs among `epochs`, up to `last`, that the store should have kept but no trajectory file holds.
+    """Return the epochs in `epochs`, up to `last`, that should be stored but are in no trajectory file.
 
     Only the names of the files are read. Returns an empty list for a store that keeps the best epochs.
     """

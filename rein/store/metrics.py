@@ -120,7 +120,7 @@ class RunMetrics:
             self._guarded(name, rows.close)
 
     def _begin(self, state: State) -> None:
-        """Move rows of a run that had advanced further aside, and plan to rewrite `metrics.h5`."""
+        """Move newer rows of an earlier run aside, and mark `metrics.h5` as outdated if it is missing."""
         files, cuts = newer_rows(self._run, state.clocks.epochs, evaluations_of(state.memory))
         move_aside(self._run, files, f"epoch-{state.clocks.epochs:06d}", cuts)
         self._tables = CSVTable(self._run / EPOCHS), CSVTable(self._run / EVALUATIONS)
@@ -130,7 +130,7 @@ class RunMetrics:
         self._written_at = time.monotonic()
 
     def _warn_of_gaps(self, epoch_K: np.ndarray, epochs: int) -> None:
-        """Warn once about rows and trajectories that are missing before the epoch after which the run continues."""
+        """Warn once about missing rows and trajectories of earlier epochs."""
         folders = [self._run / name for name in (TRAJECTORIES, CHECKPOINTS)]
         is_fresh = not len(epoch_K) and not any(path for folder in folders for path in folder.glob("*.h5"))
         first = first_epoch(self._run) or min(epoch_K, default=epochs + 1)

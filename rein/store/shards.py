@@ -105,7 +105,7 @@ class Shards:
         remove_leftovers(self.folder)
 
     def paths(self, abouts: Iterable[dict[str, Any] | None]) -> list[Path]:
-        """Return the existing files that checkpoints with these descriptions list."""
+        """Return the existing row files that are listed in these descriptions of checkpoints."""
         return [path for name in names_of(abouts) if (path := self._path(name)).is_file() and not path.is_symlink()]
 
     def _path(self, name: str) -> Path:
@@ -113,7 +113,7 @@ class Shards:
 
 
 def names_of(abouts: Iterable[dict[str, Any] | None]) -> list[str]:
-    """Return the names of the shards that checkpoints with these descriptions list, without duplicates."""
+    """Return the names of the shards that are listed in these descriptions of checkpoints, without duplicates."""
     listed = [about["rows"] for about in abouts if about and isinstance(about.get("rows"), list)]
     return list(dict.fromkeys(n for names in listed for n in names if isinstance(n, str) and _NAME.fullmatch(n)))
 

@@ -111,7 +111,7 @@ def _guard(path: Path, problems: list[Problem], check: Callable[[], list[Problem
 
 
 def _is_scarce(error: BaseException | None) -> bool:
-    """Return whether an error or one of its causes is a lack of descriptors, maps or memory."""
+    """Return whether an error, or one of its causes, reports a lack of descriptors, memory maps or memory."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SCARCE:
             return True
@@ -147,7 +147,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _stride(run: Path) -> int | None:
-    """Return the distance of the epochs that the run's store keeps, or None if it keeps none or the best ones."""
+    """Return `every` of the run's store, or None if the store keeps no epochs or the best ones."""
     every, best = kept_by(run)
     return every if every and best is None else None
 

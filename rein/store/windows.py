@@ -319,7 +319,7 @@ class Order:
         return base_B + environment_B * self._rows[stretch_B] + row_in_B
 
     def arrange(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Arrange the rows (R * N, *shape) of each file as (G + 1, *shape). The additional last row is zero."""
+        """Arrange the rows (R * N, ...) of each file as (G + 1, ...). The additional last row is zero."""
         arranged, given = np.empty((self.size, *shape), dtype), iter(parts)  # gets huge pages, unlike np.zeros
         arranged[-1] = 0
         for lengths, num_envs, rows, base in zip(self._lengths, self._envs, self._rows, self._base, strict=False):

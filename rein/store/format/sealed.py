@@ -190,7 +190,7 @@ def parse_user_block(path: Path, block: bytes) -> tuple[int, str]:
 
 
 def _is_stale(temporary: Path, pid: int) -> bool:
-    """Return whether the process that wrote that file is dead."""
+    """Return whether no process writes that temporary file any longer."""
     if pid == os.getpid():  # in containers, an earlier run may have had the same pid
         return str(temporary) not in _being_written
     if os.name == "nt":  # signal 0 would end the process there

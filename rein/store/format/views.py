@@ -84,7 +84,10 @@ def write_view(
     over: Sequence[str] | None = None,
     **attributes: Any,
 ) -> h5py.Group:
-    """Create a view of `shown` over `axes`, which label its first dimensions. `over` names all dimensions instead."""
+    """Create a view that plots `shown` over `axes`, one for each of its first dimensions.
+
+    `over` overrides the names of the axes, one for each dimension; "." is a dimension without an axis.
+    """
     over = [*axes, *"." * (shown.ndim - len(axes))] if over is None else over
     view = add_group(views, name, "NXdata", signal=signal, axes=over, **attributes)
     add_text(view, "title", title)
