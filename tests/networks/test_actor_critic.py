@@ -1,4 +1,4 @@
-"""One look at an observation, a value and a distribution, whichever way the networks are asked.
+"""Actor-critic networks: `forward`, `step`, `sequence`, `policy` and `value` agree.
 
 Shapes: T steps, N environments, F features, C numbers of a carry.
 """
@@ -37,7 +37,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def parts(distribution: Any) -> list[Tensor]:
-    """What says everything about a distribution."""
+    """Return the parameters of a distribution."""
     return [distribution.mode().float(), distribution.entropy(), distribution.log_prob(distribution.mode())]
 
 
@@ -48,7 +48,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_policy_and_value_alone_are_those_of_both_together(action: str, shared: bool) -> None:
+def test_policy_and_value_match_forward(action: str, shared: bool) -> None:
     networks, x = make(ACTIONS[action], shared=shared), numbers(N, F)
     distribution, value_N = networks(x)
     assert value_N.shape == (N,)
@@ -60,7 +60,7 @@ def test_policy_and_value_alone_are_those_of_both_together(action: str, shared: 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("core", CORES)
-def test_with_a_core_policy_and_value_alone_are_those_of_both_together(core: str, shared: bool) -> None:
+def test_with_a_core_policy_and_value_match_step(core: str, shared: bool) -> None:
     networks, x = make(core=CORES[core], shared=shared), numbers(N, F)
     carry = numbers(N, networks.carry_size, seed=1)
     distribution, value_N, after = networks.step(x, carry)
@@ -74,7 +74,7 @@ def test_with_a_core_policy_and_value_alone_are_those_of_both_together(core: str
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("action", ["discrete", "continuous"])
-def test_a_sequence_is_its_steps(action: str, core: str, shared: bool) -> None:
+def test_sequence_matches_steps(action: str, core: str, shared: bool) -> None:
     networks, x_TNF = make(ACTIONS[action], core=CORES[core], shared=shared), numbers(T, N, F)
     carry = first = numbers(N, networks.carry_size, seed=1)
     reset_TN = numbers(T, N, seed=2) < -0.5
@@ -88,8 +88,8 @@ def test_a_sequence_is_its_steps(action: str, core: str, shared: bool) -> None:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_actor_and_critic_have_memories_of_their_own(core: str) -> None:
-    """What the critic remembers does not change the policy, nor the other way round."""
+def test_actor_and_critic_have_separate_carries(core: str) -> None:
+    """The carry of the critic does not change the policy, and vice versa."""
     networks, x = make(core=CORES[core]), numbers(N, F)
     carry = numbers(N, networks.carry_size, seed=1)
     actor, critic = carry.clone(), carry.clone()
@@ -102,7 +102,7 @@ def test_actor_and_critic_have_memories_of_their_own(core: str) -> None:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_no_gradient_and_no_memory_crosses_a_reset(core: str) -> None:
+def test_gradients_and_carry_do_not_cross_a_reset(core: str) -> None:
     networks, reset_TN = make(core=CORES[core]), torch.zeros(T, N, dtype=torch.bool)
     reset_TN[3] = True
     x_TNF, carry = numbers(T, N, F).requires_grad_(), numbers(N, networks.carry_size, seed=1).requires_grad_()
@@ -117,7 +117,7 @@ def test_no_gradient_and_no_memory_crosses_a_reset(core: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "first"), [((84, 84, 3), False), ((3, 84, 84), True), ((40, 36, 1), False)])
-def test_both_losses_train_the_encoder_of_images(shape: tuple[int, ...], first: bool) -> None:
+def test_both_losses_train_the_image_encoder(shape: tuple[int, ...], first: bool) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
     networks = ActorCritic(space, ACTIONS["discrete"], generator(0, "networks"), hidden=(8,))
     image = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "images"))
@@ -129,7 +129,7 @@ def test_both_losses_train_the_encoder_of_images(shape: tuple[int, ...], first: 
         assert all(gradient.any() for gradient in gradients)
 
 
-def test_sequences_of_images_are_images() -> None:
+def test_sequences_of_images_keep_their_shape() -> None:
     space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     networks = ActorCritic(space, ACTIONS["discrete"], generator(0, "networks"), hidden=(8,), core=CORES["GRU"])
     image = torch.randint(0, 256, (3, 2, 36, 36, 1), dtype=torch.uint8, generator=generator(0, "images"))
@@ -139,7 +139,7 @@ def test_sequences_of_images_are_images() -> None:
 
 
 @pytest.mark.parametrize("core", [None, *CORES])
-def test_parameters_are_drawn_under_the_generator_alone(core: str | None) -> None:
+def test_parameters_are_drawn_only_from_the_generator(core: str | None) -> None:
     torch.manual_seed(1)
     position = torch.get_rng_state()
     one, other = (make(core=CORES[core] if core else None).state_dict() for _ in range(2))
@@ -148,8 +148,8 @@ def test_parameters_are_drawn_under_the_generator_alone(core: str | None) -> Non
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_under_autocast_products_alone_are_in_half_precision(core: str) -> None:
-    """What is remembered stays in single: in half precision a gate near 1 would be 1, and forget nothing or all."""
+def test_autocast_affects_only_products(core: str) -> None:
+    """The carry stays in float32: in half precision a gate near 1 would round to 1."""
     networks, x_TNF = make(core=CORES[core]), numbers(T, N, F)
     first, reset_TN = torch.zeros(N, networks.carry_size), torch.zeros(T, N, dtype=torch.bool)
     with torch.autocast("cpu", torch.bfloat16):

@@ -33,7 +33,7 @@ def kinds(network: Convolution, kind: type[nn.Module]) -> list:
     return [layer for layer in network.layers if isinstance(layer, kind)]
 
 
-def test_features_are_those_of_three_convolutions_and_a_linear_layer_with_relu_after_each() -> None:
+def test_features_match_three_convolutions_and_a_linear_layer() -> None:
     network, x = encoder(C, H, W), images(5, C, H, W)
     expected = x.float() / 255.0
     for convolution, (_, kernel, stride) in zip(kinds(network, nn.Conv2d), SMALL, strict=True):
@@ -46,47 +46,47 @@ def test_features_are_those_of_three_convolutions_and_a_linear_layer_with_relu_a
     assert (expected > 0.0).any() and (expected == 0.0).any()
 
 
-def test_by_default_it_is_the_network_of_mnih_2015() -> None:
+def test_default_is_the_network_of_mnih_2015() -> None:
     network = Convolution(box(4, 84, 84), 512, generator(0, "encoder"))
     shapes = [tuple(p.shape) for p in network.parameters() if p.ndim > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 7 * 7 * 64)]
 
 
 @pytest.mark.parametrize(("shape", "small"), [((4, 42, 42), True), ((90, 63, 3), True), ((4, 64, 64), False)])
-def test_a_small_image_is_looked_at_twice_as_finely(shape: tuple[int, ...], small: bool) -> None:
+def test_small_image_gets_smaller_kernels_and_strides(shape: tuple[int, ...], small: bool) -> None:
     (first, *_) = kinds(Convolution(box(*shape), 512, generator(0, "encoder")), nn.Conv2d)
     assert (first.kernel_size, first.stride) == (((4, 4), (2, 2)) if small else ((8, 8), (4, 4)))
 
 
 @pytest.mark.parametrize("height", range(36, 53))
-def test_every_pixel_is_seen(height: int) -> None:
+def test_every_pixel_matters(height: int) -> None:
     network, x = encoder(C, height, W), (images(64, C, height, W) / 255.0).requires_grad_()
     network(x).square().sum().backward()
     assert x.grad is not None
     assert (x.grad.abs().amax(dim=(0, 1)) > 0.0).all()
 
 
-def test_an_image_that_strides_do_not_divide_gets_zeros_on_both_sides() -> None:
-    x = images(5, C, 41, W)  # 41 by 36 becomes 44 by 36
+def test_image_that_strides_do_not_divide_is_padded_on_both_sides() -> None:
+    x = images(5, C, 41, W)  # 41 x 36 becomes 44 x 36
     of_it, of_padded = encoder(C, 41, W), encoder(C, 44, W)
     torch.testing.assert_close(of_it(x), of_padded(F.pad(x, (0, 0, 1, 2))))
 
 
 @pytest.mark.parametrize("channels", [1, C])
-def test_channels_may_come_first_or_last(channels: int) -> None:
+def test_channels_can_be_first_or_last(channels: int) -> None:
     first, last, x = encoder(channels, H, W), encoder(H, W, channels), images(5, channels, H, W)
     torch.testing.assert_close(last(x.permute(0, 2, 3, 1)), first(x))
     torch.testing.assert_close(last(x.permute(0, 2, 3, 1).contiguous()), first(x))
 
 
-def test_channels_come_first_where_the_shape_does_not_say() -> None:
+def test_channels_are_first_if_the_shape_is_ambiguous() -> None:
     network, x = encoder(H, W, H), images(2, H, W, H)
     (first, *_) = kinds(network, nn.Conv2d)
     before = F.conv2d(x.float() / 255.0, first.weight, first.bias, first.stride)
     torch.testing.assert_close(network(x), network.layers[1:](before))
 
 
-def test_bytes_are_what_the_same_image_is_in_fractions() -> None:
+def test_bytes_equal_the_same_image_in_fractions() -> None:
     x = images(5, C, H, W)
     network = encoder(C, H, W)
     assert torch.equal(network(x), network(x.float() / 255.0))
@@ -97,7 +97,7 @@ def test_bytes_are_what_the_same_image_is_in_fractions() -> None:
 
 @pytest.mark.parametrize("leading", [(), (1,), (6,), (2, 3), (1, 2, 3), (0,), (4, 0)])
 @pytest.mark.parametrize("shape", [(C, H, W), (H, W, C)])
-def test_any_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def test_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
     network, x = encoder(*shape), images(*leading, *shape)
     features = network(x)
     assert features.shape == (*leading, FEATURES)
@@ -105,7 +105,7 @@ def test_any_leading_dimensions_are_kept(leading: tuple[int, ...], shape: tuple[
         torch.testing.assert_close(features[place], network(x[place]))
 
 
-def test_time_and_environments_may_be_swapped_without_a_copy() -> None:
+def test_time_and_environments_can_be_swapped_without_a_copy() -> None:
     network, x = encoder(C, H, W), images(2, 3, C, H, W)
     torch.testing.assert_close(network(x.transpose(0, 1)), network(x).transpose(0, 1))
 
@@ -118,7 +118,7 @@ def test_weights_are_orthogonal_with_gain_sqrt_2_and_biases_zero() -> None:
         assert (layer.bias == 0.0).all()
 
 
-def test_weights_are_drawn_under_the_generator_alone() -> None:
+def test_weights_are_drawn_only_from_the_generator() -> None:
     before = torch.get_rng_state()
     one, same, other = encoder(C, H, W), encoder(C, H, W), encoder(C, H, W, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -135,7 +135,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("layers", [SMALL, ((8, 3, 1),), ((8, 4, 3), (8, 5, 2)), ()])
-def test_the_smallest_size_in_an_error_is_the_smallest_that_works(layers: tuple[tuple[int, int, int], ...]) -> None:
+def test_smallest_size_in_an_error_is_the_smallest_that_works(layers: tuple[tuple[int, int, int], ...]) -> None:
     def build(height: int, width: int) -> Convolution:
         return Convolution(box(1, height, width), FEATURES, generator(0, "encoder"), layers=layers)
 
@@ -148,7 +148,7 @@ def test_the_smallest_size_in_an_error_is_the_smallest_that_works(layers: tuple[
 
 
 def _sizes(size: int, layers: tuple[tuple[int, int, int], ...]) -> list[int]:
-    """The size after each layer, counting the places where a kernel fits; 1 for no layers."""
+    """Return the size after each layer, counting kernel positions; 1 without layers."""
     found = [1]
     for _, kernel, stride in layers:
         size = len([start for start in range(0, size, stride) if start + kernel <= size])
@@ -157,7 +157,7 @@ def _sizes(size: int, layers: tuple[tuple[int, int, int], ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1), (5, 5, 3), (3, 10, 35)])
-def test_the_layers_that_an_error_proposes_work(shape: tuple[int, ...]) -> None:
+def test_layers_proposed_by_an_error_work(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="try layers=") as caught:
         Convolution(box(*shape), FEATURES, generator(0, "encoder"))
     proposed = str(caught.value).split("layers=")[-1]
@@ -167,7 +167,7 @@ def test_the_layers_that_an_error_proposes_work(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("layer", [(0, 3, 1), (8, 0, 1), (8, 3, 0)])
-def test_a_layer_of_nothing_is_an_error(layer: tuple[int, int, int]) -> None:
+def test_layer_with_a_zero_raises(layer: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"\(features, kernel, stride\), all 1 or more"):
         Convolution(box(C, H, W), FEATURES, generator(0, "encoder"), layers=[layer])
 
@@ -184,25 +184,25 @@ NO_IMAGES = [
 
 
 @pytest.mark.parametrize("space", NO_IMAGES, ids=str)
-def test_what_is_no_image_is_an_error_that_shows_the_space(space: spaces.Space) -> None:
+def test_error_for_a_space_that_is_not_an_image_shows_the_space(space: spaces.Space) -> None:
     assert Convolution.size_of(space) is None
     with pytest.raises(ValueError, match="is not an image") as caught:
         Convolution(space, FEATURES, generator(0, "encoder"))
     assert str(space) in str(caught.value)
 
 
-def test_boxes_of_three_dimensions_and_bytes_of_two_or_four_are_images() -> None:
+def test_boxes_with_three_dimensions_and_bytes_with_two_or_four_are_images() -> None:
     for space in (box(84, 42, 3), box(4, 84, 42, dtype=np.float32), box(84, 42), box(4, 84, 42, 3), box(4, 3, 84, 42)):
         assert Convolution.size_of(space) == (84, 42)
 
 
-def test_bytes_without_channels_are_those_of_one_channel() -> None:
+def test_bytes_without_channels_have_one_channel() -> None:
     x = images(5, H, W)
     torch.testing.assert_close(encoder(H, W)(x), encoder(1, H, W)(x.unsqueeze(1)))
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_channels_of_stacked_frames_are_taken_together(last: bool) -> None:
+def test_channels_of_stacked_frames_are_concatenated(last: bool) -> None:
     x = images(5, 4, C, H, W)  # four frames of C channels
     together = encoder(4 * C, H, W)(x.flatten(1, 2))
     stacked = encoder(4, H, W, C)(x.movedim(2, -1)) if last else encoder(4, C, H, W)(x)
@@ -210,6 +210,6 @@ def test_channels_of_stacked_frames_are_taken_together(last: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, H, W, C), (2, C, W, H), (H, W), (C * H * W,)])
-def test_images_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+def test_images_of_another_shape_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"expected images of shape \(..., {C}, {H}, {W}\)"):
         encoder(C, H, W)(images(*shape))

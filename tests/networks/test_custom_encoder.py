@@ -1,4 +1,4 @@
-"""An encoder of the user's own: what it is handed, under which generator it is drawn, and which ones are refused."""
+"""Custom encoders: their input, the generator that initializes them, and rejected encoders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIXED = spaces.Dict({"camera": CAMERA, "cell": spaces.Discrete(4)})
 
 
 class Linear(nn.Module):
-    """As anybody writes it, without a thought of generators."""
+    """Encoder as users write it, without explicit generators."""
 
     def __init__(self, space: spaces.Space[Any], drawn: torch.Generator, *, features: int = 5, says: int = 0) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Linear(nn.Module):
 
 
 class Echo(nn.Module):
-    """Keeps what it was handed last."""
+    """Encoder that keeps its last input."""
 
     features = 1
 
@@ -40,7 +40,7 @@ class Echo(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = x.view(len(x), -1).unflatten(1, x.shape[1:])  # as it lies in memory
+        self.seen = x.view(len(x), -1).unflatten(1, x.shape[1:])  # in memory order
         return torch.zeros(len(x), 1)
 
 
@@ -49,7 +49,7 @@ def flat(encoder: nn.Module | None) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
 
 
-def test_it_is_drawn_under_the_generator_and_leaves_torchs_own_alone() -> None:
+def test_initialization_uses_the_generator_and_not_the_global_one() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = encoder_for(BOX, generator(0, "encoder"), Linear)
@@ -59,29 +59,29 @@ def test_it_is_drawn_under_the_generator_and_leaves_torchs_own_alone() -> None:
     assert not torch.equal(flat(first), flat(encoder_for(BOX, generator(1, "encoder"), Linear)))
 
 
-def test_two_of_one_generator_differ() -> None:
+def test_two_encoders_from_one_generator_differ() -> None:
     drawn = generator(0, "encoder")
     assert not torch.equal(flat(encoder_for(BOX, drawn, Linear)), flat(encoder_for(BOX, drawn, Linear)))
 
 
-def test_no_number_is_drawn_where_there_is_none() -> None:
+def test_default_encoder_of_vectors_draws_nothing() -> None:
     drawn = generator(0, "encoder")
     before = drawn.get_state()
     assert encoder_for(BOX, drawn) is None
     assert torch.equal(drawn.get_state(), before)
 
 
-def test_a_module_that_was_made_before_is_copied() -> None:
+def test_existing_module_is_copied() -> None:
     made = Linear(BOX, generator(0, "encoder"))
     one, other = (encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: made) for _ in range(2))
     assert one is not other and one is not made and torch.equal(flat(one), flat(made))
 
 
-def test_options_of_its_own_are_given_by_a_partial() -> None:
-    assert encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, features=7)).features == 7  # type: ignore[union-attr]  # there is one
+def test_partial_passes_options() -> None:
+    assert encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, features=7)).features == 7  # type: ignore[union-attr]  # not None here
 
 
-def test_a_layer_that_finds_its_size_has_found_it() -> None:
+def test_lazy_layer_is_initialized() -> None:
     class Lazy(Linear):
         def __init__(self, space: spaces.Space[Any], drawn: torch.Generator) -> None:
             super().__init__(space, drawn)
@@ -107,7 +107,7 @@ def test_a_layer_that_finds_its_size_has_found_it() -> None:
     ],
     ids=["vector", "grid", "number", "bytes", "floats", "mixed"],
 )
-def test_what_it_is_tried_with_is_what_the_encoder_makes(
+def test_trial_input_matches_real_input(
     space: spaces.Space[Any], observation: Any, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     tried: Any = encoder_for(space, generator(0, "encoder"), Echo)
@@ -117,20 +117,20 @@ def test_what_it_is_tried_with_is_what_the_encoder_makes(
 
 
 @pytest.mark.parametrize("given", [3, "LSTM", Linear(BOX, generator(0, "encoder"))], ids=["number", "name", "module"])
-def test_what_makes_nothing_is_refused(given: Any) -> None:
+def test_invalid_factory_is_rejected(given: Any) -> None:
     with pytest.raises(
         TypeError, match=r"encoder is .*pass a factory that is called as encoder\(observation_space, gen"
     ):
         encoder_for(BOX, generator(0, "encoder"), given)
 
 
-def test_what_makes_no_module_is_refused() -> None:
+def test_factory_without_a_module_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module with `features` from the factory, got int"):
-        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # on purpose
+        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # invalid on purpose
 
 
 @pytest.mark.parametrize("features", [0, True, 2.0, nn.Linear(1, 1)], ids=str)
-def test_a_number_of_features_that_is_none_is_refused(features: Any) -> None:
+def test_invalid_number_of_features_is_rejected(features: Any) -> None:
     def factory(space: spaces.Space[Any], drawn: torch.Generator) -> nn.Module:
         made = Linear(space, drawn)
         del made.features
@@ -141,19 +141,19 @@ def test_a_number_of_features_that_is_none_is_refused(features: Any) -> None:
         encoder_for(BOX, generator(0, "encoder"), factory)
 
 
-def test_a_module_without_features_is_refused() -> None:
+def test_module_without_features_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"Linear\.features is missing; .*as in `self\.features = 64`"):
         encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: nn.Linear(3, 4))
 
 
-def test_another_shape_than_it_says_is_refused() -> None:
+def test_output_of_another_shape_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"returned \(2, 4\) of torch.float32 for two observations \(2, 3\).*\(2, 5\) of"
     ):
         encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, says=4))
 
 
-def test_another_type_than_float32_is_refused() -> None:
+def test_output_of_another_dtype_is_rejected() -> None:
     class Half(Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).half()
@@ -162,7 +162,7 @@ def test_another_type_than_float32_is_refused() -> None:
         encoder_for(BOX, generator(0, "encoder"), Half)
 
 
-def test_what_it_raises_itself_tells_what_it_was_given() -> None:
+def test_error_in_the_trial_notes_the_input() -> None:
     wrong = functools.partial(Linear, spaces.Box(-1.0, 1.0, (8,)))
     with pytest.raises(RuntimeError) as raised:
         encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: wrong(drawn))
@@ -170,7 +170,7 @@ def test_what_it_raises_itself_tells_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(5)], ids=["dropout", "batch norm"])
-def test_what_says_another_thing_when_it_learns_is_refused_but_for_evaluation(layer: nn.Module) -> None:
+def test_layer_that_varies_in_training_is_rejected_unless_in_eval(layer: nn.Module) -> None:
     def factory(space: spaces.Space[Any], drawn: torch.Generator, *, training: bool) -> nn.Module:
         made = Linear(space, drawn)
         made.layers.append(layer.train(training))

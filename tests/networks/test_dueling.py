@@ -19,12 +19,12 @@ def features(*leading: int) -> Tensor:
 
 
 def parts(head: DuelingHead, x: Tensor) -> tuple[Tensor, Tensor]:
-    """V and A by themselves."""
+    """Return V and A."""
     weight, bias = head.linear.weight, head.linear.bias
     return x @ weight[0] + bias[0], x @ weight[1:].T + bias[1:]
 
 
-def test_the_mean_of_all_actions_is_the_value_and_differences_are_those_of_the_advantages() -> None:
+def test_mean_is_the_value_and_differences_are_those_of_advantages() -> None:
     x, it = features(B), head()
     torch.nn.init.normal_(it.linear.bias, generator=generator(0, "bias"))
     value, advantage = parts(it, x)
@@ -34,7 +34,7 @@ def test_the_mean_of_all_actions_is_the_value_and_differences_are_those_of_the_a
     torch.testing.assert_close(q - q[:, :1], advantage - advantage[:, :1])
 
 
-def test_an_advantage_that_all_actions_have_changes_nothing() -> None:
+def test_common_advantage_of_all_actions_changes_nothing() -> None:
     x, it = features(B), head()
     before = it(x)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_an_advantage_that_all_actions_have_changes_nothing() -> None:
     torch.testing.assert_close(it(x), before)
 
 
-def test_the_value_moves_all_actions_alike() -> None:
+def test_value_shifts_all_actions_equally() -> None:
     x, it = features(B), head()
     before = it(x)
     with torch.no_grad():
@@ -50,19 +50,19 @@ def test_the_value_moves_all_actions_alike() -> None:
     torch.testing.assert_close(it(x), before + 3.0)
 
 
-def test_one_action_is_worth_what_the_state_is() -> None:
+def test_value_of_a_single_action_is_the_state_value() -> None:
     x, single = features(B), DuelingHead(H, 1, generator(0, "head"))
     torch.testing.assert_close(single(x)[:, 0], parts(single, x)[0])
 
 
 @pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_any_leading_dimensions_are_kept(leading: tuple[int, ...]) -> None:
+def test_leading_dimensions_are_kept(leading: tuple[int, ...]) -> None:
     x, it = features(*leading), head()
     torch.testing.assert_close(it(x), it(x.reshape(-1, H)).view(*leading, A))
 
 
-def test_learning_the_value_of_one_action_teaches_that_of_the_others() -> None:
-    """What the head is for: the gradient of one action's value reaches V, and so every action."""
+def test_learning_the_value_of_one_action_changes_the_others() -> None:
+    """The gradient of the value of one action reaches V, and therefore every action."""
     x, it = features(1), head()
     it(x)[0, 2].backward()
     gradient = it.linear.bias.grad
@@ -71,7 +71,7 @@ def test_learning_the_value_of_one_action_teaches_that_of_the_others() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-def test_weights_are_orthogonal_biases_zero_and_drawn_under_the_generator_alone() -> None:
+def test_weights_are_orthogonal_and_drawn_only_from_the_generator() -> None:
     before = torch.get_rng_state()
     one, same, other = head(), head(), head(1)
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,4 +1,4 @@
-"""What looks at images, alone or as a part of an observation."""
+"""Default encoders of images, alone or as a part of an observation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mixed_encoder(space: spaces.Space[Any] = MIXED) -> MixedEncoder:
     return encoder
 
 
-def test_each_image_goes_through_convolutions_of_its_own_and_the_rest_stays() -> None:
+def test_each_image_has_its_own_convolution_and_other_numbers_are_kept() -> None:
     encoder, seen = mixed_encoder(), observation(5)
     camera, depth = encoder.images
     one_hot = torch.nn.functional.one_hot(seen["cell"], 4).float()
@@ -47,12 +47,12 @@ def test_each_image_goes_through_convolutions_of_its_own_and_the_rest_stays() ->
     torch.testing.assert_close(found, wanted)
 
 
-def test_sequences_are_looked_at_step_by_step() -> None:
+def test_sequences_are_encoded_step_by_step() -> None:
     encoder, flat = mixed_encoder(), Flatten(MIXED, scales=scales)(observation(6))
     torch.testing.assert_close(encoder(flat.unflatten(0, (3, 2))), encoder(flat).unflatten(0, (3, 2)))
 
 
-def test_a_tuple_is_looked_at_like_a_dictionary() -> None:
+def test_tuple_is_encoded_like_a_dictionary() -> None:
     space = spaces.Tuple((POSITION, CAMERA))
     seen = observation(3)
     flat = Flatten(space, scales=scales)({"0": seen["position"], "1": seen["camera"]})
@@ -60,7 +60,7 @@ def test_a_tuple_is_looked_at_like_a_dictionary() -> None:
     torch.testing.assert_close(encoder(flat)[:, 2:], encoder.images[0](seen["camera"]))
 
 
-def test_an_image_alone_has_a_convolution() -> None:
+def test_single_image_gets_a_convolution() -> None:
     assert isinstance(default_encoder(CAMERA, generator(0, "encoder")), Convolution)
 
 
@@ -68,7 +68,7 @@ SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
 
 
 @pytest.mark.parametrize("space", [POSITION, SMALL, spaces.Dict({"grid": SMALL, "position": POSITION})], ids=str)
-def test_vectors_and_small_grids_have_none(space: spaces.Space[Any]) -> None:
+def test_vectors_and_small_grids_have_no_encoder(space: spaces.Space[Any]) -> None:
     assert default_encoder(space, generator(0, "encoder")) is None
 
 
@@ -77,12 +77,12 @@ def box(*shape: int, low: int = 0, high: int = 255, dtype: Any = np.uint8) -> sp
 
 
 @pytest.mark.parametrize("shape", [(20, 20, 3), (3, 20, 20), (7, 7, 3), (35, 84, 1), (4, 10, 10), (84, 84, 3)])
-def test_byte_images_of_one_three_or_four_channels_are_scaled(shape: Any) -> None:
+def test_byte_images_with_one_three_or_four_channels_are_scaled(shape: Any) -> None:
     assert scales(box(*shape))
 
 
 @pytest.mark.parametrize("shape", [(84, 84), (84, 84, 2), (4, 84, 84, 3)])
-def test_bytes_that_convolutions_look_at_are_scaled(shape: Any) -> None:
+def test_bytes_for_convolutions_are_scaled(shape: Any) -> None:
     assert scales(box(*shape))
 
 

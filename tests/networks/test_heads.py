@@ -1,4 +1,4 @@
-"""Heads for continuous actions: how their standard deviation is made, and how their samples are bounded."""
+"""Heads for continuous actions: standard deviation and bounds of samples."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def features(rows: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("squash", KINDS)
-def test_an_observation_moves_the_deviation_only_where_it_is_asked_to(squash: bool | str) -> None:
+def test_std_depends_on_the_observation_only_if_requested(squash: bool | str) -> None:
     free, made = head(squash=squash)(features()), head(squash=squash, state_dependent_std=True)(features())
     assert type(free) is type(made) is KINDS[squash]
-    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]  # a Gaussian's
-    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]  # a Gaussian's
-    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]  # a Gaussian's
+    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]  # an attribute of Gaussians
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_the_deviation_begins_where_it_is_told_to(state_dependent_std: bool) -> None:
+def test_initial_log_std_is_the_option(state_dependent_std: bool) -> None:
     made = head(log_std=-0.7, state_dependent_std=state_dependent_std)(torch.zeros(2, 8))
-    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]  # a Gaussian's
-    assert not made.mean.any()  # type: ignore[attr-defined]  # a Gaussian's
+    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert not made.mean.any()  # type: ignore[attr-defined]  # an attribute of Gaussians
 
 
 @pytest.mark.parametrize("squash", KINDS)
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_every_parameter_of_a_head_is_used(squash: bool | str, state_dependent_std: bool) -> None:
+def test_every_parameter_of_a_head_gets_a_gradient(squash: bool | str, state_dependent_std: bool) -> None:
     mine = head(squash=squash, state_dependent_std=state_dependent_std)
     distribution = mine(features())
     (distribution.log_prob(torch.ones(5, 3)) + distribution.entropy()).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in mine.parameters())
 
 
-def test_a_ball_bounds_the_length_and_a_box_the_parts() -> None:
+def test_ball_bounds_the_length_and_box_the_components() -> None:
     sample = torch.full((5, 3), 30.0)
     ball, box = (head(squash=squash) for squash in ("ball", True))
     action = ball.to_action(ball(features()), sample)
@@ -75,7 +75,7 @@ def test_a_ball_bounds_the_length_and_a_box_the_parts() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
-def test_actions_that_no_head_puts_out_are_refused_before_the_first_step(kind, space, text) -> None:
+def test_unsupported_action_space_is_rejected(kind, space, text) -> None:
     with pytest.raises(ValueError, match=f"(?s)the action space is .*{text}"):
         kind(spaces.Box(-1.0, 1.0, (2,)), space)
 
@@ -94,19 +94,21 @@ def test_actions_that_no_head_puts_out_are_refused_before_the_first_step(kind, s
         (True, [-3e38, -1.0], [3e38, 1.0], "squash=True needs .* high - low finite in float32, got .*3.*e[+]38"),
     ],
 )
-def test_bounds_that_do_not_fit_are_refused(squash: bool | str, low: list[float], high: list[float], text: str) -> None:
+def test_bounds_that_do_not_fit_squash_are_rejected(
+    squash: bool | str, low: list[float], high: list[float], text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
         head(spaces.Box(np.array(low, np.float32), np.array(high, np.float32)), squash=squash)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.1 + 1e-12), (-1e300, 1e300)])
 @pytest.mark.parametrize("squash", [True, "ball"])
-def test_bounds_that_float32_cannot_tell_apart_or_hold_are_refused(squash: bool | str, low: float, high: float) -> None:
+def test_bounds_equal_or_infinite_in_float32_are_rejected(squash: bool | str, low: float, high: float) -> None:
     with pytest.raises(ValueError, match="low < high and high - low finite in float32"):
         head(spaces.Box(low, high, (1,), np.float64), squash=squash)
 
 
-def test_an_action_that_is_always_the_same_or_of_any_size_can_be_clipped() -> None:
+def test_clipping_accepts_equal_and_infinite_bounds() -> None:
     low, high = np.float32([0.5, -3e38]), np.float32([0.5, 3e38])
     mine = head(spaces.Box(low, high))
     action = mine.to_action(mine(features()), torch.tensor([[2.0, 1e30]]))

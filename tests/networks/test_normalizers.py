@@ -30,7 +30,7 @@ def observed(seed: int = 0) -> ObservationNormalizer:
     return it
 
 
-def test_observations_become_what_the_pure_function_makes_of_them_bit_for_bit() -> None:
+def test_observations_match_the_pure_function_exactly() -> None:
     it, moments = ObservationNormalizer(FEATURES, "cpu", clip=1.5), empty_moments((FEATURES,))
     for seed in range(4):
         x, valid = rows(seed)
@@ -53,11 +53,11 @@ def test_before_the_first_update_observations_are_only_clipped() -> None:
     x = torch.tensor([[-2.0, 0.1, 9.9], [1e9, -11.0, 0.0]])
     it = ObservationNormalizer(FEATURES, "cpu")
     assert torch.equal(it(x), x.clamp(-10.0, 10.0))
-    it.update(x, torch.zeros(2, dtype=torch.bool))  # rows that are none
+    it.update(x, torch.zeros(2, dtype=torch.bool))  # no valid rows
     assert torch.equal(it(x), x.clamp(-10.0, 10.0))
 
 
-def test_normalizing_changes_neither_the_statistics_nor_the_observation() -> None:
+def test_normalizing_changes_neither_statistics_nor_input() -> None:
     it, (x, _) = observed(), rows(1)
     before, given = copy.deepcopy(it.state_dict()), x.clone()
     it.train()
@@ -66,27 +66,27 @@ def test_normalizing_changes_neither_the_statistics_nor_the_observation() -> Non
     assert all(torch.equal(value, before[name]) for name, value in it.state_dict().items())
 
 
-def test_nan_in_observations_that_are_not_valid_never_enters() -> None:
+def test_nan_in_invalid_observations_is_ignored() -> None:
     x, valid = rows()
     it = ObservationNormalizer(FEATURES, "cpu")
     it.update(x.masked_fill(~valid[:, None], torch.nan), valid)
     assert torch.equal(it(x), observed()(x))
 
 
-def test_observations_may_have_several_leading_dimensions() -> None:
+def test_observations_can_have_several_leading_dimensions() -> None:
     (x, valid), it = rows(), ObservationNormalizer(FEATURES, "cpu")
     it.update(x.view(20, 10, FEATURES), valid.view(20, 10))
     assert torch.equal(it(x.view(20, 10, FEATURES)).view(B, FEATURES), observed()(x))
 
 
-def test_a_gradient_passes_through_where_nothing_is_clipped() -> None:
+def test_gradient_flows_where_nothing_is_clipped() -> None:
     it, x = ObservationNormalizer(1, "cpu", clip=1.0), torch.tensor([[0.5], [1.0], [50.0]], requires_grad=True)
     it.update(torch.tensor([[-2.0], [2.0]]))
     it(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.tensor([[0.5], [0.5], [0.0]]))
 
 
-def test_the_statistics_are_buffers_in_float64_and_no_parameters() -> None:
+def test_statistics_are_float64_buffers_and_not_parameters() -> None:
     it = observed()
     assert list(it.state_dict()) == ["rows", "mean", "m2"]
     assert {value.dtype for value in it.state_dict().values()} == {torch.float64}
@@ -94,7 +94,7 @@ def test_the_statistics_are_buffers_in_float64_and_no_parameters() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_loaded_state_normalizes_as_the_one_that_it_was_taken_from(inside: bool) -> None:
+def test_loaded_state_normalizes_like_the_saved_one(inside: bool) -> None:
     source, loaded = observed(), observed(seed=1)
     other = copy.deepcopy(loaded)
     pair = (nn.Sequential(source), nn.Sequential(loaded)) if inside else (source, loaded)
@@ -107,7 +107,7 @@ def test_a_loaded_state_normalizes_as_the_one_that_it_was_taken_from(inside: boo
     assert torch.equal(loaded(x), source(x))
 
 
-def test_a_copy_has_statistics_of_its_own_also_when_it_is_loaded() -> None:
+def test_copy_has_separate_statistics_also_after_loading() -> None:
     it, other = observed(), observed(seed=1)
     (x, _), copied = rows(2), copy.deepcopy(it)
     before = it(x)
@@ -117,7 +117,7 @@ def test_a_copy_has_statistics_of_its_own_also_when_it_is_loaded() -> None:
     assert torch.equal(it(x), before)
 
 
-def test_whoever_shares_the_buffers_sees_an_update() -> None:
+def test_update_is_visible_through_shared_buffers() -> None:
     it = observed()
     memo = {id(buffer): buffer for buffer in it.buffers()}
     shared = copy.deepcopy(it, memo)
@@ -125,7 +125,7 @@ def test_whoever_shares_the_buffers_sees_an_update() -> None:
     assert torch.equal(shared(rows(2)[0]), it(rows(2)[0]))
 
 
-def test_observations_of_another_width_are_an_error() -> None:
+def test_observations_of_another_width_raise() -> None:
     with pytest.raises(ValueError, match=r"expected rows of shape \(3,\)"):
         observed().update(torch.zeros(5, 4))
 
@@ -139,7 +139,7 @@ class TestStateOfObservations(StatefulContract):
 
 
 class _Seen(ObservationNormalizer):
-    """Sees other rows in each step; its state is plain."""
+    """Normalizer with new rows in each step and a plain state."""
 
     def __init__(self):
         super().__init__(FEATURES, "cpu")
@@ -154,7 +154,7 @@ class _Seen(ObservationNormalizer):
 
 
 def rollout(seed: int = 0, steps: int = T) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards far from zero, where episodes ended, which rows are valid; NaN stands in the others."""
+    """Return rewards far from zero, ends of episodes, and valid rows. Invalid rows contain NaN."""
     stream = generator(seed, "rollout")
     reward = torch.randn(steps, N, generator=stream) * 3.0 + 1.0
     ended = torch.rand(steps, N, generator=stream) < 0.15
@@ -163,7 +163,7 @@ def rollout(seed: int = 0, steps: int = T) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def episodes(reward: Tensor, ended: Tensor, valid: Tensor, running: list[float] | None = None) -> list[float]:
-    """The running returns of all environments, as they are defined: one row after the other."""
+    """Return the running returns of all environments, computed row by row."""
     found = []
     for n in range(reward.shape[1]):
         total = 0.0 if running is None else running[n]
@@ -184,7 +184,7 @@ def scaled(
     return it, [it.scale(*call) for call in calls]
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_running_returns() -> None:
+def test_rewards_are_divided_by_the_deviation_of_running_returns() -> None:
     reward, ended, valid = rollout()
     _, (result,) = scaled((reward, ended, valid))
     returns = torch.tensor(episodes(reward, ended, valid), dtype=torch.float64)
@@ -192,7 +192,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_running_returns() -> None:
     torch.testing.assert_close(result[valid], (reward[valid] / returns.std(correction=0)).float())
 
 
-def test_returns_go_on_from_one_call_to_the_next_and_begin_anew_after_an_end() -> None:
+def test_returns_continue_between_calls_and_restart_after_an_end() -> None:
     running = [0.0] * N
     first, second = rollout(0), rollout(1)
     both = [*episodes(*first, running), *episodes(*second, running)]
@@ -204,7 +204,7 @@ def test_returns_go_on_from_one_call_to_the_next_and_begin_anew_after_an_end() -
 
 
 @pytest.mark.parametrize("cut", [1, T // 2, T - 1])
-def test_parts_of_a_rollout_leave_the_same_as_the_whole(cut: int) -> None:
+def test_parts_of_a_rollout_give_the_same_state_as_the_whole(cut: int) -> None:
     whole, parts = rollout(), ([x[:cut] for x in rollout()], [x[cut:] for x in rollout()])
     one, two = scaled(whole)[0].state_dict(), scaled(*map(tuple, parts))[0].state_dict()
     assert torch.equal(one["running_return"], two["running_return"])
@@ -221,13 +221,13 @@ def test_rewards_are_never_shifted() -> None:
     assert torch.equal(result.sign()[valid], reward.sign()[valid])
 
 
-def test_rewards_in_another_unit_become_the_same() -> None:
+def test_scaled_rewards_do_not_depend_on_the_unit() -> None:
     reward, ended, valid = rollout()
     (_, (one,)), (_, (other,)) = scaled((reward, ended, valid)), scaled((1000.0 * reward, ended, valid))
     torch.testing.assert_close(one, other)
 
 
-def test_rewards_stay_within_the_clip() -> None:
+def test_scaled_rewards_are_clipped() -> None:
     call = rollout()
     _, (free,) = scaled(call)
     _, (clipped,) = scaled(call, clip=0.5)
@@ -235,7 +235,7 @@ def test_rewards_stay_within_the_clip() -> None:
     assert (clipped == 0.5).any() and (clipped == -0.5).any()
 
 
-def test_rows_that_are_not_valid_change_nothing_and_become_zero() -> None:
+def test_invalid_rows_change_nothing_and_become_zero() -> None:
     reward, ended, valid = rollout()
     whatever = torch.where(valid, reward, 7.0), ended ^ ~valid, valid
     (one, (result,)), (other, (same,)) = scaled((reward, ended, valid)), scaled(whatever)
@@ -253,7 +253,7 @@ def test_without_a_mask_all_rewards_count() -> None:
     assert one.state_dict()["rows"] == other.state_dict()["rows"] == T * N
 
 
-def test_after_a_reset_returns_begin_anew_there_and_go_on_elsewhere() -> None:
+def test_reset_restarts_returns_only_in_its_environments() -> None:
     first, second = rollout(0), rollout(1)
     mask = torch.arange(N) % 2 == 0
     it, _ = scaled(first)
@@ -269,38 +269,38 @@ def test_after_a_reset_returns_begin_anew_there_and_go_on_elsewhere() -> None:
 
 
 def _last_valid(valid: Tensor, mask: Tensor) -> Tensor:
-    """The last valid row of each environment in the mask."""
+    """Return the last valid row of each environment in the mask."""
     left = valid.flip(0).cumsum(0).flip(0)
     return valid & (left == 1) & mask
 
 
-def test_a_reset_before_the_first_reward_is_nothing() -> None:
+def test_reset_before_the_first_reward_changes_nothing() -> None:
     it = RewardNormalizer(GAMMA)
     it.observe_reset(torch.ones(N, dtype=torch.bool))
     assert torch.equal(it.scale(*rollout()), RewardNormalizer(GAMMA).scale(*rollout()))
 
 
-def test_rewards_that_are_all_zero_stay_zero() -> None:
+def test_zero_rewards_stay_zero() -> None:
     nothing = torch.zeros(T, N)
     _, (result,) = scaled((nothing, torch.zeros_like(nothing, dtype=torch.bool), None))
     assert (result == 0.0).all()
 
 
-def test_before_a_valid_reward_the_divisor_is_one() -> None:
+def test_divisor_is_one_before_a_valid_reward() -> None:
     reward, ended, valid = rollout()
     it, (result,) = scaled((reward, ended, torch.zeros_like(valid)))
     assert (result == 0.0).all()
     assert torch.equal(it.scale(*rollout()), RewardNormalizer(GAMMA, math.inf).scale(*rollout()))
 
 
-def test_the_discount_is_not_rounded() -> None:
-    """In float32 0.9 is off by 3e-8, which a running return would show in its eighth digit."""
+def test_discount_is_not_rounded() -> None:
+    """In float32, 0.9 is off by 3e-8, which changes the eighth digit of a running return."""
     it, _ = scaled((torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.bool), None))
     expected = torch.tensor([1.9], dtype=torch.float64)
     torch.testing.assert_close(it.state_dict()["running_return"], expected, rtol=1e-15, atol=0.0)
 
 
-def test_the_rewards_given_are_left_as_they_are() -> None:
+def test_input_rewards_are_not_modified() -> None:
     given = rollout()
     kept = [x.clone() for x in given]
     scaled(given, clip=0.1)
@@ -309,20 +309,20 @@ def test_the_rewards_given_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("shape", [(T, N + 1), (N,), (T, N, 1)])
-def test_rewards_of_other_environments_are_an_error(shape: tuple[int, ...]) -> None:
+def test_rewards_of_another_number_of_environments_raise(shape: tuple[int, ...]) -> None:
     it, _ = scaled(rollout())
     with pytest.raises(ValueError, match=rf"expected rewards \(T, N\), .* after rewards of {N} environments"):
         it.scale(torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
 
 
-def test_a_state_of_other_environments_is_an_error() -> None:
+def test_state_of_another_number_of_environments_raises() -> None:
     it, _ = scaled(rollout())
     fewer = {**it.state_dict(), "running_return": torch.zeros(N - 1, dtype=torch.float64)}
     with pytest.raises(ValueError, match=rf"running_return: expected .* got \({N - 1},\)"):
         it.load_state_dict(fewer)
 
 
-def test_a_state_from_before_the_first_reward_is_a_new_beginning() -> None:
+def test_state_from_before_the_first_reward_resets() -> None:
     it, _ = scaled(rollout(), clip=10.0)
     it.load_state_dict(RewardNormalizer(GAMMA).state_dict())
     assert torch.equal(it.scale(*rollout(2)), RewardNormalizer(GAMMA).scale(*rollout(2)))
@@ -341,7 +341,7 @@ class TestStateOfRewards(StatefulContract):
 
 
 class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
-    """Which does not know yet how many environments there are; so any number of them fits."""
+    """A new normalizer does not know the number of environments, so any number fits."""
 
     def make(self):
         return RewardNormalizer(GAMMA)
@@ -351,13 +351,13 @@ class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
             return part.scale(*rollout(99, steps=4))
         return super().step(part)
 
-    def test_a_state_of_the_wrong_shape_is_refused(self):
+    def test_state_of_the_wrong_shape_is_rejected(self):
         state = super()._stepped().state_dict()
         with pytest.raises(ValueError, match=r"mean: expected .* got \(1,\)"):
             self.make().load_state_dict({**state, "mean": state["mean"][None]})
 
 
-def test_one_nan_does_not_stay_in_the_statistics_of_observations() -> None:
+def test_nan_does_not_stay_in_the_statistics_of_observations() -> None:
     clean, dirty = (ObservationNormalizer(2, "cpu") for _ in range(2))
     rows = torch.tensor([[1.0, 2.0], [3.0, 5.0], [2.0, 0.0]])
     clean.update(rows)
@@ -365,7 +365,7 @@ def test_one_nan_does_not_stay_in_the_statistics_of_observations() -> None:
     assert all(torch.equal(one, other) for one, other in zip(clean.moments, dirty.moments, strict=True))
 
 
-def test_one_nan_does_not_stay_in_the_statistics_of_rewards() -> None:
+def test_nan_does_not_stay_in_the_statistics_of_rewards() -> None:
     normalizer, ended = RewardNormalizer(0.9), torch.zeros(3, 2, dtype=torch.bool)
     reward = torch.tensor([[1.0, 2.0], [float("nan"), 3.0], [2.0, float("inf")]])
     scaled = normalizer.scale(reward, ended)

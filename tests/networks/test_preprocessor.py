@@ -1,4 +1,4 @@
-"""What networks are given of an observation: numbers, normalized numbers, or the image itself."""
+"""Inputs of networks: flat numbers, normalized numbers, or an unchanged image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def image(*shape: int) -> spaces.Box:
 
 
 @pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84, 3), (4, 84, 84), (36, 40, 3), (3, 40, 36)])
-def test_large_images_are_handed_on_as_they_are(shape: tuple[int, ...]) -> None:
+def test_large_images_are_unchanged(shape: tuple[int, ...]) -> None:
     encoder = Preprocessor(image(*shape), CPU)
     x = torch.zeros(2, *shape, dtype=torch.uint8)
     assert encoder.images and encoder(x) is x
@@ -32,7 +32,7 @@ def test_large_images_are_handed_on_as_they_are(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(35, 84, 3), (3, 84, 35), (10, 10, 4), (40, 5, 50), (50, 5, 40)])
 def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
-    """Also where two dimensions are large and the one between them, a side of the image, is not."""
+    """Also if two dimensions are large but the middle one, a side of the image, is small."""
     encoder = Preprocessor(image(*shape), CPU)
     x = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator(0, "rows"))
     assert not encoder.images
@@ -46,7 +46,7 @@ def test_small_grids_are_flattened(shape: tuple[int, ...]) -> None:
         assert torch.equal(raw(x), x.flatten(1).float())
 
 
-def test_large_images_are_floats_if_they_are_not_scaled() -> None:
+def test_large_images_become_floats_without_scaling() -> None:
     encoder = Preprocessor(image(36, 36, 1), CPU, scale_images=False)
     x = torch.randint(0, 256, (2, 36, 36, 1), dtype=torch.uint8, generator=generator(0, "rows"))
     assert encoder(x).dtype == torch.float32
@@ -63,8 +63,8 @@ def test_images_of_any_size_in_a_dictionary_are_scaled(scale_images: bool, large
     assert (x[-2:] == 255.0).all()
 
 
-def test_scaling_leaves_the_observation_as_it_was() -> None:
-    x = torch.full((1, 20, 20, 3), 255.0)  # floats already
+def test_scaling_does_not_modify_the_observation() -> None:
+    x = torch.full((1, 20, 20, 3), 255.0)  # already floats
     assert (Preprocessor(image(20, 20, 3), CPU)(x) == 1.0).all()
     assert (x == 255.0).all()
 
@@ -77,7 +77,7 @@ def test_dictionaries_become_vectors() -> None:
     assert encoder(observation).shape == (5, encoder.features) == (5, 7)
 
 
-def test_beside_images_the_other_numbers_are_normalized() -> None:
+def test_numbers_beside_images_are_normalized() -> None:
     space = spaces.Dict({"camera": image(36, 36, 1), "position": VECTOR})
     encoder, alone = Preprocessor(space, CPU, normalize=True), Preprocessor(VECTOR, CPU, normalize=True)
     seen = {"camera": torch.full((20, 36, 36, 1), 9, dtype=torch.uint8), "position": rows(20, 3)}
@@ -93,7 +93,7 @@ def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
     torch.testing.assert_close(encoder(x).std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
 
 
-def test_looking_changes_nothing_and_updating_does() -> None:
+def test_only_update_changes_the_statistics() -> None:
     encoder, x = Preprocessor(VECTOR, CPU, normalize=True), rows(20, 3)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     first = encoder(x)
@@ -103,7 +103,7 @@ def test_looking_changes_nothing_and_updating_does() -> None:
     assert not torch.equal(encoder(x), first)
 
 
-def test_rows_that_are_not_valid_are_in_no_statistic() -> None:
+def test_invalid_rows_do_not_enter_the_statistics() -> None:
     one, other = (Preprocessor(VECTOR, CPU, normalize=True) for _ in range(2))
     x, valid_N = rows(20, 3), torch.arange(20) % 3 > 0
     one.update(x, valid_N)
@@ -114,7 +114,7 @@ def test_rows_that_are_not_valid_are_in_no_statistic() -> None:
     torch.testing.assert_close(one(x), third(x))
 
 
-def test_observations_are_left_as_they_are() -> None:
+def test_observations_are_not_modified() -> None:
     encoder, x = Preprocessor(VECTOR, CPU, normalize=True), rows(20, 3)
     kept = x.clone()
     encoder.update(x)
@@ -122,19 +122,19 @@ def test_observations_are_left_as_they_are() -> None:
     assert torch.equal(x, kept)
 
 
-def test_statistics_are_no_parameters_and_carry_no_graph() -> None:
+def test_statistics_are_not_parameters_and_carry_no_graph() -> None:
     encoder = Preprocessor(VECTOR, CPU, normalize=True)
     assert not [*encoder.parameters()]
     assert not encoder(rows(2, 3).requires_grad_()).requires_grad
 
 
 @pytest.mark.parametrize("space", [image(84, 84, 3), spaces.Dict({"camera": image(84, 84, 3)})], ids=str)
-def test_an_image_is_not_normalized_twice(space: spaces.Space) -> None:
+def test_normalizing_only_images_is_rejected(space: spaces.Space) -> None:
     with pytest.raises(ValueError, match="contains only images"):
         Preprocessor(space, CPU, normalize=True)
 
 
-def test_an_image_beside_other_numbers_is_flattened_and_told() -> None:
+def test_image_beside_other_numbers_is_flattened() -> None:
     encoder = Preprocessor(spaces.Dict({"camera": image(40, 36, 1), "position": VECTOR}), CPU)
     seen = {"camera": torch.full((2, 40, 36, 1), 7, dtype=torch.uint8), "position": rows(2, 3)}
     assert encoder.images and encoder.features == 40 * 36 + 3
@@ -142,7 +142,7 @@ def test_an_image_beside_other_numbers_is_flattened_and_told() -> None:
 
 
 @pytest.mark.parametrize("shape", [(36, 36, 1), (84, 84), (4, 84, 84, 3)])
-def test_one_image_is_told_to_become_a_batch_of_one(shape: tuple[int, ...]) -> None:
+def test_single_image_without_a_batch_dimension_raises(shape: tuple[int, ...]) -> None:
     encoder = Preprocessor(image(*shape), CPU)
     with pytest.raises(ValueError, match="a first dimension of 1"):
         encoder(torch.zeros(shape, dtype=torch.uint8))
@@ -150,6 +150,6 @@ def test_one_image_is_told_to_become_a_batch_of_one(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("space", [VECTOR, image(36, 36, 1)])
-def test_arrays_are_told_to_become_tensors(space: spaces.Box) -> None:
+def test_arrays_raise_with_a_hint(space: spaces.Box) -> None:
     with pytest.raises(TypeError, match=r"observations must be tensors, got ndarray: use torch.as_tensor"):
         Preprocessor(space, CPU)(np.zeros((1, *space.shape), space.dtype))

@@ -25,11 +25,11 @@ def features(rows: int = B) -> torch.Tensor:
 
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 8)])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_there_is_a_value_for_every_action(hidden: tuple[int, ...], dueling: bool) -> None:
+def test_one_value_per_action(hidden: tuple[int, ...], dueling: bool) -> None:
     assert network(hidden=hidden, dueling=dueling)(features()).shape == (B, A)
 
 
-def test_a_hidden_layer_is_linear_then_normalized_then_cut_at_0() -> None:
+def test_hidden_layer_is_linear_norm_relu() -> None:
     it, x = network(), features()
     assert len(it.hidden) == 6
     for layer, kind in zip(it.hidden, [nn.Linear, nn.LayerNorm, nn.ReLU] * 2, strict=True):
@@ -43,8 +43,8 @@ def test_a_hidden_layer_is_linear_then_normalized_then_cut_at_0() -> None:
     torch.testing.assert_close(it.head(x), it(features()))
 
 
-def test_the_norm_bounds_the_values_of_any_observation() -> None:
-    """What it is for: an observation a million times as large does not have values a million times as large."""
+def test_layer_norm_bounds_the_values_of_any_observation() -> None:
+    """Scaling an observation by a million must not scale its values by a million."""
     with torch.no_grad():
         near, far = (network()(x).abs().amax() for x in (features(), features() * 1e6))
         unbounded = network(layer_norm=False)(features() * 1e6).abs().amax()
@@ -52,16 +52,16 @@ def test_the_norm_bounds_the_values_of_any_observation() -> None:
     assert float(unbounded) > 1e4
 
 
-def test_the_norm_can_be_left_out() -> None:
+def test_layer_norm_can_be_disabled() -> None:
     assert not [layer for layer in network(layer_norm=False).modules() if isinstance(layer, nn.LayerNorm)]
 
 
-def test_a_row_does_not_depend_on_those_beside_it() -> None:
+def test_rows_are_independent() -> None:
     x, it = features(), network()
     torch.testing.assert_close(it(x)[1:2], it(x[1:2]))
 
 
-def test_a_dueling_head_keeps_the_values_of_all_actions_together() -> None:
+def test_dueling_bias_shifts_the_values_of_all_actions() -> None:
     it, x = network(dueling=True), features(1)
     before = it(x)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_observations_of_any_space_have_values(space: spaces.Space[Any]) -> None
     assert it(it.preprocess(observation)).shape == (B, A)
 
 
-def test_an_image_goes_through_convolutions() -> None:
+def test_images_go_through_convolutions() -> None:
     it = network(space=spaces.Box(0, 255, (36, 36, 3), np.uint8), hidden=(8,))
     image = torch.randint(256, (2, 36, 36, 3), dtype=torch.uint8, generator=generator(0, "image"))
     value = it(it.preprocess(image))
@@ -89,7 +89,7 @@ def test_an_image_goes_through_convolutions() -> None:
     torch.testing.assert_close(it.head(it.hidden(it.encoder(image))), value)
 
 
-def test_it_is_drawn_under_the_generator_alone() -> None:
+def test_parameters_are_drawn_only_from_the_generator() -> None:
     before = torch.get_rng_state()
     one, same, other = network(), network(), network(1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -99,6 +99,6 @@ def test_it_is_drawn_under_the_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([2, 2])])
-def test_actions_that_are_not_discrete_are_refused(space: spaces.Space[Any]) -> None:
+def test_non_discrete_actions_are_rejected(space: spaces.Space[Any]) -> None:
     with pytest.raises(ValueError, match=r"requires Discrete actions"):
         QNetwork(spaces.Box(-1.0, 1.0, (F,)), space, generator(0, "networks"))

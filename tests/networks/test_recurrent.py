@@ -1,6 +1,6 @@
-"""Recurrent cores: step by step and as a sequence, whatever is reset in between, and against torch's own.
+"""Recurrent cores: steps against sequences, resets, and comparison with torch's cores.
 
-Shapes: T steps, N environments, I inputs, H features, C numbers of carry.
+Shapes: T steps, N environments, I inputs, H features, C size of the carry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = type[LSTM] | type[GRU] | type[MinimalGRU]
 CORES = (LSTM, GRU, MinimalGRU)
 LAYERS = pytest.mark.parametrize("layers", [1, 2])
 N, I, H = 4, 3, 5  # noqa: E741  # I inputs
-LENGTHS = (1, 2, 3, 4, 7, 8, 9, 16, 37)  # around powers of two, where a scan by halves has its edges
+LENGTHS = (1, 2, 3, 4, 7, 8, 9, 16, 37)  # around powers of two, the edge cases of the scan
 PRECISION = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 Gradients = dict[str, Tensor]
@@ -33,7 +33,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def make(kind: Kind, dtype: torch.dtype = torch.float64, layers: int = 1) -> Core:
-    """A core all of whose parameters are drawn, so that none is zero."""
+    """Return a core with random parameters, none of them zero."""
     core = kind(I, H, generator(0, "agent"), layers).to(dtype)
     with torch.no_grad():
         for index, parameter in enumerate(core.parameters()):
@@ -43,9 +43,9 @@ def make(kind: Kind, dtype: torch.dtype = torch.float64, layers: int = 1) -> Cor
 
 def resets(steps: int, seed: int = 0) -> Tensor:
     reset_TN = numbers(steps, N, seed=100 + seed) < -0.8
-    reset_TN[:, 0] = False  # one environment without,
-    reset_TN[:, 1] = True  # one with nothing else,
-    reset_TN[0, 2] = True  # one that begins with it
+    reset_TN[:, 0] = False  # one environment without resets,
+    reset_TN[:, 1] = True  # one with a reset at every step,
+    reset_TN[0, 2] = True  # one that begins with a reset
     return reset_TN
 
 
@@ -62,7 +62,7 @@ def as_sequence(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -
 
 
 def learn(run: Run, core: Core, steps: int, reset_TN: Tensor) -> tuple[Tensor, Tensor, Gradients]:
-    """What a run gives, and the gradients of a loss that weighs every number of it differently."""
+    """Return the results of a run, and the gradients of a loss with a different weight for each number."""
     dtype = next(core.parameters()).dtype
     x_TNI = numbers(steps, N, core.inputs, seed=1).to(dtype).requires_grad_()
     carry_NC = numbers(N, core.carry_size, seed=2).to(dtype).requires_grad_()
@@ -75,7 +75,7 @@ def learn(run: Run, core: Core, steps: int, reset_TN: Tensor) -> tuple[Tensor, T
 
 
 def assert_same(result: Any, expected: Any, precision: float) -> None:
-    """Equal, relative to the largest of the numbers that belong together."""
+    """Assert equality relative to the largest number of each tensor."""
     if isinstance(expected, dict):
         assert result.keys() == expected.keys()
         for name, one in expected.items():
@@ -93,7 +93,7 @@ def assert_same(result: Any, expected: Any, precision: float) -> None:
 @pytest.mark.parametrize("steps", LENGTHS)
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_is_its_steps_in_numbers_and_gradients(
+def test_sequence_matches_steps_in_results_and_gradients(
     kind: Kind, layers: int, steps: int, dtype: torch.dtype
 ) -> None:
     core, reset_TN = make(kind, dtype, layers), resets(steps)
@@ -103,7 +103,7 @@ def test_a_sequence_is_its_steps_in_numbers_and_gradients(
 
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_is_its_steps_at_the_size_of_a_run(kind: Kind, layers: int) -> None:
+def test_sequence_matches_steps_at_realistic_size(kind: Kind, layers: int) -> None:
     core = kind(8, 64, generator(0, "agent"), layers)
     reset_TN = resets(128)
     expected = learn(in_steps, core, 128, reset_TN)
@@ -112,7 +112,7 @@ def test_a_sequence_is_its_steps_at_the_size_of_a_run(kind: Kind, layers: int) -
 
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind, layers: int) -> None:
+def test_sequence_can_be_split_with_the_carry_passed_on(kind: Kind, layers: int) -> None:
     core, reset_TN = make(kind, layers=layers), resets(11)
 
     def in_pieces(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ def test_a_sequence_may_be_cut_anywhere_and_the_carry_handed_on(kind: Kind, laye
 @pytest.mark.parametrize("run", [in_steps, as_sequence])
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_gradients_are_those_of_finite_differences(kind: Kind, layers: int, run: Run) -> None:
+def test_gradients_match_finite_differences(kind: Kind, layers: int, run: Run) -> None:
     core, reset_TN = make(kind, layers=layers), resets(6)
     inputs = numbers(6, N, I, seed=1).requires_grad_(), numbers(N, core.carry_size, seed=2).requires_grad_()
 
@@ -158,7 +158,7 @@ def test_nothing_crosses_a_reset(kind: Kind, layers: int) -> None:
 
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_what_is_remembered_matters_to_the_end(kind: Kind, layers: int) -> None:
+def test_first_carry_affects_the_last_output(kind: Kind, layers: int) -> None:
     core = kind(I, H, generator(0, "agent"), layers).double()
     x_TNI, reset_TN = numbers(16, N, I, seed=1), torch.zeros(16, N, dtype=torch.bool)
     carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
@@ -168,7 +168,7 @@ def test_what_is_remembered_matters_to_the_end(kind: Kind, layers: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_environments_know_nothing_of_each_other(kind: Kind) -> None:
+def test_environments_are_independent(kind: Kind) -> None:
     core, reset_TN = make(kind), resets(6)
     x_TNI, carry_NC = numbers(6, N, I, seed=1), numbers(N, core.carry_size, seed=2)
     y_TNH, last_NC = core.sequence(x_TNI, carry_NC, reset_TN)
@@ -180,7 +180,7 @@ def test_environments_know_nothing_of_each_other(kind: Kind) -> None:
 
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_arguments_are_left_as_they_were(kind: Kind, layers: int) -> None:
+def test_arguments_are_not_modified(kind: Kind, layers: int) -> None:
     core = make(kind, layers=layers)
     arguments = numbers(8, N, I, seed=1), numbers(N, core.carry_size, seed=2), resets(8)
     before = [argument.clone() for argument in arguments]
@@ -191,7 +191,7 @@ def test_arguments_are_left_as_they_were(kind: Kind, layers: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
-def test_the_lstm_is_torchs(dtype: torch.dtype) -> None:
+def test_lstm_matches_torch(dtype: torch.dtype) -> None:
     core, theirs = make(LSTM, dtype), nn.LSTMCell(I, H, dtype=dtype)
     state = core.state_dict()
     theirs.load_state_dict(
@@ -215,7 +215,7 @@ def test_the_lstm_is_torchs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
-def test_the_gru_is_torchs(dtype: torch.dtype) -> None:
+def test_gru_matches_torch(dtype: torch.dtype) -> None:
     core, theirs = make(GRU, dtype), nn.GRUCell(I, H, dtype=dtype)
     state = core.state_dict()
     theirs.load_state_dict(
@@ -248,7 +248,7 @@ def assert_equal_without_resets(core: Core, run: Run, precision: float) -> None:
     assert_same(results[1], results[0], precision)
 
 
-def test_the_minimal_gru_goes_from_its_carry_towards_what_is_new() -> None:
+def test_minimal_gru_moves_from_the_carry_toward_the_new_value() -> None:
     core = make(MinimalGRU)
     x_NI, carry_NH = numbers(N, I, seed=1), numbers(N, H, seed=2)
     weight_z, weight_n = core.get_parameter("weight").split(H)
@@ -261,7 +261,7 @@ def test_the_minimal_gru_goes_from_its_carry_towards_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 64, 100])
-def test_the_scan_is_the_recurrence_and_so_is_its_gradient(steps: int) -> None:
+def test_scan_matches_the_recurrence_and_its_gradient(steps: int) -> None:
     keep_TNH = numbers(steps, N, H, seed=1).sigmoid().requires_grad_()
     new_TNH, carry_NH = numbers(steps, N, H, seed=2).requires_grad_(), numbers(N, H, seed=3).requires_grad_()
     weigh_TNH = numbers(steps, N, H, seed=4)
@@ -281,7 +281,7 @@ def test_the_scan_is_the_recurrence_and_so_is_its_gradient(steps: int) -> None:
     assert_same(results[1], results[0], 1e-12)
 
 
-def test_the_scan_leaves_its_arguments_as_they_were() -> None:
+def test_scan_does_not_modify_its_arguments() -> None:
     arguments = numbers(8, N, H, seed=1).sigmoid(), numbers(8, N, H, seed=2), numbers(N, H, seed=3)
     before = [argument.clone() for argument in arguments]
     recurrent.linear_recurrence(*arguments)
@@ -290,7 +290,7 @@ def test_the_scan_leaves_its_arguments_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("steps", [16, 64, 256])
-def test_the_scan_takes_fewer_operations_than_there_are_steps(steps: int) -> None:
+def test_scan_takes_fewer_operations_than_steps(steps: int) -> None:
     keep_TNH, new_TNH = numbers(steps, 1, 1).sigmoid(), numbers(steps, 1, 1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         recurrent.linear_recurrence(keep_TNH, new_TNH, keep_TNH[0])
@@ -299,7 +299,7 @@ def test_the_scan_takes_fewer_operations_than_there_are_steps(steps: int) -> Non
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_layers_are_cores_one_above_the_other(kind: Kind) -> None:
+def test_layers_are_stacked_cores(kind: Kind) -> None:
     drawn = generator(3, "agent")
     cores = [kind(inputs, H, drawn) for inputs in (I, H, H)]
     stacked = kind(I, H, generator(3, "agent"), layers=3)
@@ -315,7 +315,7 @@ def test_layers_are_cores_one_above_the_other(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_one_layer_has_the_parameters_that_it_always_had(kind: Kind) -> None:
+def test_single_layer_keeps_its_parameter_names(kind: Kind) -> None:
     names = {
         LSTM: ["input_weight", "hidden_weight", "bias"],
         GRU: ["input_weight", "hidden_weight", "bias", "hidden_bias"],
@@ -327,9 +327,9 @@ def test_one_layer_has_the_parameters_that_it_always_had(kind: Kind) -> None:
     ]
 
 
-def test_by_what_came_before_two_minimal_layers_keep_more_or_less_and_one_does_not() -> None:
+def test_two_minimal_layers_keep_depending_on_history_and_one_does_not() -> None:
     def kept_H(layers: int, first: float) -> Tensor:
-        """How much of the top carry is left after a second step that is always the same."""
+        """Return how much of the top carry is left after a fixed second step."""
         core = make(MinimalGRU, layers=layers)
         carry_NC = core.step(torch.full((1, I), first, dtype=torch.float64), core_zeros(core))[1].requires_grad_()
         y_NH, _ = core.step(torch.ones(1, I, dtype=torch.float64), carry_NC)
@@ -345,13 +345,13 @@ def test_by_what_came_before_two_minimal_layers_keep_more_or_less_and_one_does_n
 
 @pytest.mark.parametrize("kind", CORES)
 @pytest.mark.parametrize("layers", [0, -1, 1.5])
-def test_less_than_a_layer_is_refused(kind: Kind, layers: Any) -> None:
+def test_less_than_one_layer_is_rejected(kind: Kind, layers: Any) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}\(layers={layers}\): give a whole number, 1 or more"):
         kind(I, H, generator(0, "agent"), layers=layers)
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_each_gate_begins_orthogonal(kind: Kind) -> None:
+def test_each_gate_is_initially_orthogonal(kind: Kind) -> None:
     core = kind(H, H, generator(0, "agent"))
     for name, parameter in core.named_parameters():
         if name.endswith("weight"):
@@ -359,7 +359,7 @@ def test_each_gate_begins_orthogonal(kind: Kind) -> None:
                 torch.testing.assert_close(gate_HH @ gate_HH.T, torch.eye(H), rtol=0.0, atol=1e-5)
 
 
-def test_an_lstm_begins_by_remembering() -> None:
+def test_forget_gate_bias_is_initially_one() -> None:
     core = LSTM(I, H, generator(0, "agent"))
     input_gate, forget_gate, new, output_gate = core.bias.split(H)
     assert (forget_gate == 1).all()
@@ -367,7 +367,7 @@ def test_an_lstm_begins_by_remembering() -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_parameters_come_from_the_generator_and_from_nowhere_else(kind: Kind) -> None:
+def test_parameters_are_drawn_only_from_the_generator(kind: Kind) -> None:
     before = torch.get_rng_state()
     one, same, other = (kind(I, H, generator(seed, "agent")) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
@@ -380,7 +380,7 @@ def test_parameters_come_from_the_generator_and_from_nowhere_else(kind: Kind) ->
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_shapes_are_what_the_core_says(kind: Kind) -> None:
+def test_shapes_match_the_attributes_of_the_core(kind: Kind) -> None:
     core = kind(I, H, generator(0, "agent"))
     assert core.features == H
     y_NH, carry_NC = core.step(torch.zeros(N, I), torch.zeros(N, core.carry_size))
@@ -390,7 +390,7 @@ def test_shapes_are_what_the_core_says(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_what_does_not_fit_is_refused_and_what_fits_is_said(kind: Kind) -> None:
+def test_arguments_of_wrong_size_are_rejected(kind: Kind) -> None:
     core = kind(I, H, generator(0, "agent"))
     carry_NC, reset_TN = torch.zeros(N, core.carry_size), torch.zeros(2, N, dtype=torch.bool)
     for call in (
@@ -408,19 +408,19 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_said(kind: Kind) -> None:
         core.sequence(torch.zeros(2, N, I), carry_NC, reset_TN[:, :1])
 
 
-def test_a_core_is_abstract() -> None:
+def test_core_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]  # wrong on purpose
+        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]  # invalid on purpose
 
 
 @pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
-)  # by torch
+)  # raised by torch
 @pytest.mark.parametrize("run", [in_steps, as_sequence])
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
-def test_a_core_is_one_graph(kind: Kind, layers: int, run: Run) -> None:
-    torch.compiler.reset()  # what other cores were compiled to counts towards a limit
+def test_core_compiles_to_one_graph(kind: Kind, layers: int, run: Run) -> None:
+    torch.compiler.reset()  # earlier compilations count towards a limit
     core, reset_TN = make(kind, layers=layers), resets(3)
 
     @torch.compile(fullgraph=True, backend="eager")

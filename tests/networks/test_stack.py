@@ -1,4 +1,4 @@
-"""Networks side by side are the networks one by one, whichever way they are computed."""
+"""Stacked networks match separate networks in all execution modes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_member_is_a_multilayer_perceptron(activation: str, members: int) -
         torch.testing.assert_close(y[k], stack.member(k, x), atol=1e-6, rtol=1e-6)
 
 
-def test_members_begin_orthogonal_and_differ() -> None:
+def test_members_are_initially_orthogonal_and_differ() -> None:
     stack = make(2, hidden=(5, 5))
     for weight in stack.weights:
         for member in weight:
@@ -56,14 +56,14 @@ def test_members_begin_orthogonal_and_differ() -> None:
 
 
 @pytest.mark.parametrize("leading", [(B,), (2, B)])
-def test_each_member_may_have_inputs_of_its_own(leading: tuple[int, ...]) -> None:
+def test_members_can_have_separate_inputs(leading: tuple[int, ...]) -> None:
     stack, x = make(), rows(*leading)
     expected = torch.stack([stack.member(k, x if x.ndim == 2 else x[k]) for k in range(2)])
     torch.testing.assert_close(stack(x), expected)
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_without_layers_it_hands_on_what_it_gets(members: int) -> None:
+def test_without_layers_input_is_passed_on(members: int) -> None:
     stack, x = make(members, hidden=()), rows(B)
     assert stack.features == I
     assert torch.equal(stack(x), x.expand(members, B, I))
@@ -71,7 +71,7 @@ def test_without_layers_it_hands_on_what_it_gets(members: int) -> None:
 
 
 @pytest.mark.parametrize("activation", ops.FUSED)
-def test_what_is_compiled_gives_the_same_to_rounding(activation: str) -> None:
+def test_compiled_stack_matches_to_rounding(activation: str) -> None:
     stack, x = make(activation=activation), rows(B)
     compiled = torch.compile(stack, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), stack(x), atol=1e-6, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_what_is_compiled_gives_the_same_to_rounding(activation: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ops.FUSED)
-def test_under_autocast_products_are_in_half_precision_and_the_rest_is_the_same(activation: str) -> None:
+def test_autocast_affects_only_products(activation: str) -> None:
     stack, x = make(activation=activation), rows(B)
     exact = stack(x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -92,6 +92,6 @@ def test_under_autocast_products_are_in_half_precision_and_the_rest_is_the_same(
         torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
 
 
-def test_an_unknown_activation_is_refused() -> None:
+def test_unknown_activation_is_rejected() -> None:
     with pytest.raises(ValueError, match="activation='sinh': use one of tanh, relu"):
         make(activation="sinh")

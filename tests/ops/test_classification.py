@@ -35,14 +35,14 @@ def test_each_row_is_counted_once(count: Callable[..., Tensor], expected: int, d
     assert count(PREDICTION, TARGET.to(dtype)) == expected
 
 
-def test_the_golden_fractions() -> None:
+def test_fractions_of_a_known_example() -> None:
     prediction, target = torch.tensor([1, 0, 1, 1]), torch.tensor([0, 1, 1, 1])
     assert precision(prediction, target) == pytest.approx(2 / 3)
     assert recall(prediction, target) == pytest.approx(2 / 3)
     assert specificity(prediction, target) == 0.0
 
 
-def test_fractions_are_those_of_the_counts() -> None:
+def test_fractions_match_the_counts() -> None:
     prediction, target = drawn(0, 200), drawn(1, 200) > 0.3
     tp, fp, tn, fn = (
         count(prediction, target).item() for count in (true_positives, false_positives, true_negatives, false_negatives)
@@ -54,25 +54,27 @@ def test_fractions_are_those_of_the_counts() -> None:
     assert accuracy(prediction, target).item() == pytest.approx((tp + tn) / 200)
 
 
-def test_exactly_at_the_threshold_is_not_positive() -> None:
+def test_prediction_at_the_threshold_is_negative() -> None:
     assert true_positives(torch.tensor([0.5, 0.50001]), torch.tensor([1, 1])) == 1
     assert accuracy(torch.tensor([0.0, 0.1]), torch.tensor([0, 1]), threshold=0.0) == 1.0
 
 
-@pytest.mark.parametrize(("fraction", "said", "are"), [(precision, 0, 1), (recall, 1, 0), (specificity, 1, 1)])
-def test_a_fraction_of_nothing_is_nan(fraction: Callable[..., Tensor], said: int, are: int) -> None:
-    assert math.isnan(fraction(torch.full((3,), said), torch.full((3,), are)).item())
+@pytest.mark.parametrize(
+    ("fraction", "predicted", "positive"), [(precision, 0, 1), (recall, 1, 0), (specificity, 1, 1)]
+)
+def test_fraction_without_rows_is_nan(fraction: Callable[..., Tensor], predicted: int, positive: int) -> None:
+    assert math.isnan(fraction(torch.full((3,), predicted), torch.full((3,), positive)).item())
 
 
 @pytest.mark.parametrize("column", [False, True])
-def test_a_column_of_two_classes_is_read_as_rows(column: bool) -> None:
-    """Not as pairs of all with all, which is what comparing (B, 1) with (B,) would give."""
+def test_column_of_two_classes_is_read_as_rows(column: bool) -> None:
+    """Comparing (B, 1) with (B,) would broadcast to all pairs."""
     prediction = PREDICTION.unsqueeze(1)
     assert accuracy(prediction, TARGET.unsqueeze(1) if column else TARGET).item() == pytest.approx(2 / 7)
 
 
 def slow_accuracy(prediction: Tensor, target: Tensor, k: int) -> float:
-    """Rows whose target is among the first `k` of the scores, sorted."""
+    """Return the fraction of rows whose target is among the first `k` sorted scores."""
     rows = zip(prediction.reshape(-1, prediction.shape[-1]).tolist(), target.flatten().tolist(), strict=True)
     hits = [t in sorted(range(len(scores)), key=lambda c: -scores[c])[:k] for scores, t in rows]
     return sum(hits) / len(hits)
@@ -80,7 +82,7 @@ def slow_accuracy(prediction: Tensor, target: Tensor, k: int) -> float:
 
 @pytest.mark.parametrize("shape", [(50, 4), (10, 5, 3)])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_classes_are_found_as_by_sorting(shape: tuple[int, ...], k: int) -> None:
+def test_accuracy_matches_sorting(shape: tuple[int, ...], k: int) -> None:
     prediction, target = drawn(2, *shape), (drawn(3, *shape[:-1]) * shape[-1]).long()
     one_hot = torch.nn.functional.one_hot(target, shape[-1])
     for given in (target, one_hot, one_hot.float()):
@@ -88,7 +90,7 @@ def test_classes_are_found_as_by_sorting(shape: tuple[int, ...], k: int) -> None
         assert accuracy(prediction, given).item() == pytest.approx(slow_accuracy(prediction, target, 1))
 
 
-def test_all_classes_hold_the_target_and_nan_does_not() -> None:
+def test_k_of_all_classes_gives_one_except_for_nan() -> None:
     assert top_k_accuracy(drawn(4, 9, 3), torch.arange(9) % 3, k=3) == 1.0
     assert top_k_accuracy(torch.full((2, 6), math.nan), torch.tensor([0, 1])) == 0.0
 
@@ -101,11 +103,11 @@ def test_all_classes_hold_the_target_and_nan_does_not() -> None:
         (torch.zeros(3), torch.zeros(3, 2), r"predictions \(3,\) of two classes and targets \(3, 2\)"),
     ],
 )
-def test_shapes_that_do_not_belong_together_are_refused(prediction: Tensor, target: Tensor, text: str) -> None:
+def test_shapes_that_do_not_match_are_rejected(prediction: Tensor, target: Tensor, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         accuracy(prediction, target)
 
 
-def test_no_class_at_all_is_refused() -> None:
+def test_k_of_zero_is_rejected() -> None:
     with pytest.raises(ValueError, match="give 1 or more"):
         top_k_accuracy(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), k=0)

@@ -1,6 +1,6 @@
-"""Every pure function in one graph: no read of a tensor by the host, no branch on data.
+"""Every pure function compiles to one graph: the host reads no tensor, and no branch depends on data.
 
-A generator cannot be traced (torch 2.13), so what draws from one stands outside of what is compiled.
+A generator cannot be traced (torch 2.13), so functions that draw from one are not compiled.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def test_every_function_that_does_not_draw_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
-def test_a_function_is_one_graph(function: Callable[..., Any]) -> None:
+def test_function_compiles_to_one_graph(function: Callable[..., Any]) -> None:
     equal_in_one_graph(CASES[function])
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_a_distribution_is_one_graph_once_its_noise_is_drawn(name: str) -> None:
+def test_distribution_compiles_to_one_graph_after_drawing_noise(name: str) -> None:
     make = DISTRIBUTIONS[name]
     noise = make().noise(generator(0, "agent"))
     methods = {

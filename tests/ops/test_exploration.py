@@ -9,14 +9,14 @@ from rein.ops.random import generator
 ROWS, ACTIONS = 40_000, 5
 
 
-def test_without_exploration_the_first_of_the_best_is_taken() -> None:
+def test_epsilon_zero_takes_the_first_of_the_best_actions() -> None:
     value_NA = torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0], [-3.0, -2.0, -1.0]])
     action_N = epsilon_greedy(value_NA, 0.0, generator(0, "agent"))
     assert action_N.dtype == torch.int64
     assert action_N.tolist() == [1, 0, 2]
 
 
-def test_with_full_exploration_all_actions_are_as_likely() -> None:
+def test_epsilon_one_is_uniform() -> None:
     value_NA = torch.tensor([0.0, 9.0, 0.0, 0.0, 0.0]).expand(ROWS, ACTIONS)
     count_A = epsilon_greedy(value_NA, 1.0, generator(0, "agent")).bincount(minlength=ACTIONS)
     share = 1.0 / ACTIONS
@@ -24,7 +24,7 @@ def test_with_full_exploration_all_actions_are_as_likely() -> None:
     assert ((count_A - ROWS * share).abs() < 4 * deviation).all()
 
 
-def test_epsilon_is_the_probability_of_a_random_action_which_may_be_the_best_one() -> None:
+def test_epsilon_is_the_probability_of_a_random_action() -> None:
     epsilon, value_NA = 0.3, torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).expand(ROWS, ACTIONS)
     action_N = epsilon_greedy(value_NA, epsilon, generator(0, "agent"))
     other = epsilon * (ACTIONS - 1) / ACTIONS
@@ -32,13 +32,13 @@ def test_epsilon_is_the_probability_of_a_random_action_which_may_be_the_best_one
     assert abs((action_N != 2).sum().item() - ROWS * other) < 4 * deviation
 
 
-def test_epsilon_may_be_a_tensor_that_stays_on_its_device() -> None:
+def test_epsilon_can_be_a_tensor_on_its_device() -> None:
     value_NA = torch.randn(100, ACTIONS, generator=generator(1, "values"))
     number = epsilon_greedy(value_NA, 0.5, generator(0, "agent"))
     assert torch.equal(number, epsilon_greedy(value_NA, torch.tensor(0.5), generator(0, "agent")))
 
 
-def test_the_stream_advances_alike_for_every_epsilon() -> None:
+def test_number_of_draws_does_not_depend_on_epsilon() -> None:
     one, other = generator(0, "agent"), generator(0, "agent")
     epsilon_greedy(torch.zeros(10, ACTIONS), 0.0, one)
     epsilon_greedy(torch.zeros(10, ACTIONS), 1.0, other)
@@ -46,7 +46,7 @@ def test_the_stream_advances_alike_for_every_epsilon() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])
-def test_at_a_temperature_near_zero_the_first_of_the_best_is_taken(temperature: float) -> None:
+def test_temperature_near_zero_takes_the_first_of_the_best_actions(temperature: float) -> None:
     value_NA = torch.tensor([[0.0, 2.0, 1.0], [-1e30, -2e30, -1e30], [-3.0, -2.0, -1.0]])
     action_N = boltzmann(value_NA, temperature, generator(0, "agent"))
     assert action_N.dtype == torch.int64
@@ -56,7 +56,7 @@ def test_at_a_temperature_near_zero_the_first_of_the_best_is_taken(temperature: 
 
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 5.0, 1e9])
-def test_actions_come_as_often_as_a_softmax_of_their_values_says(temperature: float) -> None:
+def test_action_frequencies_match_a_softmax_of_the_values(temperature: float) -> None:
     value_A = torch.tensor([0.3, -0.2, 1.0, 0.0, 0.9], dtype=torch.float64)
     action_N = boltzmann(value_A.float().expand(ROWS, ACTIONS), temperature, generator(0, "agent"))
     share_A = (value_A / temperature).softmax(0)
@@ -64,13 +64,13 @@ def test_actions_come_as_often_as_a_softmax_of_their_values_says(temperature: fl
     assert ((action_N.bincount(minlength=ACTIONS) - ROWS * share_A).abs() < 4.0 * deviation_A).all()
 
 
-def test_an_action_that_is_ruled_out_is_never_taken() -> None:
+def test_action_of_value_minus_infinity_is_never_taken() -> None:
     value_NA = torch.tensor([0.0, -torch.inf, 0.0]).expand(10_000, 3)
     for temperature in (0.0, 1.0, 1e6):
         assert (boltzmann(value_NA, temperature, generator(0, "agent")) != 1).all()
 
 
-def test_the_temperature_may_be_a_tensor_and_does_not_change_how_much_is_drawn() -> None:
+def test_temperature_can_be_a_tensor_and_does_not_change_the_draws() -> None:
     value_NA = torch.randn(100, ACTIONS, generator=generator(1, "values"))
     one, other = generator(0, "agent"), generator(0, "agent")
     assert torch.equal(boltzmann(value_NA, 0.5, one), boltzmann(value_NA, torch.tensor(0.5), other))

@@ -8,7 +8,7 @@ from rein.ops.statistics import minibatches
 
 
 @pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 4), (12, 12), (13, 4), (15, 4)])
-def test_minibatches_are_of_one_size_and_share_no_row(rows: int, count: int) -> None:
+def test_minibatches_have_equal_size_and_disjoint_rows(rows: int, count: int) -> None:
     index = minibatches(rows, count, generator(0, "agent"))
     assert index.shape == (count, rows // count)
     assert index.dtype == torch.int64
@@ -17,12 +17,12 @@ def test_minibatches_are_of_one_size_and_share_no_row(rows: int, count: int) -> 
     assert set(drawn) <= set(range(rows))
 
 
-def test_where_they_fit_every_row_is_in_one_minibatch() -> None:
+def test_every_row_is_in_a_minibatch_if_the_sizes_divide() -> None:
     index = minibatches(24, 4, generator(0, "agent"))
     assert sorted(index.flatten().tolist()) == list(range(24))
 
 
-def test_what_is_left_out_changes_from_call_to_call_and_prefers_no_row() -> None:
+def test_dropped_rows_vary_between_calls_without_preference() -> None:
     stream, calls, rows = generator(0, "agent"), 3_000, 7
     count = torch.zeros(rows, dtype=torch.int64)
     for _ in range(calls):
@@ -31,7 +31,7 @@ def test_what_is_left_out_changes_from_call_to_call_and_prefers_no_row() -> None
     assert ((count - calls * share).abs() < 4.0 * (calls * share * (1.0 - share)) ** 0.5).all()
 
 
-def test_the_same_stream_cuts_the_same_minibatches_and_goes_on_to_others() -> None:
+def test_equal_generators_give_equal_minibatches_and_then_new_ones() -> None:
     stream = generator(0, "agent")
     first, second = minibatches(100, 4, stream), minibatches(100, 4, stream)
     assert torch.equal(first, minibatches(100, 4, generator(0, "agent")))
@@ -39,6 +39,6 @@ def test_the_same_stream_cuts_the_same_minibatches_and_goes_on_to_others() -> No
 
 
 @pytest.mark.parametrize("count", [0, -1, 6])
-def test_a_minibatch_without_rows_is_an_error(count: int) -> None:
+def test_empty_minibatch_raises(count: int) -> None:
     with pytest.raises(ValueError, match="5 rows, or sequences, cannot be cut"):
         minibatches(5, count, generator(0, "agent"))

@@ -26,7 +26,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """New and old log-probabilities, whose ratios lie on both sides of the clips, and advantages of both signs."""
+    """Return new and old log-probabilities, with ratios on both sides of the clips, and advantages of both signs."""
     old = -numbers(B, seed=1).abs()
     return old + 0.3 * numbers(B, seed=2), old, numbers(B, seed=3)
 
@@ -35,7 +35,7 @@ def close(result: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(result.double(), expected.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_clipped_surrogate_is_what_its_equation_says() -> None:
+def test_clipped_surrogate_matches_its_equation() -> None:
     new, old, advantage = batch()
     result = clipped_surrogate(new, old, advantage, CLIP)
     for row in range(B):
@@ -48,7 +48,7 @@ def test_the_clipped_surrogate_is_what_its_equation_says() -> None:
     assert 0.0 < result.clipped.mean() < 1.0
 
 
-def test_beyond_the_clip_there_is_no_gradient_that_would_go_further_and_one_that_comes_back() -> None:
+def test_beyond_the_clip_gradients_only_lead_back() -> None:
     new, old, advantage = batch()
     new.requires_grad_()
     result = clipped_surrogate(new, old, advantage, CLIP)
@@ -59,7 +59,7 @@ def test_beyond_the_clip_there_is_no_gradient_that_would_go_further_and_one_that
     close(gradient[~beyond], -(result.ratio * advantage)[~beyond])
 
 
-def test_before_the_first_update_the_surrogate_is_the_policy_gradient() -> None:
+def test_surrogate_before_the_first_update_is_the_policy_gradient() -> None:
     _, old, advantage = batch()
     new = old.clone().requires_grad_()
     result = clipped_surrogate(new, old, advantage, CLIP)
@@ -70,7 +70,7 @@ def test_before_the_first_update_the_surrogate_is_the_policy_gradient() -> None:
     assert (result.clipped == 0.0).all()
 
 
-def test_the_slope_of_the_surrogate_is_its_derivative() -> None:
+def test_slope_of_the_surrogate_is_its_derivative() -> None:
     new, old, advantage = batch()
     (expected,) = torch.autograd.grad(clipped_surrogate(new.requires_grad_(), old, advantage, CLIP).loss.sum(), new)
     assert (expected == 0.0).any()
@@ -78,14 +78,14 @@ def test_the_slope_of_the_surrogate_is_its_derivative() -> None:
     assert not clipped_surrogate_slope(new, old, advantage, CLIP).requires_grad
 
 
-def test_what_the_surrogate_says_beside_its_loss_carries_no_gradient() -> None:
+def test_other_results_of_the_surrogate_carry_no_gradient() -> None:
     new, old, advantage = batch()
     result = clipped_surrogate(new.requires_grad_(), old, advantage, CLIP)
     assert result.loss.requires_grad
     assert not any(x.requires_grad for x in result[1:])
 
 
-def test_the_mean_of_approx_kl_estimates_the_divergence_and_no_row_is_negative() -> None:
+def test_mean_of_approx_kl_estimates_the_kl_and_rows_are_not_negative() -> None:
     rows = 100_000
     one, other = (F.log_softmax(numbers(4, seed=seed), 0) for seed in (4, 5))
     action = torch.multinomial(one.exp(), rows, replacement=True, generator=generator(0, "agent"))
@@ -95,7 +95,7 @@ def test_the_mean_of_approx_kl_estimates_the_divergence_and_no_row_is_negative()
     assert abs(estimate.mean() - divergence) < 4.0 * estimate.std() / rows**0.5
 
 
-def test_a_clip_may_be_a_tensor() -> None:
+def test_clip_can_be_a_tensor() -> None:
     new, old, advantage = batch()
     for a, b in zip(
         clipped_surrogate(new, old, advantage, CLIP),
@@ -107,7 +107,7 @@ def test_a_clip_may_be_a_tensor() -> None:
     assert torch.equal(number, clipped_value_loss(new, old, advantage, torch.tensor(CLIP)))
 
 
-def test_the_clipped_value_loss_is_the_larger_of_two_errors() -> None:
+def test_clipped_value_loss_is_the_larger_of_two_errors() -> None:
     value, old, target = (numbers(B, seed=seed) for seed in (6, 7, 8))
     result = clipped_value_loss(value, old, target, 0.5)
     for row in range(B):
@@ -118,7 +118,7 @@ def test_the_clipped_value_loss_is_the_larger_of_two_errors() -> None:
     assert torch.equal(clipped_value_loss(value, old, target, math.inf), 0.5 * (value - target).square())
 
 
-def test_a_value_that_has_gone_too_far_toward_its_target_is_left_alone() -> None:
+def test_value_beyond_the_clip_toward_its_target_gets_no_gradient() -> None:
     value = torch.tensor([2.0, 0.3], requires_grad=True)
     loss = clipped_value_loss(value, torch.zeros(2), torch.full((2,), 3.0), 0.5)
     (gradient,) = torch.autograd.grad(loss.sum(), value)
@@ -126,29 +126,29 @@ def test_a_value_that_has_gone_too_far_toward_its_target_is_left_alone() -> None
     assert gradient[1] == pytest.approx(0.3 - 3.0)
 
 
-def test_without_a_limit_huber_is_half_the_square() -> None:
+def test_huber_without_delta_is_half_the_square() -> None:
     error = torch.tensor([-3.0, 0.0, 0.5, 100.0], dtype=torch.float64)
     assert torch.equal(huber(error, None), error.square() / 2.0)
     assert torch.equal(huber(error, None), huber(error, 100.0))
 
 
 @pytest.mark.parametrize("delta", [0.1, 1.0, 2.5])
-def test_huber_is_torchs_and_so_is_its_gradient(delta: float) -> None:
+def test_huber_and_its_gradient_match_torch(delta: float) -> None:
     error = torch.cat([2.0 * numbers(B), torch.tensor([0.0, delta, -delta])]).requires_grad_()
     result, expected = huber(error, delta), F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
     close(result, expected)
     close(torch.autograd.grad(result.sum(), error)[0], error.detach().clamp(-delta, delta))
 
 
-def test_an_expectile_of_one_half_is_half_of_the_squared_error_and_others_weigh_by_sign() -> None:
+def test_expectile_of_one_half_is_half_the_squared_error() -> None:
     error = numbers(B)
     close(expectile(error, 0.5), 0.5 * error.square())
     close(expectile(error, 0.8), torch.where(error > 0.0, 0.8, 0.2) * error.square())
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.9])
-def test_the_minimizer_of_the_expectile_loss_is_the_expectile(tau: float) -> None:
-    """Where the weighted errors on both sides balance; at 1/2 the mean, and the larger the further up."""
+def test_minimizer_of_the_expectile_loss_is_the_expectile(tau: float) -> None:
+    """The expectile balances the weighted errors on both sides; at 1/2 it is the mean."""
     target = numbers(B).double()
     candidates = torch.linspace(-2.0, 2.0, 4_001, dtype=torch.float64)
     best = candidates[expectile(target - candidates.unsqueeze(-1), tau).mean(-1).argmin()]
@@ -159,7 +159,7 @@ def test_the_minimizer_of_the_expectile_loss_is_the_expectile(tau: float) -> Non
 
 @pytest.mark.parametrize("kappa", [0.3, 1.0])
 @pytest.mark.parametrize("own_levels", [False, True])
-def test_the_quantile_loss_is_what_its_equation_says(kappa: float, own_levels: bool) -> None:
+def test_quantile_loss_matches_its_equation(kappa: float, own_levels: bool) -> None:
     rows, quantiles, samples = 3, 4, 5
     quantile, target = numbers(rows, quantiles), numbers(rows, samples, seed=1)
     tau = torch.rand(rows, quantiles, generator=generator(0, "tau")) if own_levels else (torch.arange(4) + 0.5) / 4
@@ -175,7 +175,7 @@ def test_the_quantile_loss_is_what_its_equation_says(kappa: float, own_levels: b
         assert result[row].item() == pytest.approx(total, rel=1e-5)
 
 
-def test_the_minimizer_of_the_quantile_loss_is_the_quantile_where_kappa_is_small() -> None:
+def test_minimizer_of_the_quantile_loss_is_the_quantile_for_small_kappa() -> None:
     target, tau = numbers(1, 1_001), torch.tensor([0.05, 0.5, 0.8])
     expected = target.quantile(tau.double().float()).unsqueeze(0).requires_grad_()
     loss = quantile_huber(expected, tau, target, kappa=1e-4)

@@ -14,7 +14,7 @@ GAMMA = 0.9
 def window(
     reward: list[float], terminated: int | None = None, truncated: int | None = None, invalid: int = -1
 ) -> NStep:
-    """One window, with what happens in which of its rows."""
+    """Return one window with events in the given rows."""
     rows = torch.arange(len(reward)).unsqueeze(-1)
     never = -1
     return n_step(
@@ -27,7 +27,7 @@ def window(
 
 
 def slow(reward: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor) -> tuple[float, float, int, int, bool]:
-    """One window, one row after another."""
+    """Compute one window row by row."""
     total, discount, steps, ended = 0.0, 1.0, 0, False
     for r, end, cut, data in zip(*(x.tolist() for x in (reward, terminated, truncated, valid)), strict=True):
         if not data:
@@ -38,37 +38,37 @@ def slow(reward: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor) -
     return total, 0.0 if ended or not steps else discount, max(steps - 1, 0), steps, ended
 
 
-def test_without_an_end_all_rewards_count_and_the_last_row_bootstraps() -> None:
+def test_window_without_an_end_sums_all_rewards_and_bootstraps_last() -> None:
     result = window([1.0, 2.0, 4.0])
     assert [x.item() for x in result] == [3.0, 0.125, 2, 3, False]
 
 
-def test_a_terminated_row_counts_and_nothing_is_bootstrapped() -> None:
+def test_terminated_row_counts_and_does_not_bootstrap() -> None:
     result = window([1.0, 2.0, 4.0], terminated=1)
     assert [x.item() for x in result] == [2.0, 0.0, 1, 2, True]
 
 
-def test_a_truncated_row_counts_and_bootstraps_from_its_own_next_observation() -> None:
+def test_truncated_row_counts_and_bootstraps() -> None:
     result = window([1.0, 2.0, 4.0], truncated=1)
     assert [x.item() for x in result] == [2.0, 0.25, 1, 2, False]
 
 
-def test_a_row_that_is_not_valid_ends_the_window_before_it() -> None:
+def test_window_ends_before_an_invalid_row() -> None:
     result = window([1.0, 2.0, 4.0], terminated=2, invalid=2)
     assert [x.item() for x in result] == [2.0, 0.25, 1, 2, False]
 
 
-def test_a_window_that_begins_with_such_a_row_is_no_data() -> None:
+def test_window_that_begins_with_an_invalid_row_is_empty() -> None:
     result = window([1.0, 2.0], terminated=0, invalid=0)
     assert [x.item() for x in result] == [0.0, 0.0, 0, 0, False]
 
 
-def test_the_first_end_is_the_one_that_counts() -> None:
+def test_first_end_counts() -> None:
     result = window([1.0, 2.0, 4.0], truncated=0, terminated=1)
     assert [x.item() for x in result] == [1.0, 0.5, 0, 1, False]
 
 
-def test_what_stands_after_the_end_may_be_anything() -> None:
+def test_rows_after_the_end_are_ignored() -> None:
     result = window([1.0, 2.0, float("nan")], terminated=1)
     assert result.return_.item() == 2.0
     result = window([1.0, float("nan"), float("inf")], invalid=1)
@@ -76,7 +76,7 @@ def test_what_stands_after_the_end_may_be_anything() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 20])
-def test_windows_are_those_of_a_slow_loop(n: int) -> None:
+def test_windows_match_a_slow_loop(n: int) -> None:
     stream, windows = generator(n, "windows"), 500
     reward_nB = torch.randn((n, windows), generator=stream, dtype=torch.float64)
     terminated_nB, truncated_nB, invalid_nB = torch.rand((3, n, windows), generator=stream) < 0.08
@@ -86,7 +86,7 @@ def test_windows_are_those_of_a_slow_loop(n: int) -> None:
         assert [x[b].item() for x in result] == pytest.approx(list(expected), rel=1e-12)
 
 
-def test_windows_agree_with_the_returns_along_time() -> None:
+def test_windows_match_the_returns_along_time() -> None:
     stream, length, n = generator(0, "windows"), 30, 4
     reward_TN, value_TN = torch.randn((2, length, 8), generator=stream, dtype=torch.float64)
     terminated_TN, truncated_TN = torch.rand((2, length, 8), generator=stream) < 0.1
@@ -98,7 +98,7 @@ def test_windows_agree_with_the_returns_along_time() -> None:
         assert torch.allclose(result.return_ + result.discount * value_N, expected_TN[t])
 
 
-def test_results_are_of_the_rewards_type() -> None:
+def test_results_have_the_dtype_of_the_rewards() -> None:
     result = window([1.0, 2.0])
     assert (result.return_.dtype, result.discount.dtype) == (torch.float32, torch.float32)
     assert (result.last.dtype, result.steps.dtype, result.terminated.dtype) == (torch.int64, torch.int64, torch.bool)

@@ -5,7 +5,7 @@ import torch
 from rein.ops.exploration import ornstein_uhlenbeck, reset_noise
 from rein.ops.random import generator
 
-# The noise of ten steps of the ancestor's process, and what became of it: its defaults, two numbers at a time.
+# Noise of ten steps of a reference implementation, and its states: default options, two numbers at a time.
 NOISE = [
     (-0.807607, -0.241849), (0.575223, 0.004252), (-0.400349, 0.208980), (1.796830, 1.323680), (-0.179431, 0.717577),
     (0.821321, 0.665132), (1.366795, -0.030842), (-0.269779, -0.362603), (-1.562419, -0.550427), (-1.797313, -0.325825),
@@ -19,20 +19,20 @@ WALK = [
 ]  # fmt: skip
 
 
-def test_with_its_noise_the_walk_is_that_of_the_ancestor() -> None:
+def test_walk_matches_the_reference_for_the_same_noise() -> None:
     state_NA = torch.zeros(1, 2)
     for noise, expected in zip(NOISE, WALK, strict=True):
         state_NA = ornstein_uhlenbeck(state_NA, torch.tensor([noise]), theta=0.15, mu=0.0, sigma=0.2)
         assert torch.allclose(state_NA, torch.tensor([expected]), atol=1e-6, rtol=0.0)
 
 
-def test_without_noise_it_stands_still_wherever_it_is() -> None:
+def test_without_noise_the_state_does_not_change() -> None:
     state_NA = torch.tensor([[3.0, -4.0]])
     for sigma in (0.0, torch.tensor(0.0)):
         assert torch.equal(ornstein_uhlenbeck(state_NA, torch.ones(1, 2), 0.5, 1.0, sigma), state_NA)
 
 
-def test_it_keeps_around_its_mean_with_the_deviation_that_is_expected() -> None:
+def test_walk_has_the_expected_mean_and_deviation() -> None:
     theta, mu, sigma, stream = 0.15, 2.0, 0.2, generator(0, "noise")
     state_NA = torch.full((50_000, 1), mu)
     for _ in range(100):
@@ -42,7 +42,7 @@ def test_it_keeps_around_its_mean_with_the_deviation_that_is_expected() -> None:
     assert abs(state_NA.std() / expected - 1.0) < 4.0 / (2.0 * len(state_NA)) ** 0.5
 
 
-def test_only_the_environments_of_the_mask_begin_anew() -> None:
+def test_reset_affects_only_environments_of_the_mask() -> None:
     state_NA, mask_N = torch.arange(1.0, 7.0).view(3, 2), torch.tensor([True, False, True])
     assert reset_noise(state_NA, mask_N, 0.5).tolist() == [[0.5, 0.5], [3.0, 4.0], [0.5, 0.5]]
     assert reset_noise(state_NA.view(3, 2, 1), mask_N, 0.5).flatten().tolist() == [0.5, 0.5, 3.0, 4.0, 0.5, 0.5]

@@ -14,7 +14,7 @@ def parameters(seed: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.005, 0.3, 0.7])
-def test_targets_go_that_part_of_the_way_and_sources_stay(tau: float) -> None:
+def test_targets_move_by_tau_and_sources_do_not_change(tau: float) -> None:
     targets, sources = parameters(0), parameters(1)
     before = [target.detach().clone() for target in targets]
     places = [target.data_ptr() for target in targets]
@@ -25,7 +25,7 @@ def test_targets_go_that_part_of_the_way_and_sources_stay(tau: float) -> None:
     assert [target.data_ptr() for target in targets] == places
 
 
-def test_all_of_the_way_is_an_exact_copy_whatever_stood_there() -> None:
+def test_tau_of_one_copies_exactly() -> None:
     targets, sources = parameters(0), parameters(1)
     with torch.no_grad():
         targets[0].fill_(1e30)
@@ -34,22 +34,22 @@ def test_all_of_the_way_is_an_exact_copy_whatever_stood_there() -> None:
     assert all(torch.equal(*pair) for pair in zip(targets, sources, strict=True))
 
 
-def test_no_gradient_goes_through_it() -> None:
+def test_no_gradient_flows() -> None:
     targets, sources = [torch.zeros(3)], [torch.ones(3, requires_grad=True)]
     polyak_(targets, sources, 0.5)
     assert not targets[0].requires_grad
 
 
-def test_none_at_all_is_fine() -> None:
+def test_empty_lists_are_allowed() -> None:
     polyak_([], [], 0.5)
 
 
 @pytest.mark.parametrize("tau", [-0.1, 1.1, float("nan")])
-def test_a_part_that_is_none_is_refused(tau: float) -> None:
+def test_tau_outside_the_unit_interval_is_rejected(tau: float) -> None:
     with pytest.raises(ValueError, match="tau"):
         polyak_(parameters(0), parameters(1), tau)
 
 
-def test_lists_that_do_not_match_are_refused() -> None:
+def test_lists_of_different_lengths_are_rejected() -> None:
     with pytest.raises(ValueError, match="got 3 targets for 2 sources"):
         polyak_(parameters(0), parameters(1)[:2], 0.5)

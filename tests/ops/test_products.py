@@ -1,4 +1,4 @@
-"""Products by oneDNN: only where they are float32's, and only as long as somebody asked for them."""
+"""Products with oneDNN: used only if they have float32 precision, and only inside the context."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def permitted() -> str:
 
 @pytest.fixture
 def undecided() -> Iterator[None]:
-    """As torch is when nobody has said anything."""
+    """Reset torch's settings to their defaults."""
     before = permitted()
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     yield
@@ -38,7 +38,7 @@ def undecided() -> Iterator[None]:
 
 @pytest.fixture
 def suitable(undecided, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this were such a machine, whatever it is."""
+    """Pretend that this machine supports fast products."""
     monkeypatch.setattr(products, "suits_onednn", lambda: True)
 
 
@@ -46,7 +46,7 @@ def suitable(undecided, monkeypatch: pytest.MonkeyPatch) -> None:
     ("batch", "rows", "inputs", "outputs"), [(2, 256, 256, 256), (1, 512, 23, 300), (3, 64, 700, 2)]
 )
 @pytest.mark.parametrize("transposed", [False, True])
-def test_products_are_as_good_as_float32_allows(batch, rows, inputs, outputs, transposed) -> None:
+def test_products_have_float32_precision(batch, rows, inputs, outputs, transposed) -> None:
     drawing = torch.Generator().manual_seed(1)
     a = torch.randn(batch, rows, inputs, generator=drawing)
     b = torch.randn(batch, inputs, outputs, generator=drawing)
@@ -61,7 +61,7 @@ def test_products_are_as_good_as_float32_allows(batch, rows, inputs, outputs, tr
             "mm": torch.stack([torch.mm(*factors) for factors in zip(a, b, strict=True)]),
             "linear": torch.stack([torch.nn.functional.linear(x, y.mT) for x, y in zip(a, b, strict=True)]),
         }
-    limit = 5e-6 * inputs**0.5  # with factors in bfloat16 it would be some 1e-2 of that root
+    limit = 5e-6 * inputs**0.5  # with bfloat16 factors it would be about 1e-2 of that root
     errors = {name: float((product - exact).abs().amax()) for name, product in found.items()}
     assert all(error < limit for error in errors.values()), (errors, limit)
 
@@ -81,12 +81,12 @@ def half(a: Tensor, b: Tensor) -> Tensor:
     ],
     ids=["bfloat16", "one factor", "transposed", "16 bits", "NaN"],
 )
-def test_what_is_not_float32_is_found_out(product) -> None:
+def test_products_without_float32_precision_are_detected(product) -> None:
     assert rounds_as_float32(torch.bmm)
     assert not rounds_as_float32(product)
 
 
-def test_what_is_checked_is_float32_whatever_is_the_default(monkeypatch) -> None:
+def test_check_uses_float32_for_any_default_dtype(monkeypatch) -> None:
     monkeypatch.setattr(products, "wide_amd", lambda: True)
     suits_onednn.cache_clear()
     expected = suits_onednn()
@@ -103,7 +103,7 @@ def test_what_is_checked_is_float32_whatever_is_the_default(monkeypatch) -> None
         suits_onednn.cache_clear()
 
 
-def test_a_machine_whose_permitted_products_are_bfloat16s_is_left_alone(undecided, monkeypatch) -> None:
+def test_machine_whose_products_round_to_bfloat16_is_unchanged(undecided, monkeypatch) -> None:
     seen = []
 
     def checked(product) -> bool:
@@ -120,11 +120,11 @@ def test_a_machine_whose_permitted_products_are_bfloat16s_is_left_alone(undecide
     finally:
         suits_onednn.cache_clear()
     if torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():
-        assert seen == ["bf16"]  # what is checked, once, is what would be used
+        assert seen == ["bf16"]  # the check runs once, with the setting that it tests
     assert permitted() == "none"
 
 
-def test_a_check_that_is_broken_off_is_made_again(undecided, monkeypatch) -> None:
+def test_interrupted_check_is_repeated(undecided, monkeypatch) -> None:
     def interrupted() -> bool:
         raise KeyboardInterrupt
 
@@ -137,7 +137,7 @@ def test_a_check_that_is_broken_off_is_made_again(undecided, monkeypatch) -> Non
     assert permitted() == "none"
 
 
-def test_it_is_permitted_in_there_and_nowhere_else(suitable) -> None:
+def test_setting_changes_only_inside_the_context(suitable) -> None:
     with fast_products(ENOUGH):
         assert permitted() == "bf16"
         with fast_products(ENOUGH):
@@ -147,10 +147,10 @@ def test_it_is_permitted_in_there_and_nowhere_else(suitable) -> None:
     with pytest.raises(KeyError), fast_products(ENOUGH):
         raise KeyError
     assert permitted() == "none"
-    assert torch.get_float32_matmul_precision() == "highest"  # which torch refuses to say while settings are mixed
+    assert torch.get_float32_matmul_precision() == "highest"  # torch raises here while settings are mixed
 
 
-def test_small_products_and_other_machines_are_left_alone(suitable, monkeypatch) -> None:
+def test_small_products_and_other_machines_are_unchanged(suitable, monkeypatch) -> None:
     with fast_products(ENOUGH - 1):
         assert permitted() == "none"
     monkeypatch.setattr(products, "suits_onednn", lambda: False)
@@ -159,28 +159,28 @@ def test_small_products_and_other_machines_are_left_alone(suitable, monkeypatch)
 
 
 @pytest.mark.parametrize("decided", ["ieee", "bf16", "tf32"])
-def test_whoever_has_decided_is_obeyed(suitable, decided: str) -> None:
+def test_setting_of_the_user_is_kept(suitable, decided: str) -> None:
     torch.backends.mkldnn.matmul.fp32_precision = decided
     with fast_products(ENOUGH):
         assert permitted() == decided
     assert permitted() == decided
 
 
-def test_whoever_decides_in_there_is_obeyed(suitable) -> None:
+def test_setting_changed_inside_the_context_is_kept(suitable) -> None:
     with fast_products(ENOUGH):
         torch.backends.mkldnn.matmul.fp32_precision = "ieee"
     assert permitted() == "ieee"
 
 
-def test_a_compiler_that_tries_products_out_is_left_alone(suitable) -> None:
-    """It asks torch for the precision, which torch refuses to say while bfloat16 is permitted by its newer switch."""
+def test_max_autotune_disables_fast_products(suitable) -> None:
+    """The compiler asks torch for the precision, and torch raises while the newer switch permits bfloat16."""
     from torch._inductor import config
 
     with config.patch(max_autotune=True), fast_products(ENOUGH):
         assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_the_last_of_several_threads_takes_the_permission_back(suitable) -> None:
+def test_last_of_several_threads_restores_the_setting(suitable) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -192,38 +192,38 @@ def test_the_last_of_several_threads_takes_the_permission_back(suitable) -> None
     with fast_products(ENOUGH):
         thread.start()
         assert begun.wait()
-    assert permitted() == "bf16"  # that thread's
+    assert permitted() == "bf16"  # set by the other thread
     may_end.set()
     thread.join()
     assert permitted() == "none"
 
 
 @pytest.mark.parametrize(
-    ("said", "wide"),
+    ("cpuinfo", "wide"),
     [
         (ZEN_5, True),
         (ZEN_5.replace(": 26", ": 27"), True),
-        (ZEN_5.replace(": 26", ": 25"), False),  # Zen 4, whose units are of 256 bits
-        (ZEN_5.replace("avx512bw ", ""), False),  # where a hypervisor hides it
+        (ZEN_5.replace(": 26", ": 25"), False),  # Zen 4, with 256-bit units
+        (ZEN_5.replace("avx512bw ", ""), False),  # hidden by a hypervisor
         (ZEN_5.replace("AuthenticAMD", "GenuineIntel"), False),
         ("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n", False),
         ("", False),
     ],
 )
-def test_which_processors_have_512_bits(tmp_path: Path, said: str, wide: bool) -> None:
+def test_processors_with_512_bit_units(tmp_path: Path, cpuinfo: str, wide: bool) -> None:
     path = tmp_path / "cpuinfo"
-    path.write_text(said + "\n" + said)
+    path.write_text(cpuinfo + "\n" + cpuinfo)
     assert wide_amd(path) is wide
 
 
-def test_without_linux_nothing_is_known(tmp_path: Path) -> None:
+def test_detection_is_false_without_linux(tmp_path: Path) -> None:
     assert not wide_amd(tmp_path / "cpuinfo")
 
 
-def test_the_largest_matrix_is_one_that_rows_are_multiplied_by() -> None:
+def test_largest_matrix_counts_only_multiplied_matrices() -> None:
     networks = nn.ModuleDict({"embedding": nn.Embedding(5_000, 32), "convolution": nn.Conv2d(4, 8, 60)})
     assert largest_matrix(networks) == 0
     networks["hidden"] = Stack(2, 17, (64, 32), "tanh", torch.Generator().manual_seed(0))
     networks["head"] = nn.Linear(32, 6)
     assert largest_matrix(networks) == 64 * 32  # of each network in the stack
-    assert largest_matrix(networks.to("meta")) == 0  # which is not the CPU
+    assert largest_matrix(networks.to("meta")) == 0  # not on the CPU

@@ -1,4 +1,4 @@
-"""Streams by hashing: the published SplitMix64, even spread, and no stream that tells of another."""
+"""Hashed random streams: SplitMix64, uniformity, and independence of streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLES = 1 << 16
 
 
 def splitmix64_mix(z: int) -> int:
-    """The finalizer of SplitMix64 in Python's own integers."""
+    """Compute the finalizer of SplitMix64 with Python integers."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
     return z ^ (z >> 31)
@@ -27,13 +27,13 @@ def keys(count: int, first: int = 0) -> torch.Tensor:
     return torch.arange(first, first + count)
 
 
-def test_the_finalizer_is_that_of_the_published_splitmix64() -> None:
-    """Its first outputs from seed 1234567, as several libraries publish them."""
+def test_finalizer_matches_the_published_splitmix64() -> None:
+    """The first outputs for seed 1234567, as published by several libraries."""
     outputs = [splitmix64_mix((1234567 + k * GOLDEN) % WORD) for k in (1, 2, 3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_a_stream_is_splitmix64_begun_at_its_hashed_key() -> None:
+def test_stream_is_splitmix64_started_at_its_hashed_key() -> None:
     chosen = torch.tensor([0, 1, 2, 12345, 2**31 - 1, 2**62 + 1, -1, -(2**63)])
     for counter in (0, 1, 2, 1000, 2**40, -1):
         for key, bits in zip(chosen.tolist(), unsigned(hash_bits(chosen, counter)), strict=True):
@@ -41,7 +41,7 @@ def test_a_stream_is_splitmix64_begun_at_its_hashed_key() -> None:
             assert bits == splitmix64_mix((begin + counter * GOLDEN) % WORD)
 
 
-def test_a_counter_may_be_a_number_or_a_tensor() -> None:
+def test_counter_can_be_a_number_or_a_tensor() -> None:
     for counter in (0, 1, 77, 2**40):
         assert torch.equal(hash_bits(keys(100), counter), hash_bits(keys(100), torch.full((100,), counter)))
 
@@ -61,17 +61,18 @@ def test_one_bit_of_key_or_counter_changes_half_of_the_bits(bit: int) -> None:
         assert abs(changed.std() - 4) < 0.25
 
 
-def test_uniform_numbers_are_spread_evenly_and_never_one() -> None:
+def test_uniform_numbers_are_uniform_and_never_one() -> None:
     u = uniform(keys(SAMPLES), 3)
     assert u.dtype is torch.float32
     assert 0 <= u.min() < 0.001
     assert 0.999 < u.max() < 1
     counts = torch.histc(u, 64, 0, 1).double()
     expected = SAMPLES / 64
-    assert ((counts - expected) ** 2 / expected).sum() < 103.4  # 63 degrees of freedom: one seed in a thousand is above
+    # 63 degrees of freedom: exceeded for one seed in a thousand
+    assert ((counts - expected) ** 2 / expected).sum() < 103.4
 
 
-def test_the_largest_uniform_number_is_below_one() -> None:
+def test_largest_uniform_number_is_below_one() -> None:
     largest = torch.tensor(0xFFFFFF).to(torch.float32) * (1.0 / 16777216.0)  # all 24 bits set
     assert largest < 1
 
@@ -86,21 +87,21 @@ def test_integers_are_uniform_below_high(high: int) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 4.5 * (2 * freedom) ** 0.5 + 5
 
 
-def test_neighbours_are_independent_in_key_and_in_counter() -> None:
+def test_neighbouring_keys_and_counters_are_independent() -> None:
     u = torch.stack([uniform(keys(SAMPLES), counter) for counter in range(4)]).double() - 0.5
     for one, other in [(u[0], u[1]), (u[1], u[3]), (u[0][1:], u[0][:-1]), (u[2][7:], u[2][:-7])]:
         correlation = (one * other).mean() / u.var()
         assert abs(correlation) < 4.5 / SAMPLES**0.5
 
 
-def test_a_row_does_not_depend_on_the_other_rows() -> None:
+def test_rows_are_independent() -> None:
     for function in (hash_bits, uniform, lambda key, counter: integers(key, counter, 10)):
         assert torch.equal(function(keys(1000), 5)[:7], function(keys(7), 5))
         assert torch.equal(function(keys(1000), 5)[100:], function(keys(900, first=100), 5))
 
 
-def test_tensors_and_the_arrays_of_the_host_give_the_same_bits() -> None:
-    """A single key is hashed as a tensor, as all are on other devices; many on the host as an array."""
+def test_tensors_and_numpy_arrays_give_the_same_bits() -> None:
+    """A single key, and keys on other devices, are hashed as tensors. Many keys on the CPU are hashed by numpy."""
     for counter in (0, 3, -1, 2**40):
         one_by_one = torch.stack([hash_bits(key, counter) for key in keys(50)])
         assert torch.equal(one_by_one, hash_bits(keys(50), counter))
@@ -113,14 +114,14 @@ def test_shapes_broadcast() -> None:
     assert torch.equal(both[:, 2], hash_bits(keys(6), 2))
 
 
-def test_episode_seeds_are_below_two_to_the_31_and_hardly_ever_equal() -> None:
+def test_episode_seeds_are_below_two_to_the_31_and_rarely_equal() -> None:
     row, episode = torch.arange(256)[:, None].expand(256, 256), torch.arange(256).expand(256, 256)
     seeds = episode_seeds(0, row, episode)
     assert seeds.dtype is torch.int64
     assert int(seeds.min()) >= 0
     assert int(seeds.max()) < 2**31
     twice = seeds.numel() - seeds.unique().numel()
-    assert twice <= 6  # by the birthday rule one pair is expected
+    assert twice <= 6  # one pair is expected (birthday problem)
 
 
 def test_episode_seeds_depend_on_seed_environment_and_episode() -> None:
@@ -129,7 +130,7 @@ def test_episode_seeds_depend_on_seed_environment_and_episode() -> None:
     assert torch.cat(seeds).unique().numel() == 4
 
 
-def test_stream_seeds_depend_on_seed_role_and_index_and_on_nothing_else() -> None:
+def test_stream_seeds_depend_only_on_seed_role_and_index() -> None:
     chosen = [(seed, role, index) for seed in range(5) for role in ("agent", "environment") for index in range(5)]
     seeds = [stream_seed(*stream) for stream in chosen]
     assert len(set(seeds)) == len(seeds)
@@ -138,7 +139,7 @@ def test_stream_seeds_depend_on_seed_role_and_index_and_on_nothing_else() -> Non
     assert stream_seed(1, "agent", 23) != stream_seed(12, "agent", 3)
 
 
-def test_a_generator_neither_reads_nor_moves_the_global_one() -> None:
+def test_generator_is_independent_of_the_global_one() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     one = torch.rand(3, generator=generator(0, "agent"))

@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
 
 
 def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
-    """Episodes of all kinds, with holes; where a trace goes on, the next value is the value of the next row."""
+    """Return episodes of all kinds, with invalid rows. If a trace continues, the next value is that of the next row."""
     stream = generator(seed, "rollout")
     reward, value, next_value, log_ratio = torch.randn(4, steps, N, generator=stream).unbind()
     terminated = torch.rand(steps, N, generator=stream) < 0.12
@@ -47,13 +47,13 @@ def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
 
 
 def goes_on(x: Rollout, t: int, n: int) -> bool:
-    """Whether what follows row t belongs to its trace."""
+    """Return whether the row after t belongs to its trace."""
     ended = x.terminated[t, n] or x.truncated[t, n]
     return t + 1 < len(x.reward) and bool(x.valid[t, n]) and bool(x.valid[t + 1, n]) and not ended
 
 
 def run_of(x: Rollout, t: int, n: int) -> list[int]:
-    """The rows from t to the end of its trace."""
+    """Return the rows from t to the end of its trace."""
     rows = [t]
     while goes_on(x, rows[-1], n):
         rows.append(rows[-1] + 1)
@@ -65,7 +65,7 @@ def bootstrap(x: Rollout, t: int, n: int) -> float:
 
 
 def table(x: Rollout, of_row: Callable[[int, int], float]) -> Tensor:
-    """A reference, (T, N) float64: what `of_row` says of each valid row, 0 elsewhere."""
+    """Return a reference, (T, N) float64: `of_row` for each valid row, 0 elsewhere."""
     rows = [[of_row(t, n) if x.valid[t, n] else 0.0 for n in range(N)] for t in range(len(x.reward))]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -78,7 +78,7 @@ def n_step_at(x: Rollout, t: int, n: int, steps: int) -> float:
 
 
 def lambda_at(x: Rollout, t: int, n: int, lambda_: float) -> float:
-    """By definition: the weighted mean of all n-step returns, the last of which has all the weight that is left."""
+    """Compute the weighted mean of all n-step returns; the last one has the remaining weight."""
     steps = len(run_of(x, t, n))
     weights = [(1.0 - lambda_) * lambda_ ** (k - 1) for k in range(1, steps)] + [lambda_ ** (steps - 1)]
     return sum(w * n_step_at(x, t, n, k) for k, w in enumerate(weights, start=1))
@@ -89,7 +89,7 @@ def delta_at(x: Rollout, t: int, n: int) -> float:
 
 
 def correction_at(x: Rollout, t: int, n: int, lambda_: float, rho_clip: float, c_clip: float) -> float:
-    """By definition: the sum over the trace of products of c times rho times the temporal difference."""
+    """Sum the products of c, rho and temporal differences over the trace."""
     total, product = 0.0, 1.0
     for s in run_of(x, t, n):
         ratio = math.exp(x.log_ratio[s, n].item())
@@ -139,25 +139,25 @@ every_estimator = pytest.mark.parametrize("estimate", ESTIMATORS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_discounted_returns_are_sums_of_rewards_to_the_end_of_the_trace(seed: int) -> None:
+def test_discounted_returns_sum_rewards_to_the_end_of_the_trace(seed: int) -> None:
     x = rollout(seed)
     close(returns_of(x), table(x, lambda t, n: n_step_at(x, t, n, T)))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, T, T + 3])
-def test_n_step_returns_are_sums_of_n_rewards_and_a_value(steps: int) -> None:
+def test_n_step_returns_sum_n_rewards_and_a_value(steps: int) -> None:
     x = rollout(steps)
     close(n_step_of(x, n=steps), table(x, lambda t, n: n_step_at(x, t, n, steps)))
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
-def test_lambda_returns_are_the_weighted_mean_of_all_n_step_returns(lambda_: float) -> None:
+def test_lambda_returns_are_weighted_means_of_n_step_returns(lambda_: float) -> None:
     x = rollout(0)
     close(lambda_returns_of(x, lambda_=lambda_), table(x, lambda t, n: lambda_at(x, t, n, lambda_)))
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
-def test_advantages_are_sums_of_discounted_temporal_differences(lambda_: float) -> None:
+def test_advantages_sum_discounted_temporal_differences(lambda_: float) -> None:
     x = rollout(1)
     expected = table(
         x,
@@ -169,7 +169,7 @@ def test_advantages_are_sums_of_discounted_temporal_differences(lambda_: float) 
 @pytest.mark.parametrize(
     ("lambda_", "rho_clip", "c_clip"), [(1.0, 1.0, 1.0), (0.9, 0.5, 0.8), (1.0, 2.0, 1.0), (0.8, math.inf, 1.5)]
 )
-def test_vtrace_is_what_its_equation_says(lambda_: float, rho_clip: float, c_clip: float) -> None:
+def test_vtrace_matches_its_equation(lambda_: float, rho_clip: float, c_clip: float) -> None:
     x = rollout(2)
     result = vtrace_of(x, lambda_=lambda_, rho_clip=rho_clip, c_clip=c_clip)
 
@@ -184,7 +184,7 @@ def test_vtrace_is_what_its_equation_says(lambda_: float, rho_clip: float, c_cli
     close(result.advantage, table(x, advantage))
 
 
-def test_the_vtrace_advantage_at_lambda_one_bootstraps_from_the_next_target() -> None:
+def test_vtrace_advantage_at_lambda_one_bootstraps_from_the_next_target() -> None:
     x = rollout(3)
     result = vtrace_of(x, rho_clip=1.3)
     on = torch.tensor([[goes_on(x, t, n) for n in range(N)] for t in range(T)])
@@ -196,20 +196,20 @@ def test_the_vtrace_advantage_at_lambda_one_bootstraps_from_the_next_target() ->
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_advantages_and_values_add_up_to_lambda_returns(seed: int, lambda_: float) -> None:
+def test_advantages_plus_values_are_lambda_returns(seed: int, lambda_: float) -> None:
     x = rollout(seed)
     target = torch.where(x.valid, gae_of(x, lambda_=lambda_) + x.value, 0.0)
     close(target, lambda_returns_of(x, lambda_=lambda_))
 
 
-def test_lambda_one_is_the_discounted_return_less_the_value_and_lambda_zero_the_temporal_difference() -> None:
+def test_advantages_at_lambda_one_and_lambda_zero() -> None:
     x = rollout(0)
     close(gae_of(x, lambda_=1.0), torch.where(x.valid, returns_of(x) - x.value, 0.0))
     one_step = td_target(x.reward, x.terminated, x.next_value, GAMMA)
     close(gae_of(x, lambda_=0.0), torch.where(x.valid, one_step - x.value, 0.0))
 
 
-def test_one_step_is_the_td_target_and_as_many_as_there_are_the_discounted_return() -> None:
+def test_one_step_is_the_td_target_and_all_steps_the_discounted_return() -> None:
     x = rollout(1)
     one_step = torch.where(x.valid, td_target(x.reward, x.terminated, x.next_value, GAMMA), 0.0)
     close(n_step_of(x, n=1), one_step)
@@ -220,7 +220,7 @@ def test_one_step_is_the_td_target_and_as_many_as_there_are_the_discounted_retur
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("clip", [1.0, 1.7, math.inf])
-def test_on_its_own_data_vtrace_is_gae(clip: float, lambda_: float) -> None:
+def test_vtrace_on_policy_is_gae(clip: float, lambda_: float) -> None:
     x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
     result, advantage = vtrace_of(x, lambda_=lambda_, rho_clip=clip, c_clip=clip), gae_of(x, lambda_=lambda_)
     close(result.advantage, advantage)
@@ -228,14 +228,14 @@ def test_on_its_own_data_vtrace_is_gae(clip: float, lambda_: float) -> None:
 
 
 @pytest.mark.parametrize("rho_clip", [0.3, 0.5])
-def test_clips_below_one_hold_back_on_its_own_data_too(rho_clip: float) -> None:
+def test_clips_below_one_also_apply_on_policy(rho_clip: float) -> None:
     x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
     close(vtrace_of(x, lambda_=0.0, rho_clip=rho_clip).advantage, rho_clip * gae_of(x, lambda_=0.0))
 
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (0.5, 0.5), (4.0, 0.2), (math.inf, 3.0)])
-def test_exact_values_leave_no_residual_whatever_the_ratio(clips: tuple[float, float]) -> None:
-    """So rho multiplies all of the temporal difference, and not the reward alone."""
+def test_exact_values_give_zero_residuals_for_any_ratio(clips: tuple[float, float]) -> None:
+    """Rho multiplies the whole temporal difference and not only the reward."""
     x = rollout(5)
     x = x._replace(reward=x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))
     result = vtrace_of(x, rho_clip=clips[0], c_clip=clips[1])
@@ -246,8 +246,8 @@ def test_exact_values_leave_no_residual_whatever_the_ratio(clips: tuple[float, f
 
 @pytest.mark.parametrize("cut", [1, 6, T - 1])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rollout_cut_in_two_equals_the_uncut_one(seed: int, cut: int) -> None:
-    """What the second part says of its first row is what the first part bootstraps from."""
+def test_rollout_split_in_two_matches_the_whole(seed: int, cut: int) -> None:
+    """The first part bootstraps from the result of the first row of the second part."""
     x = rollout(seed, all_valid=True).double()
     first, second = x.part(slice(None, cut)), x.part(slice(cut, None))
     open_N = ~(first.terminated[-1] | first.truncated[-1])
@@ -271,7 +271,7 @@ def test_a_rollout_cut_in_two_equals_the_uncut_one(seed: int, cut: int) -> None:
 
 
 @every_estimator
-def test_a_cut_where_values_are_exact_needs_no_more_than_the_value(estimate: Callable[..., Tensor]) -> None:
+def test_split_with_exact_values_needs_only_the_value(estimate: Callable[..., Tensor]) -> None:
     x = rollout(6, all_valid=True).double()
     reward = x.reward.clone()
     reward[8:] = (x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))[8:]
@@ -291,7 +291,7 @@ def test_nothing_leaks_over_a_reset(estimate: Callable[..., Tensor], ending: str
 
 
 @every_estimator
-def test_the_next_value_matters_at_a_truncation_and_not_at_a_termination(estimate: Callable[..., Tensor]) -> None:
+def test_next_value_matters_at_truncation_and_not_at_termination(estimate: Callable[..., Tensor]) -> None:
     x = rollout(9, all_valid=True)
     x.terminated[8], x.truncated[8] = False, True
     higher = x.next_value.clone()
@@ -307,7 +307,7 @@ def test_the_next_value_matters_at_a_truncation_and_not_at_a_termination(estimat
 
 
 @every_estimator
-def test_rows_that_are_not_valid_say_nothing_whatever_stands_in_them(estimate: Callable[..., Tensor]) -> None:
+def test_invalid_rows_are_ignored_whatever_they_contain(estimate: Callable[..., Tensor]) -> None:
     x = rollout(10)
     garbage = Rollout(
         *(torch.where(x.valid, field, torch.nan) if field.is_floating_point() else field for field in x)
@@ -317,8 +317,8 @@ def test_rows_that_are_not_valid_say_nothing_whatever_stands_in_them(estimate: C
 
 
 @every_estimator
-def test_a_row_spent_on_a_reset_changes_nothing_for_the_others(estimate: Callable[..., Tensor]) -> None:
-    """A source that resets in a step of its own, against one that resets within the step."""
+def test_reset_row_does_not_change_other_rows(estimate: Callable[..., Tensor]) -> None:
+    """Compare a source that resets in a separate step with one that resets within the step."""
     x = rollout(11, all_valid=True)
     x.truncated[5], x.terminated[11] = True, True
     spent = [5, 11]
@@ -331,7 +331,7 @@ def test_a_row_spent_on_a_reset_changes_nothing_for_the_others(estimate: Callabl
 
 
 @every_estimator
-def test_before_a_hole_a_row_bootstraps_like_a_truncated_one(estimate: Callable[..., Tensor]) -> None:
+def test_row_before_an_invalid_row_bootstraps_like_a_truncated_one(estimate: Callable[..., Tensor]) -> None:
     x = rollout(12, all_valid=True)
     x.valid[9] = False
     truncated = x.truncated.clone()
@@ -346,7 +346,7 @@ def test_without_a_mask_all_rows_are_valid(estimate: Callable[..., Tensor]) -> N
 
 
 @every_estimator
-def test_no_gradient_flows_and_no_argument_changes(estimate: Callable[..., Tensor]) -> None:
+def test_no_gradient_flows_and_arguments_are_not_modified(estimate: Callable[..., Tensor]) -> None:
     x = rollout(14)
     learned = x._replace(value=x.value.clone().requires_grad_(), next_value=x.next_value.clone().requires_grad_())
     before = [field.detach().clone() for field in learned]
@@ -355,25 +355,25 @@ def test_no_gradient_flows_and_no_argument_changes(estimate: Callable[..., Tenso
 
 
 @every_estimator
-def test_further_dimensions_stand_side_by_side(estimate: Callable[..., Tensor]) -> None:
+def test_further_dimensions_are_independent(estimate: Callable[..., Tensor]) -> None:
     one, other = rollout(15), rollout(16)
     both = Rollout(*(torch.stack(pair, dim=-1) for pair in zip(one, other, strict=True)))
     assert torch.equal(estimate(both), torch.stack([estimate(one), estimate(other)], dim=-1))
 
 
 @every_estimator
-def test_one_row_is_enough(estimate: Callable[..., Tensor]) -> None:
+def test_single_row_works(estimate: Callable[..., Tensor]) -> None:
     x = rollout(17, steps=1)
     assert estimate(x).shape == (1, N)
 
 
-def test_a_return_of_no_reward_is_an_error() -> None:
+def test_n_of_zero_raises() -> None:
     with pytest.raises(ValueError, match="n must be at least 1"):
         n_step_of(rollout(0), n=0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_smooth_rewards_are_sums_of_what_is_yet_to_come_in_a_trace(seed: int) -> None:
+def test_smooth_rewards_sum_future_rewards_of_the_trace(seed: int) -> None:
     x, decay = rollout(seed), 0.7
     given = x.reward.clone()
 
@@ -385,7 +385,7 @@ def test_smooth_rewards_are_sums_of_what_is_yet_to_come_in_a_trace(seed: int) ->
     assert torch.equal(x.reward, given)
 
 
-def test_a_decay_of_nothing_leaves_rewards_as_they_are_in_memory_of_their_own() -> None:
+def test_decay_of_zero_returns_a_copy_of_the_rewards() -> None:
     x = rollout(0, all_valid=True)
     result = smooth_rewards(x.reward, x.terminated, x.truncated, decay=0.0)
     assert torch.equal(result, x.reward)
@@ -393,7 +393,7 @@ def test_a_decay_of_nothing_leaves_rewards_as_they_are_in_memory_of_their_own() 
 
 
 def test_two_steps_by_hand() -> None:
-    """The example of JaxDEM's tests: rewards 1 and 2, values 1/2, an end; nothing is discounted."""
+    """The example of JaxDEM's tests: rewards 1 and 2, values 1/2, one end, no discount."""
     column = torch.tensor([[1.0], [2.0]]), torch.tensor([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool)
     value = torch.full((2, 1), 0.5)
     advantage = gae(*column, value, value, gamma=1.0, lambda_=1.0)

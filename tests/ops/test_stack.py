@@ -25,7 +25,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 
 def parameters(members: int, layers: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Weights and biases in turn, none of them zero."""
+    """Return weights and biases in turn, none of them zero."""
     made = []
     for layer, (before, after) in enumerate(itertools.pairwise(SIZES[: layers + 1])):
         made.append(numbers(members, before, after, seed=10 + layer, dtype=dtype).requires_grad_())

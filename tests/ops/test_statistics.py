@@ -42,7 +42,7 @@ def variance(moments: Moments) -> Tensor:
     return moments.m2 / moments.rows
 
 
-def test_masked_statistics_are_those_of_the_rows_that_are_left() -> None:
+def test_masked_statistics_use_only_valid_rows() -> None:
     x, valid = rows()
     column, left = with_garbage(x, valid)[:, 0], x[valid, 0]
     close(masked_mean(column, valid), left.mean())
@@ -58,26 +58,26 @@ def test_without_a_mask_all_rows_count() -> None:
     close(explained_variance(column + 1.0, column), explained_variance(column + 1.0, column, all_valid))
 
 
-def test_of_no_rows_the_mean_is_zero_and_so_is_the_deviation() -> None:
+def test_mean_and_deviation_of_no_rows_are_zero() -> None:
     nothing, none_valid = torch.full((3,), torch.nan), torch.zeros(3, dtype=torch.bool)
     assert masked_mean(nothing, none_valid) == masked_std(nothing, none_valid) == 0.0
     assert (standardize(nothing, none_valid) == 0.0).all()
 
 
-def test_a_masked_mean_gives_a_share_of_the_gradient_to_each_row_that_counts() -> None:
+def test_gradient_of_a_masked_mean_reaches_only_valid_rows() -> None:
     x, valid = torch.randn(B, generator=generator(0, "x"), requires_grad=True), rows()[1]
     (gradient,) = torch.autograd.grad(masked_mean(x, valid), x)
     close(gradient, valid / valid.sum())
 
 
-def test_standardized_rows_have_mean_zero_and_deviation_one_and_equal_ones_become_zero() -> None:
+def test_standardized_rows_have_mean_zero_and_deviation_one() -> None:
     standard = standardize(rows()[0][:, 2])
     close(masked_mean(standard), torch.tensor(0.0))
     close(masked_std(standard), torch.tensor(1.0))
     assert (standardize(torch.full((7,), 3.0)) == 0.0).all()
 
 
-def test_explained_variance_is_one_for_the_target_and_zero_for_a_constant() -> None:
+def test_explained_variance_is_one_for_the_target_and_zero_for_constants() -> None:
     target, valid = rows()[0][:, 0], rows()[1]
     noise = 0.5 * torch.randn(B, generator=generator(0, "noise"))
     close(explained_variance(target, target), torch.tensor(1.0))
@@ -90,7 +90,7 @@ def test_explained_variance_is_one_for_the_target_and_zero_for_a_constant() -> N
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e6])
-def test_explained_variance_is_undefined_where_targets_vary_by_rounding_only(constant: float) -> None:
+def test_explained_variance_is_nan_if_targets_vary_only_by_rounding(constant: float) -> None:
     value, target = torch.randn(B, generator=generator(0, "v")), torch.full((B,), constant)
     assert explained_variance(value, target).isnan()
     if constant:
@@ -98,13 +98,13 @@ def test_explained_variance_is_undefined_where_targets_vary_by_rounding_only(con
         assert explained_variance(value, target).isnan()
 
 
-def test_explained_variance_is_the_same_in_any_unit() -> None:
+def test_explained_variance_does_not_depend_on_the_unit() -> None:
     value, target = rows()[0][:, 0], rows(1)[0][:, 0]
     close(explained_variance(1e-6 * value, 1e-6 * target), explained_variance(value, target), 1e-4)
 
 
 @pytest.mark.parametrize("sizes", [[B], [1, B - 1], [100, 0, 150, 50], [1] * B])
-def test_moments_do_not_depend_on_how_rows_are_cut_into_batches(sizes: list[int]) -> None:
+def test_moments_do_not_depend_on_the_batches(sizes: list[int]) -> None:
     x, valid = rows()
     moments = empty_moments((FEATURES,))
     for part, its_valid in zip(with_garbage(x, valid).split(sizes), valid.split(sizes), strict=True):
@@ -115,7 +115,7 @@ def test_moments_do_not_depend_on_how_rows_are_cut_into_batches(sizes: list[int]
     close(variance(moments), left.var(0, correction=0), 1e-10)
 
 
-def test_moments_of_small_differences_far_from_zero_keep_their_digits() -> None:
+def test_moments_of_small_differences_far_from_zero_are_accurate() -> None:
     noise = torch.randn(1_000, 1, generator=generator(0, "noise"), dtype=torch.float64)
     moments = empty_moments((1,))
     for part in (1e8 + noise).split(10):
@@ -123,7 +123,7 @@ def test_moments_of_small_differences_far_from_zero_keep_their_digits() -> None:
     close(variance(moments), noise.var(0, correction=0), 1e-6)
 
 
-def test_rows_may_have_several_leading_dimensions_or_be_numbers() -> None:
+def test_rows_can_have_several_leading_dimensions_or_be_numbers() -> None:
     x, valid = rows()
     flat = update_moments(empty_moments((FEATURES,)), x, valid)
     folded = update_moments(empty_moments((FEATURES,)), x.view(30, 10, FEATURES), valid.view(30, 10))
@@ -132,7 +132,7 @@ def test_rows_may_have_several_leading_dimensions_or_be_numbers() -> None:
     close(number.mean, flat.mean[0], 1e-12)
 
 
-def test_a_batch_without_valid_rows_changes_nothing() -> None:
+def test_batch_without_valid_rows_changes_nothing() -> None:
     x, valid = rows()
     moments = update_moments(empty_moments((FEATURES,)), x, valid)
     after = update_moments(moments, with_garbage(x, torch.zeros_like(valid)), torch.zeros_like(valid))
@@ -140,7 +140,7 @@ def test_a_batch_without_valid_rows_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(FEATURES,), (B, FEATURES + 1), (B,)])
-def test_rows_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+def test_rows_of_another_shape_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected rows of shape \(4,\)"):
         update_moments(empty_moments((FEATURES,)), torch.zeros(shape))
 
@@ -153,13 +153,13 @@ def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
     close(normal.std(0, correction=0), torch.ones(FEATURES), 1e-3)
 
 
-def test_before_the_first_row_normalizing_changes_nothing() -> None:
+def test_normalizing_before_the_first_row_changes_nothing() -> None:
     x = torch.tensor([[-2.0, 0.5, 3.0, 9.0]])
     close(normalize(x, empty_moments((FEATURES,))), x)
     close(deviation(empty_moments()), torch.tensor(1.0))
 
 
-def test_normalized_numbers_stay_within_the_clip_and_a_feature_that_never_changed_is_zero() -> None:
+def test_normalized_values_are_clipped_and_constant_features_are_zero() -> None:
     moments = update_moments(empty_moments((1,)), torch.full((10, 1), 4.0))
     assert normalize(torch.full((1, 1), 4.0), moments) == 0.0
     assert normalize(torch.full((1, 1), 5.0), moments) == 10.0
@@ -170,7 +170,7 @@ def gradients() -> list[Tensor]:
     return [torch.randn(shape, generator=generator(3, "gradient")) for shape in ((3, 4), (5,), ())]
 
 
-def test_the_global_norm_is_that_of_all_elements_in_one_vector() -> None:
+def test_global_norm_is_that_of_one_concatenated_vector() -> None:
     close(global_norm(gradients()), torch.cat([x.flatten() for x in gradients()]).norm())
     assert global_norm([]) == 0.0
     assert not global_norm([*gradients(), torch.tensor([torch.inf])]).isfinite()
@@ -185,7 +185,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_norm() -> None:
         close(after, before * 0.5 / norm)
 
 
-def test_clipping_leaves_small_gradients_as_they_are() -> None:
+def test_clipping_does_not_change_small_gradients() -> None:
     clipped = gradients()
     clip_global_norm_(clipped, 1e3)
     assert all(torch.equal(a, b) for a, b in zip(clipped, gradients(), strict=True))

@@ -1,4 +1,4 @@
-"""Trees: what keeps its shape, what is a leaf, and what comes back from a file that holds no types."""
+"""Trees: structure, leaves, and packing for files without types."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ TREES = st.recursive(
 
 
 def without_tuples(tree: Any) -> bool:
-    """Whether a file that knows lists, dictionaries and values could hold it."""
+    """Return whether a file with lists, dictionaries and values can store it."""
     if isinstance(tree, dict):
         return all(isinstance(key, str) and without_tuples(value) for key, value in tree.items())
     return all(map(without_tuples, tree)) if isinstance(tree, list) else not isinstance(tree, tuple)
 
 
 def sorted_keys(tree: Any) -> Any:
-    """The same with the keys of every dictionary in another order, as a file may give them back."""
+    """Return the tree with the keys of every dictionary in another order, as a file may return them."""
     if isinstance(tree, dict):
         return {key: sorted_keys(tree[key]) for key in sorted(tree)}
     return [sorted_keys(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @given(TREES)
-def test_what_is_packed_has_no_tuples_and_comes_back_equal_with_its_types(tree: Any) -> None:
+def test_packed_tree_has_no_tuples_and_unpacks_with_its_types(tree: Any) -> None:
     packed = pack(tree)
     assert without_tuples(packed)
     for loaded in (unpack(packed, TYPES), unpack(sorted_keys(packed), TYPES), unpack(packed, namedtuples(tree))):
@@ -73,7 +73,7 @@ def test_what_is_packed_has_no_tuples_and_comes_back_equal_with_its_types(tree: 
 
 
 @given(TREES)
-def test_what_is_not_known_comes_back_with_the_same_names_and_fields(tree: Any) -> None:
+def test_unknown_named_tuples_keep_names_and_fields(tree: Any) -> None:
     loaded = unpack(pack(tree))
     assert loaded == tree
     assert {name: kind._fields for name, kind in namedtuples(loaded).items()} == {
@@ -81,40 +81,40 @@ def test_what_is_not_known_comes_back_with_the_same_names_and_fields(tree: Any) 
     }
 
 
-def test_a_type_of_the_same_name_with_other_fields_is_not_taken() -> None:
+def test_type_with_the_same_name_but_other_fields_is_not_used() -> None:
     other = collections.namedtuple("Inner", ["lidar"])
     loaded = unpack(pack(Inner(1, 2)), {"Inner": other})
     assert not isinstance(loaded, other)
     assert (loaded.camera, loaded.position) == (1, 2)
 
 
-def test_a_name_in_a_file_chooses_no_code() -> None:
+def test_name_in_a_file_cannot_choose_code() -> None:
     for name in ("os.system", "x: __import__('os')", "class", ""):
         with pytest.raises(ValueError):
             unpack({"__namedtuple__": name, "__fields__": {"a": 1}})
 
 
 @given(TREES)
-def test_mapping_a_tree_keeps_its_shape_and_the_places_of_its_leaves(tree: Any) -> None:
+def test_map_tree_keeps_structure_and_places_of_leaves(tree: Any) -> None:
     assert map_tree(lambda leaf: leaf, tree) == tree
     paths = map_tree(lambda leaf, path: (str(path),), tree, map_tree(lambda leaf: "here", tree))
     assert [path for path, _ in leaves(map_tree(lambda leaf: 0, tree))] == [path for path, _ in leaves(tree)]
     assert namedtuples(paths) == namedtuples(tree)
 
 
-def test_trees_are_mapped_together_at_the_same_places() -> None:
+def test_map_tree_combines_several_trees() -> None:
     first, second = Outer({"a": 1}, (2, [3])), Outer({"a": 10}, (20, [30]))
     assert map_tree(lambda x, y: x + y, first, second) == Outer({"a": 11}, (22, [33]))
     with pytest.raises(ValueError):
         map_tree(lambda x, y: x + y, (1, 2), (1,))
 
 
-def test_nothing_is_an_empty_place_and_a_string_is_a_leaf() -> None:
+def test_none_is_an_empty_place_and_a_string_is_a_leaf() -> None:
     assert map_tree(lambda leaf: 7, {"a": None, "b": "text", "c": {}}) == {"a": None, "b": 7, "c": {}}
     assert list(leaves({"a": None, "b": "text"})) == [("b", "text")]
 
 
-def test_a_path_reads_like_attributes() -> None:
+def test_path_reads_like_attributes() -> None:
     tree = Outer(Inner({"left": 1, 0: 2}, [3]), (4,))
     assert dict(leaves(tree)) == {
         "observation.camera.left": 1,
@@ -130,13 +130,13 @@ def test_only_named_tuples_are_named_tuples() -> None:
     assert not is_namedtuple((1,)) and not is_namedtuple(Inner) and not is_namedtuple({"_fields": 1})
 
 
-def test_tensors_are_moved_and_the_rest_is_passed_on() -> None:
+def test_to_device_moves_tensors_and_keeps_other_leaves() -> None:
     moved = to_device(Outer(torch.zeros(2), {"a": "text", "b": None}), "meta")
     assert moved.observation.device.type == "meta"
     assert moved.rest == {"a": "text", "b": None}
 
 
-def test_a_signature_tells_shapes_dtypes_devices_and_types() -> None:
+def test_signature_contains_shapes_dtypes_devices_and_types() -> None:
     assert tree_signature(Outer(torch.zeros(2, 3), [1, "x", None])) == {
         "observation": "(2, 3) torch.float32 on cpu",
         "rest.0": "int",
@@ -144,7 +144,7 @@ def test_a_signature_tells_shapes_dtypes_devices_and_types() -> None:
     }
 
 
-def test_the_drift_of_two_signatures_names_what_changed_and_nothing_else() -> None:
+def test_signature_drift_names_only_the_changes() -> None:
     before = tree_signature({"a": torch.zeros(2), "b": 1, "c": 2})
     after = tree_signature({"a": torch.zeros(3), "b": 1, "d": 2})
     assert signature_drift(before, after) == (

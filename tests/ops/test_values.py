@@ -10,19 +10,19 @@ from rein.ops.values import share_of_duplicates, step_toward_, td_target
 CELLS = 12
 
 
-def test_a_terminated_row_does_not_bootstrap_and_a_row_that_goes_on_does() -> None:
+def test_terminated_row_does_not_bootstrap() -> None:
     reward_N, next_value_N = torch.tensor([1.0, 1.0]), torch.tensor([10.0, 10.0])
     target_N = td_target(reward_N, torch.tensor([True, False]), next_value_N, gamma=0.5)
     assert target_N.tolist() == [1.0, 6.0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_the_next_value_of_a_terminated_row_may_be_anything(value: float) -> None:
+def test_next_value_of_a_terminated_row_is_ignored(value: float) -> None:
     target_N = td_target(torch.tensor([2.0]), torch.tensor([True]), torch.tensor([value]), gamma=0.9)
     assert target_N.tolist() == [2.0]
 
 
-def test_the_target_leaves_its_arguments_alone() -> None:
+def test_td_target_does_not_modify_its_arguments() -> None:
     arguments = torch.tensor([1.0, 2.0]), torch.tensor([True, False]), torch.tensor([3.0, 4.0])
     before = [x.clone() for x in arguments]
     td_target(*arguments, gamma=0.9)
@@ -30,7 +30,7 @@ def test_the_target_leaves_its_arguments_alone() -> None:
 
 
 def step(value_C: torch.Tensor, index_N: torch.Tensor, target_N: torch.Tensor, **options: object) -> torch.Tensor:
-    """`step_toward_` with its scratch, which must come back as it was lent."""
+    """Call `step_toward_` and check that its scratch memory is zero afterwards."""
     valid_N = options.get("valid_N", torch.ones_like(index_N, dtype=torch.bool))
     count_C = torch.zeros(len(value_C), dtype=torch.int64)
     share = share_of_duplicates(options.get("learning_rate", 0.3), len(index_N), "cpu")
@@ -65,7 +65,7 @@ def test_duplicates_move_a_cell_toward_the_mean_of_their_targets(
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_n_duplicates_of_one_target_are_n_steps_one_after_another(n: int) -> None:
+def test_n_duplicates_of_one_target_equal_n_successive_steps(n: int) -> None:
     together, alone = torch.tensor([4.0, 0.0]), torch.tensor([4.0, 0.0])
     step(together, torch.zeros(n, dtype=torch.int64), torch.full((n,), -3.0))
     for _ in range(n):
@@ -73,13 +73,13 @@ def test_n_duplicates_of_one_target_are_n_steps_one_after_another(n: int) -> Non
     torch.testing.assert_close(together, alone)
 
 
-def test_a_learning_rate_of_one_lands_on_the_mean() -> None:
+def test_learning_rate_of_one_sets_the_mean() -> None:
     value_C = torch.zeros(3)
     step(value_C, torch.tensor([1, 1, 2]), torch.tensor([2.0, 4.0, 7.0]), learning_rate=1.0)
     assert value_C.tolist() == [0.0, 3.0, 7.0]
 
 
-def test_rows_that_are_not_valid_change_no_value_whatever_their_targets() -> None:
+def test_invalid_rows_change_no_value_for_any_targets() -> None:
     value_C = torch.tensor([0.5, 0.25])
     valid_N = torch.tensor([False, False, True])
     error_N = step(value_C, torch.tensor([0, 1, 1]), torch.tensor([float("nan"), 1e30, 1.25]), valid_N=valid_N)
@@ -88,6 +88,6 @@ def test_rows_that_are_not_valid_change_no_value_whatever_their_targets() -> Non
     assert error_N.tolist() == [0.0, 0.0, 1.0]
 
 
-def test_the_errors_are_those_before_the_step() -> None:
+def test_errors_are_those_before_the_step() -> None:
     error_N = step(torch.tensor([1.0, 2.0]), torch.tensor([0, 0, 1]), torch.tensor([3.0, 0.0, 2.0]))
     assert error_N.tolist() == [2.0, -1.0, 0.0]

@@ -28,20 +28,20 @@ def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("shared_std", [False, True])
-def test_in_one_dimension_a_ball_is_an_interval(shared_std: bool) -> None:
+def test_ball_in_one_dimension_is_an_interval(shared_std: bool) -> None:
     mine = BallNormal(*parameters(1, shared_std=shared_std), RADIUS)
     interval = SquashedNormal(mine.mean, mine.log_std, -RADIUS[None], RADIUS[None])
     sample = (3.0 * mine.sample(generator(0, "agent"))).clamp(-4.0, 4.0)
     close(mine.to_action(sample), interval.to_action(sample))
     close(mine.log_prob(sample), interval.log_prob(sample))
-    close(mine.entropy(), interval.entropy(), 5e-3)  # as good as that of the interval is
+    close(mine.entropy(), interval.entropy(), 5e-3)  # the accuracy of the interval
     close(mine.from_action(mine.to_action(sample)), interval.from_action(interval.to_action(sample)), 1e-3)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-9, 1e-3, 0.29, 0.31, 1.0, 4.0])
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
-def test_the_density_counts_how_actions_are_stretched(dimensions: int, scale: float) -> None:
-    """Against the determinant of the Jacobian, by automatic differentiation, for samples of any length."""
+def test_density_includes_the_jacobian_of_the_squashing(dimensions: int, scale: float) -> None:
+    """Compare with the determinant of the Jacobian by automatic differentiation, for samples of any length."""
     mine = double(BallNormal(*parameters(dimensions), RADIUS))
     direction = torch.nn.functional.normalize(parameters(dimensions, 1)[0].double(), dim=-1)
     sample = scale * direction[:5]
@@ -52,7 +52,7 @@ def test_the_density_counts_how_actions_are_stretched(dimensions: int, scale: fl
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-30, 1e-7, 0.3, 9.0, 50.0, 1e4])
-def test_samples_of_any_length_keep_densities_actions_and_gradients_finite(length: float) -> None:
+def test_samples_of_any_length_keep_densities_and_gradients_finite(length: float) -> None:
     mean, log_std = (x.requires_grad_() for x in parameters(3))
     mine, sample = BallNormal(mean, log_std, RADIUS), torch.full((N, 3), length / 3**0.5, requires_grad=True)
     action = mine.to_action(sample)
@@ -62,7 +62,7 @@ def test_samples_of_any_length_keep_densities_actions_and_gradients_finite(lengt
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (mean, log_std, sample))
 
 
-def test_the_density_of_actions_in_a_disc_integrates_to_one() -> None:
+def test_density_of_actions_in_a_disc_integrates_to_one() -> None:
     edge = torch.linspace(-1.0, 1.0, 1_401, dtype=torch.float64)
     points = RADIUS.double() * torch.cartesian_prod(edge, edge)
     points = points[points.norm(dim=-1) < RADIUS]
@@ -73,7 +73,7 @@ def test_the_density_of_actions_in_a_disc_integrates_to_one() -> None:
 
 
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
-def test_an_action_gives_back_its_sample_and_one_on_the_edge_a_finite_one(dimensions: int) -> None:
+def test_from_action_inverts_to_action_and_is_finite_at_the_edge(dimensions: int) -> None:
     mine = BallNormal(*parameters(dimensions), RADIUS)
     direction = torch.nn.functional.normalize(mine.mean, dim=-1)
     for length in (0.0, 0.01, 1.0, 4.0):
@@ -89,7 +89,7 @@ def turned(x: Tensor) -> Tensor:
     return x @ torch.tensor([[0.6, -0.8], [0.8, 0.6]])
 
 
-def test_no_direction_is_preferred() -> None:
+def test_distribution_is_rotation_invariant() -> None:
     mean, sample = parameters(2)[0], parameters(2, 1)[0]
     one, other = (BallNormal(m, torch.zeros(2), RADIUS) for m in (mean, turned(mean)))
     close(other.to_action(turned(sample)), turned(one.to_action(sample)))
@@ -98,7 +98,7 @@ def test_no_direction_is_preferred() -> None:
 
 
 def radial_entropy(std: float, distance: float) -> float:
-    """In two dimensions, by a dense sum over u, in float64."""
+    """Return the entropy in two dimensions by a dense sum over u, in float64."""
     z = torch.linspace(-9.0, 9.0, 1_501, dtype=torch.float64)
     weight = torch.softmax(-0.5 * z.square(), 0)
     length = torch.hypot(distance + std * z[:, None], std * z)
@@ -109,13 +109,13 @@ def radial_entropy(std: float, distance: float) -> float:
 
 @pytest.mark.parametrize(("std", "tolerance"), [(0.05, 3e-4), (0.5, 3e-4), (1.0, 3e-4), (5.0, 3e-4), (20.0, 0.02)])
 @pytest.mark.parametrize("distance", [0.0, 1.0, 10.0])
-def test_the_entropy_is_as_good_as_it_says(std: float, tolerance: float, distance: float) -> None:
+def test_entropy_is_as_accurate_as_documented(std: float, tolerance: float, distance: float) -> None:
     mine = BallNormal(torch.tensor([[distance, 0.0]]), torch.full((2,), math.log(std)), RADIUS)
     assert abs(float(mine.entropy()) - radial_entropy(std, distance)) < tolerance
 
 
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
-def test_the_entropy_is_the_mean_of_minus_the_log_density(dimensions: int) -> None:
+def test_entropy_is_the_mean_negative_log_density(dimensions: int) -> None:
     rows = 50_000
     log_std = torch.linspace(-1.0, 0.5, dimensions)
     mine = BallNormal(torch.full((rows, dimensions), 0.6), log_std, RADIUS)
@@ -123,7 +123,7 @@ def test_the_entropy_is_the_mean_of_minus_the_log_density(dimensions: int) -> No
     assert abs(surprise.mean() - mine.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
 
 
-def test_further_dimensions_may_precede_and_the_divergence_is_the_gaussians() -> None:
+def test_further_dimensions_can_precede_and_kl_is_that_of_the_gaussians() -> None:
     mean, log_std = parameters(3)
     flat, other = BallNormal(mean, log_std, RADIUS), BallNormal(*parameters(3, 1), RADIUS)
     shaped = BallNormal(mean.view(4, 10, 3), log_std.view(4, 10, 3), RADIUS)
@@ -135,7 +135,7 @@ def test_further_dimensions_may_precede_and_the_divergence_is_the_gaussians() ->
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
-def test_gradients_are_those_of_the_values(dimensions: int) -> None:
+def test_gradients_match_the_values(dimensions: int) -> None:
     radius = RADIUS.double()
     other = BallNormal(*(x[:3].double() for x in parameters(dimensions, 1)), radius)
     noise = torch.tensor([[0.05], [0.5], [2.0]]).expand(3, dimensions).double()
@@ -148,6 +148,6 @@ def test_gradients_are_those_of_the_values(dimensions: int) -> None:
     assert torch.autograd.gradcheck(values, [*given, noise.clone().requires_grad_()])
 
 
-def test_actions_have_the_type_of_the_radius_where_the_network_computes_in_another() -> None:
+def test_actions_have_the_dtype_of_the_radius() -> None:
     mine = BallNormal(*(x.bfloat16() for x in parameters(3)), RADIUS)
     assert mine.to_action(mine.mode()).dtype == RADIUS.dtype

@@ -8,7 +8,7 @@ from rein.ops.distributions import Categorical, MultiDiscrete
 from rein.ops.random import generator
 
 N = 50
-ACTIONS = [1, 2, 3, 15, 16, 40]  # few and many are computed along different dimensions
+ACTIONS = [1, 2, 3, 15, 16, 40]  # few and many actions are computed along different dimensions
 LARGEST_NOISE = 1.0 - 2.0**-24
 SIZES = (3, 2, 5)
 
@@ -18,7 +18,7 @@ def logits_of(actions: int, seed: int = 0, rows: int = N) -> Tensor:
 
 
 def mask_of(actions: int, seed: int = 0, rows: int = N) -> Tensor:
-    """At least one action is allowed in each row."""
+    """Return a mask with at least one allowed action per row."""
     stream = generator(seed, "mask")
     mask = torch.rand(rows, actions, generator=stream) < 0.5
     return mask.scatter(1, torch.randint(actions, (rows, 1), generator=stream), True)
@@ -33,7 +33,7 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_a_categorical_agrees_with_the_reference(actions: int) -> None:
+def test_categorical_matches_the_reference(actions: int) -> None:
     logits, other = logits_of(actions), logits_of(actions, seed=1)
     mine, action = Categorical.from_logits(logits), torch.arange(N) % actions
     close(mine.log_prob(action), reference(logits).log_prob(action))
@@ -44,7 +44,7 @@ def test_a_categorical_agrees_with_the_reference(actions: int) -> None:
 
 
 @pytest.mark.parametrize("actions", [2, 6, 20])
-def test_actions_are_drawn_as_often_as_they_are_likely(actions: int) -> None:
+def test_sample_frequencies_match_probabilities(actions: int) -> None:
     rows = 40_000
     mine = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
     probability, count = mine.log_probs[0].exp(), mine.sample(generator(0, "agent")).bincount(minlength=actions)
@@ -53,14 +53,14 @@ def test_actions_are_drawn_as_often_as_they_are_likely(actions: int) -> None:
 
 
 @pytest.mark.parametrize("actions", [2, 6, 20])
-def test_the_part_of_all_noise_that_stands_for_an_action_is_its_probability(actions: int) -> None:
+def test_share_of_noise_for_an_action_is_its_probability(actions: int) -> None:
     rows = 10_000
     mine = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
     count = mine.sample_from((torch.arange(rows) + 0.5) / rows).bincount(minlength=actions)
     assert ((count / rows - mine.log_probs[0].exp()).abs() <= 1.0 / rows).all()
 
 
-def test_the_same_stream_draws_the_same_actions_one_number_for_each() -> None:
+def test_equal_generators_draw_equal_actions_from_one_number_each() -> None:
     mine, stream = Categorical.from_logits(logits_of(4)), generator(0, "agent")
     noise = torch.rand(N, generator=generator(0, "agent"))
     assert torch.equal(mine.sample(stream), mine.sample_from(noise))
@@ -69,7 +69,7 @@ def test_the_same_stream_draws_the_same_actions_one_number_for_each() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_a_masked_action_is_never_drawn_and_has_no_probability(actions: int, scale: float) -> None:
+def test_masked_action_is_never_drawn_and_has_probability_zero(actions: int, scale: float) -> None:
     rows = 5_000
     mask = mask_of(actions, rows=rows)
     mine = Categorical.from_logits(scale * logits_of(actions, rows=rows), mask)
@@ -81,7 +81,7 @@ def test_a_masked_action_is_never_drawn_and_has_no_probability(actions: int, sca
 
 
 @pytest.mark.parametrize("actions", [3, 20])
-def test_a_masked_categorical_is_one_of_the_actions_that_are_left(actions: int) -> None:
+def test_masked_categorical_equals_one_over_the_allowed_actions(actions: int) -> None:
     logits, other, mask = logits_of(actions), logits_of(actions, seed=1), mask_of(actions)
     mine, its_other = Categorical.from_logits(logits, mask), Categorical.from_logits(other, mask)
     for row in range(N):
@@ -92,7 +92,7 @@ def test_a_masked_categorical_is_one_of_the_actions_that_are_left(actions: int) 
 
 
 @pytest.mark.parametrize("actions", [3, 20])
-def test_masks_and_far_logits_keep_gradients_finite(actions: int) -> None:
+def test_masks_and_extreme_logits_keep_gradients_finite(actions: int) -> None:
     logits, mask = (100.0 * logits_of(actions)).requires_grad_(), mask_of(actions)
     mine = Categorical.from_logits(logits, mask)
     (mine.log_prob(mine.mode()) + mine.entropy() + mine.kl(mine)).sum().backward()
@@ -101,19 +101,19 @@ def test_masks_and_far_logits_keep_gradients_finite(actions: int) -> None:
     assert (logits.grad[~mask] == 0.0).all()
 
 
-def test_a_row_that_allows_no_action_is_uniform_and_finite() -> None:
+def test_row_without_allowed_actions_is_uniform_and_finite() -> None:
     mine = Categorical.from_logits(logits_of(4), torch.zeros(N, 4, dtype=torch.bool))
     close(mine.log_probs.exp(), torch.full((N, 4), 0.25))
 
 
-def test_the_divergence_from_itself_is_zero_and_never_negative() -> None:
+def test_kl_from_itself_is_zero_and_kl_is_never_negative() -> None:
     mine = Categorical.from_logits(logits_of(5))
     assert (mine.kl(mine) == 0.0).all()
     assert (mine.kl(Categorical.from_logits(logits_of(5, seed=1))) >= 0.0).all()
 
 
 @pytest.mark.parametrize("actions", [3, 20])
-def test_gradients_of_a_categorical_are_those_of_its_values(actions: int) -> None:
+def test_gradients_of_a_categorical_match_its_values(actions: int) -> None:
     action, other = torch.arange(4) % actions, Categorical.from_logits(logits_of(actions, 1, rows=4).double())
 
     def values(logits: Tensor) -> tuple[Tensor, ...]:
@@ -123,7 +123,7 @@ def test_gradients_of_a_categorical_are_those_of_its_values(actions: int) -> Non
     assert torch.autograd.gradcheck(values, logits_of(actions, rows=4).double().requires_grad_())
 
 
-def test_further_dimensions_may_precede() -> None:
+def test_further_dimensions_can_precede() -> None:
     logits = logits_of(3).view(5, 10, 3)
     mine, flat = Categorical.from_logits(logits), Categorical.from_logits(logits.view(N, 3))
     action = mine.sample(generator(0, "agent"))
@@ -136,7 +136,7 @@ def parts(logits: Tensor) -> list[Categorical]:
     return [Categorical.from_logits(part) for part in logits.split(SIZES, -1)]
 
 
-def test_several_actions_are_as_many_categoricals_side_by_side() -> None:
+def test_multi_discrete_matches_separate_categoricals() -> None:
     logits, other = logits_of(sum(SIZES)), logits_of(sum(SIZES), seed=1)
     mine = MultiDiscrete.from_logits(logits, SIZES)
     action = torch.stack([torch.arange(N) % size for size in SIZES], -1)
@@ -152,14 +152,14 @@ def test_several_actions_are_as_many_categoricals_side_by_side() -> None:
     assert torch.equal(mine.sample(generator(0, "agent")), torch.stack(drawn, -1))
 
 
-def test_no_action_is_drawn_that_a_smaller_categorical_does_not_have() -> None:
+def test_missing_choices_of_a_smaller_categorical_are_never_drawn() -> None:
     rows = 2_000
     mine = MultiDiscrete.from_logits(logits_of(sum(SIZES), rows=rows), SIZES)
     for noise in (torch.full((rows, 3), LARGEST_NOISE), mine.noise(generator(0, "agent"))):
         assert (mine.sample_from(noise) < torch.tensor(SIZES)).all()
 
 
-def test_a_mask_of_several_actions_is_one_of_each() -> None:
+def test_mask_of_multi_discrete_matches_separate_masks() -> None:
     logits, mask = logits_of(sum(SIZES)), torch.cat([mask_of(size, seed) for seed, size in enumerate(SIZES)], -1)
     mine = MultiDiscrete.from_logits(logits, SIZES, mask)
     for k, (part, its_mask) in enumerate(zip(logits.split(SIZES, -1), mask.split(SIZES, -1), strict=True)):
@@ -168,7 +168,7 @@ def test_a_mask_of_several_actions_is_one_of_each() -> None:
         assert its_mask.gather(1, mine.sample(generator(k, "agent"))[:, k : k + 1]).all()
 
 
-def test_sizes_that_do_not_add_up_to_the_logits_are_an_error() -> None:
+def test_sizes_that_do_not_sum_to_the_logits_raise() -> None:
     with pytest.raises(ValueError, match=r"add up to 10, but a row has 9 logits"):
         MultiDiscrete.from_logits(logits_of(9), SIZES)
 
@@ -176,7 +176,7 @@ def test_sizes_that_do_not_add_up_to_the_logits_are_an_error() -> None:
 @pytest.mark.parametrize(
     "mine", [Categorical.from_logits(logits_of(4)), MultiDiscrete.from_logits(logits_of(6), (4, 2))]
 )
-def test_the_action_is_the_sample(mine: Categorical | MultiDiscrete) -> None:
+def test_action_is_the_sample(mine: Categorical | MultiDiscrete) -> None:
     sample = mine.sample(generator(0, "agent"))
     assert mine.to_action(sample) is sample
     assert mine.from_action(sample) is sample

@@ -37,7 +37,7 @@ def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("shared_std", [False, True])
-def test_a_gaussian_agrees_with_the_reference(shared_std: bool) -> None:
+def test_gaussian_matches_the_reference(shared_std: bool) -> None:
     mean, log_std = parameters(shared_std=shared_std)
     other = parameters(1)
     mine, sample = Normal(mean, log_std), mean + 1.5
@@ -50,7 +50,7 @@ def test_a_gaussian_agrees_with_the_reference(shared_std: bool) -> None:
 
 
 @pytest.mark.parametrize("shared_std", [False, True])
-def test_a_squashed_gaussian_agrees_with_the_reference(shared_std: bool) -> None:
+def test_squashed_gaussian_matches_the_reference(shared_std: bool) -> None:
     mean, log_std = parameters(shared_std=shared_std)
     mine = SquashedNormal(mean, log_std, LOW, HIGH)
     sample = mine.sample(generator(0, "agent"))
@@ -58,7 +58,7 @@ def test_a_squashed_gaussian_agrees_with_the_reference(shared_std: bool) -> None
     close(mine.log_prob(sample), squashed(mean, log_std).log_prob(action), 1e-4)
 
 
-def test_samples_have_the_mean_and_the_deviation() -> None:
+def test_samples_have_the_given_mean_and_deviation() -> None:
     rows = 20_000
     mean, std = torch.tensor([-2.0, 0.5]), torch.tensor([0.3, 2.0])
     sample = Normal(mean.expand(rows, 2), std.log()).sample(generator(0, "agent"))
@@ -67,7 +67,7 @@ def test_samples_have_the_mean_and_the_deviation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "squashed"])
-def test_samples_are_reparameterized_and_come_from_the_stream_alone(kind: str) -> None:
+def test_samples_are_reparameterized_and_use_only_the_generator(kind: str) -> None:
     mean, log_std = (x.requires_grad_() for x in parameters())
     mine = Normal(mean, log_std) if kind == "normal" else SquashedNormal(mean, log_std, LOW, HIGH)
     sample, noise = mine.sample(generator(0, "agent")), torch.randn(N, A, generator=generator(0, "agent"))
@@ -77,7 +77,7 @@ def test_samples_are_reparameterized_and_come_from_the_stream_alone(kind: str) -
     close(gradient[1], noise * log_std.detach().exp())
 
 
-def test_a_clipped_gaussian_clips_the_action_and_learns_from_the_sample() -> None:
+def test_clipped_gaussian_clips_the_action_but_not_the_sample() -> None:
     mean, log_std = parameters()
     free, mine = Normal(mean, log_std), Normal(mean, log_std, LOW, HIGH)
     sample = mine.sample(generator(0, "agent"))
@@ -90,17 +90,17 @@ def test_a_clipped_gaussian_clips_the_action_and_learns_from_the_sample() -> Non
 
 
 @pytest.mark.parametrize("u", [-1e4, -50.0, -9.0, 0.0, 9.0, 50.0, 1e4])
-def test_squashed_actions_never_leave_the_bounds_and_their_density_stays_right(u: float) -> None:
+def test_squashed_actions_stay_in_bounds_with_exact_density(u: float) -> None:
     mine = SquashedNormal(torch.zeros(1, A), torch.zeros(A), LOW, HIGH)
     sample = torch.full((1, A), u)
     action = mine.to_action(sample)
     assert ((action >= LOW) & (action <= HIGH)).all()
-    slope = math.log(4.0) - 2.0 * abs(u) - 2.0 * math.log1p(math.exp(-2.0 * abs(u)))  # of tanh, even in u
+    slope = math.log(4.0) - 2.0 * abs(u) - 2.0 * math.log1p(math.exp(-2.0 * abs(u)))  # log slope of tanh, even in u
     expected = -0.5 * u**2 - 0.5 * math.log(2.0 * math.pi) - slope
     close(mine.log_prob(sample)[0], A * expected - torch.log(0.5 * (HIGH - LOW)).sum())
 
 
-def test_far_samples_keep_gradients_finite() -> None:
+def test_extreme_samples_keep_gradients_finite() -> None:
     mean, log_std = torch.tensor([[-40.0, 0.0, 40.0]], requires_grad=True), torch.zeros(A, requires_grad=True)
     mine = SquashedNormal(mean, log_std, LOW, HIGH)
     sample = mine.sample(generator(0, "agent"))
@@ -108,7 +108,7 @@ def test_far_samples_keep_gradients_finite() -> None:
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (mean, log_std))
 
 
-def test_the_density_of_squashed_actions_integrates_to_one() -> None:
+def test_density_of_squashed_actions_integrates_to_one() -> None:
     low, high, points = torch.tensor([-0.5], dtype=torch.float64), torch.tensor([2.5], dtype=torch.float64), 200_001
     action = torch.linspace(-0.5, 2.5, points, dtype=torch.float64)[1:-1].unsqueeze(-1)
     mine = SquashedNormal(torch.full_like(action, 0.4), torch.full((1,), -0.7, dtype=torch.float64), low, high)
@@ -116,7 +116,7 @@ def test_the_density_of_squashed_actions_integrates_to_one() -> None:
     close(density.sum() * 3.0 / (points - 1), torch.tensor(1.0), 1e-6)
 
 
-def test_an_action_gives_back_its_sample_and_a_bound_a_finite_one() -> None:
+def test_from_action_inverts_to_action_and_is_finite_at_bounds() -> None:
     mine = SquashedNormal(torch.zeros(9, A), torch.zeros(A), LOW, HIGH)
     sample = torch.linspace(-4.0, 4.0, 9).unsqueeze(-1).expand(9, A)
     close(mine.from_action(mine.to_action(sample)), sample, 1e-3)
@@ -126,7 +126,7 @@ def test_an_action_gives_back_its_sample_and_a_bound_a_finite_one() -> None:
 
 
 def dense_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
-    """By the sum over 20,001 points in each dimension, in float64."""
+    """Return the entropy by a sum over 20,001 points per dimension, in float64."""
     z = torch.linspace(-9.0, 9.0, 20_001, dtype=torch.float64)
     weight = torch.softmax(-0.5 * z.square(), 0)
     u = mean.double().unsqueeze(-1) + log_std.double().exp().unsqueeze(-1) * z
@@ -138,27 +138,27 @@ def dense_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("std", "tolerance"), [(0.05, 1e-5), (0.5, 1e-5), (1.0, 2e-5), (2.0, 4e-4), (3.0, 5e-3), (5.0, 0.05)]
 )
-def test_the_entropy_of_squashed_actions_is_as_good_as_it_says(std: float, tolerance: float) -> None:
+def test_entropy_of_squashed_actions_is_as_accurate_as_documented(std: float, tolerance: float) -> None:
     mean, log_std = 3.0 * parameters()[0], torch.full((A,), math.log(std))
     error = SquashedNormal(mean, log_std, LOW, HIGH).entropy().double() - dense_entropy(mean, log_std)
     assert error.abs().max() < A * tolerance
 
 
-def test_the_entropy_of_squashed_actions_is_the_mean_of_minus_their_log_density() -> None:
+def test_entropy_of_squashed_actions_is_the_mean_negative_log_density() -> None:
     rows = 50_000
     mine = SquashedNormal(torch.full((rows, A), 0.6), torch.tensor([-1.0, 0.0, 0.5]), LOW, HIGH)
     surprise = -mine.log_prob(mine.sample(generator(0, "agent")))
     assert abs(surprise.mean() - mine.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
 
 
-def test_the_mode_of_a_squashed_gaussian_is_the_median_action() -> None:
+def test_mode_of_a_squashed_gaussian_is_the_median_action() -> None:
     rows = 20_001
     mine = SquashedNormal(torch.full((rows, 1), 0.8), torch.zeros(1), LOW[:1], HIGH[:1])
     below = (mine.to_action(mine.sample(generator(0, "agent"))) < mine.to_action(mine.mode())).float().mean()
     assert abs(below - 0.5) < 4.0 * 0.5 / rows**0.5
 
 
-def test_squashing_keeps_the_divergence() -> None:
+def test_squashing_keeps_the_kl_divergence() -> None:
     one, other = parameters(), parameters(1)
     mine, its_other = SquashedNormal(*one, LOW, HIGH), SquashedNormal(*other, LOW, HIGH)
     assert torch.equal(mine.kl(its_other), Normal(*one).kl(Normal(*other)))
@@ -167,7 +167,7 @@ def test_squashing_keeps_the_divergence() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "squashed"])
-def test_gradients_of_a_gaussian_are_those_of_its_values(kind: str) -> None:
+def test_gradients_of_a_gaussian_match_its_values(kind: str) -> None:
     bounds = () if kind == "normal" else (LOW.double(), HIGH.double())
     made = Normal if kind == "normal" else SquashedNormal
     sample, other = torch.ones(2, A).double(), made(*(x[:2].double() for x in parameters(1)), *bounds)
@@ -179,7 +179,7 @@ def test_gradients_of_a_gaussian_are_those_of_its_values(kind: str) -> None:
     assert torch.autograd.gradcheck(values, [x[:2].double().requires_grad_() for x in parameters()])
 
 
-def test_actions_have_the_type_of_the_bounds_where_the_network_computes_in_another() -> None:
+def test_actions_have_the_dtype_of_the_bounds() -> None:
     mean, log_std = (x.bfloat16() for x in parameters())
     mine = SquashedNormal(mean, log_std, LOW, HIGH)
     assert mine.to_action(mine.mode()).dtype == mine.to_action(mine.sample(generator(0, "agent"))).dtype == LOW.dtype
