@@ -63,7 +63,7 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
 
 
 def _finish_postponed(loop: Loop) -> None:
-    """Finish the firing that an interrupt cut short in the last run; `_end_epoch` does so for the end events."""
+    """Finish the firing that an interrupt cut short in the last run. `_end_epoch` does this for end events."""
     state = loop.state
     if state._postponed is None or INTERRUPT in state._halts or state._postponed["event"] in _ENDS:
         return

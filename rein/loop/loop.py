@@ -236,7 +236,7 @@ class Loop:
         iterations: int | None = NOT_GIVEN,
         init: Any = None,
     ) -> Iterator[State]:
-        """Run like `run` and yield the state at the end of each epoch. Leaving the `for` loop early halts the run."""
+        """Same as `run`, but yield the state at the end of each epoch. Leaving the `for` loop early halts the run."""
         self.check_idle("run")
         state = self.state
         state.max_epochs = self.epochs if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
@@ -354,6 +354,5 @@ class Loop:
 
 
 def _iteration_begun(state: State) -> int:
-    return (
-        state._total_iterations + state.counts.get("iteration_started", 0) + 1
-    )  # includes iterations whose step was skipped
+    # includes iterations whose step was skipped
+    return state._total_iterations + state.counts.get("iteration_started", 0) + 1

@@ -72,12 +72,8 @@ class Accumulator:
         self._averages = reduce == "mean"
         self.reported = False  # whether any step has reported it
         self.others: dict[str, None] = {}  # other names that the steps report until then
-        self._makes_new = reduce in (
-            "mean",
-            "sum",
-            "min",
-            "max",
-        )  # whether a reduction returns a new tensor, except for the first value
+        # whether a reduction returns a new tensor, except for the first value
+        self._makes_new = reduce in ("mean", "sum", "min", "max")
         self.zero()
 
     def _checked(self, reduce: Reduce) -> Reduce:

@@ -134,7 +134,7 @@ class Scale(nn.Module):
     high: Tensor
 
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
-        """Raises ValueError unless bounds are finite, low < high, and high - low is finite in float32."""
+        """Create the scaling. Raises ValueError unless low < high, and high - low is finite in float32."""
         super().__init__()
         if not isinstance(space, spaces.Box) or not has_width(space):
             raise ValueError(

@@ -33,8 +33,8 @@ class Convolution(nn.Module):
     unchanged and should be in [0, 1].
 
     If the strides do not divide the image, it is padded with zeros, so that its last rows and columns are not ignored.
-    An image whose shorter side has fewer than 64 pixels gets kernels and strides of half the size, because 42 x 42
-    would otherwise shrink to 2 x 2 places, too coarse to locate a ball.
+    An image whose shorter side has fewer than 64 pixels gets kernels and strides of half the size. Otherwise
+    42 x 42 pixels would shrink to 2 x 2 places, too coarse to locate a ball.
 
     Weights are orthogonal with gain sqrt(2), biases are zero. They are drawn from `generator`. Raises ValueError if the
     space is not an image or is too small for `layers`.

@@ -37,7 +37,7 @@ class Flatten:
         *,
         scales: Callable[[spaces.Space[Any]], bool] = lambda _: False,
     ) -> None:
-        """Raises TypeError for a space whose observations are not tensors."""
+        """Create the flattening of a space. Raises TypeError if its observations are not tensors."""
         self.features = int(spaces.flatdim(space))
         self._parts = [_part(path, part, torch.device(device), scales(part)) for path, part in tensors_of(space)]
         self._plain = self._parts[0].places is None and not self._parts[0].scaled
@@ -128,7 +128,7 @@ def scales(space: spaces.Space[Any]) -> bool:
 
 
 def is_small_image(space: spaces.Space[Any]) -> bool:
-    """Return whether it is a Box of bytes from 0 to 255 with 1, 3 or 4 channels, too small for convolutions."""
+    """Return whether a space is a Box of bytes (0 to 255), with 1, 3 or 4 channels, too small for convolutions."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3 or is_image(space):
         return False
     channels = {space.shape[0], space.shape[-1]} & {1, 3, 4}
@@ -136,18 +136,18 @@ def is_small_image(space: spaces.Space[Any]) -> bool:
 
 
 def has_small_images(space: spaces.Space[Any]) -> bool:
-    """Return whether it is a small image, or a Dict or Tuple that contains one."""
+    """Return whether a space is a small image, or a Dict or Tuple that contains one."""
     return any(is_small_image(part) for _, part in tensors_of(space))
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether it is a Box that `Convolution` treats as an image, and not too small."""
+    """Return whether a space is a Box that `Convolution` treats as an image, and not too small."""
     size = Convolution.size_of(space)
     return size is not None and min(size) >= SMALLEST_IMAGE
 
 
 def has_images(space: spaces.Space[Any]) -> bool:
-    """Return whether it is an image, or a Dict or Tuple that contains one."""
+    """Return whether a space is an image, or a Dict or Tuple that contains one."""
     return any(is_image(part) for _, part in tensors_of(space))
 
 
@@ -198,7 +198,7 @@ class MixedEncoder(nn.Module):
 class Preprocessor(nn.Module):
     """Converts observations to vectors (N, F) float32, normalized if `normalize` is set. A single image is unchanged.
 
-    Images are the boxes for which `is_image` returns True; `images` is whether there are any. An image in a Dict or
+    Images are the boxes for which `is_image` returns True; `images` is True if there are any. An image in a Dict or
     Tuple is flattened like all other parts.
 
     Bytes for which `scales` returns True are divided by 255: here if they are flattened, otherwise by the convolutions.
@@ -218,7 +218,7 @@ class Preprocessor(nn.Module):
         scale_images: bool = True,
         custom_encoder: bool = False,
     ) -> None:
-        """Raises ValueError with `normalize` if the observations consist only of images."""
+        """Create the preprocessor. Raises ValueError with `normalize` if the observations consist only of images."""
         super().__init__()
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1

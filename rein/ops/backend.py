@@ -49,8 +49,9 @@ def without_gradient(method: Method) -> Method:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for later allocations instead of returning it to the system.
 
-    Otherwise the memory of activations may be returned and faulted in again for every batch. Measured: a fourth of the
-    time in threads (always), half of the time in some single-threaded runs. Does nothing without glibc.
+    Otherwise the memory of activations may be returned and faulted in again for every batch. In threads this always
+    happened and took a fourth of the time. In some single-threaded runs it took half of the time. Does nothing without
+    glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" and not PLAIN else None
     if mallopt is not None:

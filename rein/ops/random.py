@@ -1,4 +1,4 @@
-"""Random streams: one seed per run, and one independent stream per role, derived by hashing.
+"""Random streams, derived by hashing: one seed per run, and one independent stream per role.
 
 The generators are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): a number is a
 function of (key, counter), not of earlier draws. N streams are therefore one tensor operation, and their only state

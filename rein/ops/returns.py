@@ -201,9 +201,8 @@ def vtrace(
 
 def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return 1 if the trace continues from a row to the next one, else 0; (T, N)."""
-    go_on_TN = (~(terminated_TN | truncated_TN)).to(
-        torch.uint8
-    )  # converting bool directly to float is six times slower
+    # converting bool directly to float is six times slower
+    go_on_TN = (~(terminated_TN | truncated_TN)).to(torch.uint8)
     if valid_TN is not None:
         go_on_TN &= valid_TN
         go_on_TN[:-1] &= valid_TN[1:]
