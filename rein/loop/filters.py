@@ -69,30 +69,30 @@ def make_filter(event: str, **given: Any) -> Filter | None:
     for name in given:
         if name not in known:
             raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(known)}")
-    made = Filter(event, **given)
-    if made.unit is not None and made.unit not in UNITS:
-        raise ValueError(f"{made}: unknown unit {made.unit!r}; the units are {', '.join(UNITS)}")
-    if made.when is not None:
-        check_function(str(made), "predicate", made.when)
-    counts = {name: _checked(made, name) for name in ("every", "once", "before", "after") if name in given}
-    if made.unit is not None and not counts:
-        raise ValueError(f"{made}: `unit` needs one of every, once, before and after")
-    return attrs.evolve(made, **counts) if counts or made.when is not None else None
+    filter = Filter(event, **given)
+    if filter.unit is not None and filter.unit not in UNITS:
+        raise ValueError(f"{filter}: unknown unit {filter.unit!r}; the units are {', '.join(UNITS)}")
+    if filter.when is not None:
+        check_function(str(filter), "predicate", filter.when)
+    counts = {name: _checked(filter, name) for name in ("every", "once", "before", "after") if name in given}
+    if filter.unit is not None and not counts:
+        raise ValueError(f"{filter}: `unit` needs one of every, once, before and after")
+    return attrs.evolve(filter, **counts) if counts or filter.when is not None else None
 
 
-def _checked(made: Filter, name: str) -> float | None:
+def _checked(filter: Filter, name: str) -> float | None:
     """Return the given number, as an int unless the unit is seconds."""
-    value = getattr(made, name)
+    value = getattr(filter, name)
     if name == "every" and value is None:
         return None
     if not _is_number(value):
-        raise TypeError(f"{made}: `{name}` must be a number, got {value!r}")
-    if made.unit != "seconds" and value != int(value):
-        raise ValueError(f"{made}: `{name}` counts whole {made.unit or 'firings'}; give an integer")
+        raise TypeError(f"{filter}: `{name}` must be a number, got {value!r}")
+    if filter.unit != "seconds" and value != int(value):
+        raise ValueError(f"{filter}: `{name}` counts whole {filter.unit or 'firings'}; give an integer")
     if value < 0 or (name == "once" and value == 0):
         least = {"every": "1 or more, or 0 for never", "once": "more than 0"}.get(name, "0 or more")
-        raise ValueError(f"{made}: `{name}` must be {least}, got {value}")
-    return float(value) if made.unit == "seconds" else int(value)
+        raise ValueError(f"{filter}: `{name}` must be {least}, got {value}")
+    return float(value) if filter.unit == "seconds" else int(value)
 
 
 def _is_number(value: Any) -> bool:

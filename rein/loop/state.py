@@ -26,7 +26,7 @@ class EpochRecord(NamedTuple):
 Handler = Callable[["State"], None]
 
 
-HALT_EPOCH, HALT_LOOP, INTERRUPT = range(3)  # ends that a run can be asked for, in order of strength
+HALT_EPOCH, HALT_LOOP, INTERRUPT = range(3)  # halts, in order of strength
 
 
 @attrs.define(eq=False, repr=False)
@@ -119,7 +119,9 @@ class State:
         given = {halt: reason for halt, reason in tuple(self._halts.items()) if reason is not None}
         return given[max(given)] if given else None
 
-    halts = property(lambda self: frozenset(self._halts), doc="Which of the `HALT_...` and `INTERRUPT` were asked for.")
+    halts = property(
+        lambda self: frozenset(self._halts), doc="Requested halts: `HALT_EPOCH`, `HALT_LOOP` and `INTERRUPT`."
+    )
 
     @property
     def episodes_completed(self) -> list[Any]:
@@ -140,7 +142,7 @@ class State:
         Edges follow `iteration_completed`, `epoch_ended` and the final event. Requesting the same action twice calls it
         once. Raises TypeError if `action` is not callable, is asynchronous or is a generator function.
         """
-        if not any(same(action, asked) for asked in self._requests):
+        if not any(same(action, pending) for pending in self._requests):
             check_runs("state.request(...)", "callback", action)
             self._requests.append(action)
 

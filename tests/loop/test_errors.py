@@ -254,19 +254,19 @@ def test_loop_cannot_be_run_or_loaded_in_its_handlers(event: str, what: str) -> 
         "stream": lambda: next(loop.stream()),
         "load_state_dict": lambda: loop.load_state_dict(saved),
     }
-    told = []
+    operations = []
 
     def nest(state: rein.State) -> None:
         with pytest.raises(RuntimeError, match="the loop is running") as raised:
             calls[what]()
-        told.append(str(raised.value).split(":")[0])
+        operations.append(str(raised.value).split(":")[0])
 
     loop.event(event).attach(nest)
     try:
         loop.run(iterations=1)
     except KeyError:
         assert event == "failed"
-    assert told == ["run" if what == "stream" else what]
+    assert operations == ["run" if what == "stream" else what]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_accumulated_gradients_resume_from_every_iteration(owner: str, saved_at:
         second.load_state_dict(first.state_dict())
     second.run()
     pairs = zip(parameters(second), parameters(whole), strict=True)
-    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    assert all(torch.equal(left, right) for left, right in pairs)
 
 
 def test_gradient_of_zeros_is_kept_apart_from_none() -> None:
@@ -93,10 +93,10 @@ def test_parameter_of_two_parts_is_saved_once_and_apart_from_the_loaded_one() ->
     saved = first.state_dict()["gradients"]
     assert list(saved) == ["network"]
     second.load_state_dict(first.state_dict())
-    for mine, theirs in zip(parameters(first), parameters(second), strict=True):
-        assert mine.grad is not None and theirs.grad is not None
-        theirs.grad.zero_()
-        assert mine.grad.any()
+    for left, right in zip(parameters(first), parameters(second), strict=True):
+        assert left.grad is not None and right.grad is not None
+        right.grad.zero_()
+        assert left.grad.any()
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["no gradients", "a state without the entry"])

@@ -30,8 +30,8 @@ def git_entry(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> Any:
 
 @pytest.mark.parametrize("changes", ["", CHANGED])
 def test_commit_and_whether_files_are_changed(monkeypatch: pytest.MonkeyPatch, changes: str) -> None:
-    told = git_entry(monkeypatch, f"# branch.oid {COMMIT}\n{BRANCH}{changes}")
-    assert told == {"commit": COMMIT, "changed": bool(changes)}
+    git = git_entry(monkeypatch, f"# branch.oid {COMMIT}\n{BRANCH}{changes}")
+    assert git == {"commit": COMMIT, "changed": bool(changes)}
 
 
 @pytest.mark.parametrize(

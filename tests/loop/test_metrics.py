@@ -45,14 +45,14 @@ def test_long_sum_of_float32_is_accumulated_in_float64() -> None:
 
 
 def test_custom_reduction_receives_accumulated_value_and_count() -> None:
-    told = []
+    calls = []
 
     def product(accumulated: float | None, value: float, count: int) -> float:
-        told.append((accumulated, value, count))
+        calls.append((accumulated, value, count))
         return value if accumulated is None else accumulated * value
 
     assert run([2.0, 3.0, 4.0], product).metrics["x"] == 24.0
-    assert told == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
+    assert calls == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
 
 
 def test_exponential_moving_average_starts_at_the_first_value() -> None:

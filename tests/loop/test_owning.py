@@ -67,7 +67,7 @@ def test_two_optimizers_resume_exactly_from_a_file(kind: str, tmp_path: Path) ->
     assert losses(second) == losses(whole)
     for name in ("maker", "judge"):
         pairs = zip(second.parts[name].parameters(), whole.parts[name].parameters(), strict=True)
-        assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+        assert all(torch.equal(left, right) for left, right in pairs)
 
 
 def test_loaded_optimizer_does_not_share_memory_with_the_saved_state() -> None:

@@ -149,8 +149,8 @@ def run_to_the_end(
 
 
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("anew", [False, True])
-def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, anew: bool) -> None:
+@pytest.mark.parametrize("new_loop", [False, True])
+def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, new_loop: bool) -> None:
     def load(loop: rein.Loop) -> rein.Loop:
         saved = stored(loop.state_dict())
         loop = composed(seed, trace, cut_at)
@@ -161,7 +161,7 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, anew: bool) -
     uncut, runs = run_to_the_end(composed(seed, expected, set()))
     rng = random.Random(-seed)
     cut_at = {rng.randint(1, len(expected)) for _ in range(rng.randint(1, 6))}
-    cut, cut_runs = run_to_the_end(composed(seed, trace, cut_at), *([load] if anew else []))
+    cut, cut_runs = run_to_the_end(composed(seed, trace, cut_at), *([load] if new_loop else []))
     assert cut_runs > runs
     assert trace == expected
     assert outcome(cut.state) == outcome(uncut.state)

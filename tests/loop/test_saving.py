@@ -53,10 +53,10 @@ def rows() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("how", "first"), rows())
-@pytest.mark.parametrize("anew", [False, True])
-def test_next_run_fires_first_the_event_in_the_table(how: str, first: list[str], anew: bool) -> None:
+@pytest.mark.parametrize("new_loop", [False, True])
+def test_next_run_fires_first_the_event_in_the_table(how: str, first: list[str], new_loop: bool) -> None:
     loop, fired = left(how), []
-    loop = loaded(loop.state_dict()) if anew else loop
+    loop = loaded(loop.state_dict()) if new_loop else loop
     for name in loop.events:
         loop.on(name)(lambda state, name=name: fired.append(name))
     loop.run(epochs=2, iterations=3)

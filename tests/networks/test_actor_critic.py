@@ -78,12 +78,12 @@ def test_sequence_matches_steps(action: str, core: str, shared: bool) -> None:
     networks, x_TNF = make(ACTIONS[action], core=CORES[core], shared=shared), numbers(T, N, F)
     carry = first = numbers(N, networks.carry_size, seed=1)
     reset_TN = numbers(T, N, seed=2) < -0.5
-    said = []
+    steps_results = []
     for x_NF, reset_N in zip(x_TNF, reset_TN, strict=True):
         distribution, value_N, carry = networks.step(x_NF, torch.where(reset_N[:, None], 0.0, carry))
-        said.append([*parts(distribution), value_N])
+        steps_results.append([*parts(distribution), value_N])
     distribution, value_TN = networks.sequence(x_TNF, first, reset_TN)
-    for stepped, whole in zip(zip(*said, strict=True), [*parts(distribution), value_TN], strict=True):
+    for stepped, whole in zip(zip(*steps_results, strict=True), [*parts(distribution), value_TN], strict=True):
         torch.testing.assert_close(torch.stack(stepped), whole, atol=1e-6, rtol=1e-5)
 
 
@@ -107,8 +107,8 @@ def test_gradients_and_carry_do_not_cross_a_reset(core: str) -> None:
     reset_TN[3] = True
     x_TNF, carry = numbers(T, N, F).requires_grad_(), numbers(N, networks.carry_size, seed=1).requires_grad_()
     distribution, value_TN = networks.sequence(x_TNF, carry, reset_TN)
-    said = value_TN[3:].sum() + distribution.entropy()[3:].sum()
-    to_x, to_carry = torch.autograd.grad(said, [x_TNF, carry])
+    later = value_TN[3:].sum() + distribution.entropy()[3:].sum()
+    to_x, to_carry = torch.autograd.grad(later, [x_TNF, carry])
     assert not to_x[:3].any() and not to_carry.any()
     assert to_x[3:].abs().amin(2).gt(0.0).all()
     _, after = networks.sequence(torch.cat([x_TNF[:3] + 1.0, x_TNF[3:]]), carry - 1.0, reset_TN)

@@ -122,10 +122,10 @@ def test_weights_are_drawn_only_from_the_generator() -> None:
     before = torch.get_rng_state()
     one, same, other = encoder(C, H, W), encoder(C, H, W), encoder(C, H, W, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-    for mine, theirs in zip(one.parameters(), same.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
-        assert mine.ndim == 1 or not torch.equal(mine, theirs)
+    for left, right in zip(one.parameters(), same.parameters(), strict=True):
+        assert torch.equal(left, right)
+    for left, right in zip(one.parameters(), other.parameters(), strict=True):
+        assert left.ndim == 1 or not torch.equal(left, right)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

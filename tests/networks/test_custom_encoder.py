@@ -22,10 +22,12 @@ MIXED = spaces.Dict({"camera": CAMERA, "cell": spaces.Discrete(4)})
 class Linear(nn.Module):
     """Encoder as users write it, without explicit generators."""
 
-    def __init__(self, space: spaces.Space[Any], drawn: torch.Generator, *, features: int = 5, says: int = 0) -> None:
+    def __init__(
+        self, space: spaces.Space[Any], source: torch.Generator, *, features: int = 5, outputs: int = 0
+    ) -> None:
         super().__init__()
         self.features = features
-        self.layers = nn.Sequential(nn.Linear(spaces.flatdim(space), says or features), nn.ReLU())
+        self.layers = nn.Sequential(nn.Linear(spaces.flatdim(space), outputs or features), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -36,7 +38,7 @@ class Echo(nn.Module):
 
     features = 1
 
-    def __init__(self, space: spaces.Space[Any], drawn: torch.Generator) -> None:
+    def __init__(self, space: spaces.Space[Any], source: torch.Generator) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,21 +62,21 @@ def test_initialization_uses_the_generator_and_not_the_global_one() -> None:
 
 
 def test_two_encoders_from_one_generator_differ() -> None:
-    drawn = generator(0, "encoder")
-    assert not torch.equal(flat(encoder_for(BOX, drawn, Linear)), flat(encoder_for(BOX, drawn, Linear)))
+    source = generator(0, "encoder")
+    assert not torch.equal(flat(encoder_for(BOX, source, Linear)), flat(encoder_for(BOX, source, Linear)))
 
 
 def test_default_encoder_of_vectors_draws_nothing() -> None:
-    drawn = generator(0, "encoder")
-    before = drawn.get_state()
-    assert encoder_for(BOX, drawn) is None
-    assert torch.equal(drawn.get_state(), before)
+    source = generator(0, "encoder")
+    before = source.get_state()
+    assert encoder_for(BOX, source) is None
+    assert torch.equal(source.get_state(), before)
 
 
 def test_existing_module_is_copied() -> None:
-    made = Linear(BOX, generator(0, "encoder"))
-    one, other = (encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: made) for _ in range(2))
-    assert one is not other and one is not made and torch.equal(flat(one), flat(made))
+    module = Linear(BOX, generator(0, "encoder"))
+    one, other = (encoder_for(BOX, generator(0, "encoder"), lambda space, source: module) for _ in range(2))
+    assert one is not other and one is not module and torch.equal(flat(one), flat(module))
 
 
 def test_partial_passes_options() -> None:
@@ -83,8 +85,8 @@ def test_partial_passes_options() -> None:
 
 def test_lazy_layer_is_initialized() -> None:
     class Lazy(Linear):
-        def __init__(self, space: spaces.Space[Any], drawn: torch.Generator) -> None:
-            super().__init__(space, drawn)
+        def __init__(self, space: spaces.Space[Any], source: torch.Generator) -> None:
+            super().__init__(space, source)
             self.layers = nn.Sequential(nn.LazyLinear(5))
 
     assert len(flat(encoder_for(BOX, generator(0, "encoder"), Lazy))) == 3 * 5 + 5
@@ -126,16 +128,16 @@ def test_invalid_factory_is_rejected(given: Any) -> None:
 
 def test_factory_without_a_module_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module with `features` from the factory, got int"):
-        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: 3)  # type: ignore[arg-type, return-value]  # invalid on purpose
+        encoder_for(BOX, generator(0, "encoder"), lambda space, source: 3)  # type: ignore[arg-type, return-value]  # invalid on purpose
 
 
 @pytest.mark.parametrize("features", [0, True, 2.0, nn.Linear(1, 1)], ids=str)
 def test_invalid_number_of_features_is_rejected(features: Any) -> None:
-    def factory(space: spaces.Space[Any], drawn: torch.Generator) -> nn.Module:
-        made = Linear(space, drawn)
-        del made.features
-        made.features = features
-        return made
+    def factory(space: spaces.Space[Any], source: torch.Generator) -> nn.Module:
+        module = Linear(space, source)
+        del module.features
+        module.features = features
+        return module
 
     with pytest.raises(ValueError, match=r"Linear\.features is .*set it to the number of features"):
         encoder_for(BOX, generator(0, "encoder"), factory)
@@ -143,14 +145,14 @@ def test_invalid_number_of_features_is_rejected(features: Any) -> None:
 
 def test_module_without_features_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"Linear\.features is missing; .*as in `self\.features = 64`"):
-        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: nn.Linear(3, 4))
+        encoder_for(BOX, generator(0, "encoder"), lambda space, source: nn.Linear(3, 4))
 
 
 def test_output_of_another_shape_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"returned \(2, 4\) of torch.float32 for two observations \(2, 3\).*\(2, 5\) of"
     ):
-        encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, says=4))
+        encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, outputs=4))
 
 
 def test_output_of_another_dtype_is_rejected() -> None:
@@ -165,16 +167,16 @@ def test_output_of_another_dtype_is_rejected() -> None:
 def test_error_in_the_trial_notes_the_input() -> None:
     wrong = functools.partial(Linear, spaces.Box(-1.0, 1.0, (8,)))
     with pytest.raises(RuntimeError) as raised:
-        encoder_for(BOX, generator(0, "encoder"), lambda space, drawn: wrong(drawn))
+        encoder_for(BOX, generator(0, "encoder"), lambda space, source: wrong(source))
     assert raised.value.__notes__ == ["encoder: Linear was called with two observations, zeros (2, 3) of torch.float32"]
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm1d(5)], ids=["dropout", "batch norm"])
 def test_layer_that_varies_in_training_is_rejected_unless_in_eval(layer: nn.Module) -> None:
-    def factory(space: spaces.Space[Any], drawn: torch.Generator, *, training: bool) -> nn.Module:
-        made = Linear(space, drawn)
-        made.layers.append(layer.train(training))
-        return made
+    def factory(space: spaces.Space[Any], source: torch.Generator, *, training: bool) -> nn.Module:
+        module = Linear(space, source)
+        module.layers.append(layer.train(training))
+        return module
 
     with pytest.raises(ValueError, match=f"Linear contains {type(layer).__name__}.*use nn.LayerNorm"):
         encoder_for(BOX, generator(0, "encoder"), functools.partial(factory, training=True))

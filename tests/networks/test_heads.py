@@ -21,9 +21,9 @@ KINDS: dict[bool | str, type] = {False: Normal, True: SquashedNormal, "ball": Ba
 
 
 def head(space: spaces.Box = ACTIONS, **options: Any) -> ContinuousHead:
-    made = action_head(8, space, generator(0, "networks"), gain=1.0, **options)
-    assert isinstance(made, ContinuousHead)
-    return made
+    built = action_head(8, space, generator(0, "networks"), gain=1.0, **options)
+    assert isinstance(built, ContinuousHead)
+    return built
 
 
 def features(rows: int = 5) -> torch.Tensor:
@@ -32,27 +32,27 @@ def features(rows: int = 5) -> torch.Tensor:
 
 @pytest.mark.parametrize("squash", KINDS)
 def test_std_depends_on_the_observation_only_if_requested(squash: bool | str) -> None:
-    free, made = head(squash=squash)(features()), head(squash=squash, state_dependent_std=True)(features())
-    assert type(free) is type(made) is KINDS[squash]
-    assert free.log_std.shape == (3,)  # type: ignore[attr-defined]  # an attribute of Gaussians
-    assert made.log_std.shape == made.mean.shape == (5, 3)  # type: ignore[attr-defined]  # an attribute of Gaussians
-    assert (made.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]  # an attribute of Gaussians
+    fixed, result = head(squash=squash)(features()), head(squash=squash, state_dependent_std=True)(features())
+    assert type(fixed) is type(result) is KINDS[squash]
+    assert fixed.log_std.shape == (3,)  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert result.log_std.shape == result.mean.shape == (5, 3)  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert (result.log_std.std(0) > 0.01).all()  # type: ignore[attr-defined]  # an attribute of Gaussians
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_initial_log_std_is_the_option(state_dependent_std: bool) -> None:
-    made = head(log_std=-0.7, state_dependent_std=state_dependent_std)(torch.zeros(2, 8))
-    assert torch.equal(made.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]  # an attribute of Gaussians
-    assert not made.mean.any()  # type: ignore[attr-defined]  # an attribute of Gaussians
+    result = head(log_std=-0.7, state_dependent_std=state_dependent_std)(torch.zeros(2, 8))
+    assert torch.equal(result.log_std.expand(2, 3), torch.full((2, 3), -0.7))  # type: ignore[attr-defined]  # an attribute of Gaussians
+    assert not result.mean.any()  # type: ignore[attr-defined]  # an attribute of Gaussians
 
 
 @pytest.mark.parametrize("squash", KINDS)
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_every_parameter_of_a_head_gets_a_gradient(squash: bool | str, state_dependent_std: bool) -> None:
-    mine = head(squash=squash, state_dependent_std=state_dependent_std)
-    distribution = mine(features())
+    module = head(squash=squash, state_dependent_std=state_dependent_std)
+    distribution = module(features())
     (distribution.log_prob(torch.ones(5, 3)) + distribution.entropy()).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in mine.parameters())
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
 
 
 def test_ball_bounds_the_length_and_box_the_components() -> None:
@@ -110,6 +110,6 @@ def test_bounds_equal_or_infinite_in_float32_are_rejected(squash: bool | str, lo
 
 def test_clipping_accepts_equal_and_infinite_bounds() -> None:
     low, high = np.float32([0.5, -3e38]), np.float32([0.5, 3e38])
-    mine = head(spaces.Box(low, high))
-    action = mine.to_action(mine(features()), torch.tensor([[2.0, 1e30]]))
+    module = head(spaces.Box(low, high))
+    action = module.to_action(module(features()), torch.tensor([[2.0, 1e30]]))
     assert torch.equal(action, torch.tensor([[0.5, 1e30]]))

@@ -37,7 +37,7 @@ def test_observations_match_the_pure_function_exactly() -> None:
         assert torch.equal(it(x), normalize(x, moments, clip=1.5))
         it.update(x, valid)
         moments = update_moments(moments, x, valid)
-        assert all(torch.equal(mine, other) for mine, other in zip(it.moments, moments, strict=True))
+        assert all(torch.equal(value, other) for value, other in zip(it.moments, moments, strict=True))
     assert (it(rows()[0]).abs() == 1.5).any()
 
 
@@ -304,8 +304,8 @@ def test_input_rewards_are_not_modified() -> None:
     given = rollout()
     kept = [x.clone() for x in given]
     scaled(given, clip=0.1)
-    for mine, before in zip(given, kept, strict=True):
-        torch.testing.assert_close(mine, before, rtol=0.0, atol=0.0, equal_nan=True)
+    for after, before in zip(given, kept, strict=True):
+        torch.testing.assert_close(after, before, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(T, N + 1), (N,), (T, N, 1)])

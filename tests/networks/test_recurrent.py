@@ -81,8 +81,8 @@ def assert_same(result: Any, expected: Any, precision: float) -> None:
         for name, one in expected.items():
             assert_same(result[name], one, precision)
     elif isinstance(expected, tuple):
-        for mine, theirs in zip(result, expected, strict=True):
-            assert_same(mine, theirs, precision)
+        for left, right in zip(result, expected, strict=True):
+            assert_same(left, right, precision)
     else:
         assert result.dtype == expected.dtype
         scale = max(1.0, float(expected.abs().max()))
@@ -192,9 +192,9 @@ def test_arguments_are_not_modified(kind: Kind, layers: int) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
 def test_lstm_matches_torch(dtype: torch.dtype) -> None:
-    core, theirs = make(LSTM, dtype), nn.LSTMCell(I, H, dtype=dtype)
+    core, cell = make(LSTM, dtype), nn.LSTMCell(I, H, dtype=dtype)
     state = core.state_dict()
-    theirs.load_state_dict(
+    cell.load_state_dict(
         {
             "weight_ih": state["input_weight"],
             "weight_hh": state["hidden_weight"],
@@ -207,7 +207,7 @@ def test_lstm_matches_torch(dtype: torch.dtype) -> None:
         h_NH, c_NH = carry_NC.split(H, 1)
         y_TNH = []
         for x_NI in x_TNI:
-            h_NH, c_NH = theirs(x_NI, (h_NH, c_NH))
+            h_NH, c_NH = cell(x_NI, (h_NH, c_NH))
             y_TNH.append(h_NH)
         return torch.stack(y_TNH), torch.cat([h_NH, c_NH], 1)
 
@@ -216,9 +216,9 @@ def test_lstm_matches_torch(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISION, ids=str)
 def test_gru_matches_torch(dtype: torch.dtype) -> None:
-    core, theirs = make(GRU, dtype), nn.GRUCell(I, H, dtype=dtype)
+    core, cell = make(GRU, dtype), nn.GRUCell(I, H, dtype=dtype)
     state = core.state_dict()
-    theirs.load_state_dict(
+    cell.load_state_dict(
         {
             "weight_ih": state["input_weight"],
             "weight_hh": state["hidden_weight"],
@@ -230,7 +230,7 @@ def test_gru_matches_torch(dtype: torch.dtype) -> None:
     def by_torch(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
         y_TNH = []
         for x_NI in x_TNI:
-            carry_NC = theirs(x_NI, carry_NC)
+            carry_NC = cell(x_NI, carry_NC)
             y_TNH.append(carry_NC)
         return torch.stack(y_TNH), carry_NC
 

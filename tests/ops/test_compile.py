@@ -117,18 +117,18 @@ def test_distribution_compiles_to_one_graph_after_drawing_noise(name: str) -> No
     }
 
     def everything() -> dict[str, Any]:
-        mine = make()
-        sample = mine.sample_from(noise)
-        action = mine.to_action(sample)
+        distribution = make()
+        sample = distribution.sample_from(noise)
+        action = distribution.to_action(sample)
         return {
-            "distribution": mine,
+            "distribution": distribution,
             "sample_from": sample,
-            "mode": mine.mode(),
-            "log_prob": mine.log_prob(sample),
-            "entropy": mine.entropy(),
-            "kl": mine.kl(make()),
+            "mode": distribution.mode(),
+            "log_prob": distribution.log_prob(sample),
+            "entropy": distribution.entropy(),
+            "kl": distribution.kl(make()),
             "to_action": action,
-            "from_action": mine.from_action(action),
+            "from_action": distribution.from_action(action),
         }
 
     assert methods - everything().keys() == {"noise", "sample"}

@@ -12,9 +12,9 @@ def test_minibatches_have_equal_size_and_disjoint_rows(rows: int, count: int) ->
     index = minibatches(rows, count, generator(0, "agent"))
     assert index.shape == (count, rows // count)
     assert index.dtype == torch.int64
-    drawn = index.flatten().tolist()
-    assert len(set(drawn)) == len(drawn)
-    assert set(drawn) <= set(range(rows))
+    rows_used = index.flatten().tolist()
+    assert len(set(rows_used)) == len(rows_used)
+    assert set(rows_used) <= set(range(rows))
 
 
 def test_every_row_is_in_a_minibatch_if_the_sizes_divide() -> None:

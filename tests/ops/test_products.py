@@ -23,21 +23,21 @@ flags		: fpu avx512f avx512bw sha_ni
 """
 
 
-def permitted() -> str:
+def current_precision() -> str:
     return torch.backends.mkldnn.matmul.fp32_precision
 
 
 @pytest.fixture
-def undecided() -> Iterator[None]:
+def default_settings() -> Iterator[None]:
     """Reset torch's settings to their defaults."""
-    before = permitted()
+    before = current_precision()
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     yield
     torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 @pytest.fixture
-def suitable(undecided, monkeypatch: pytest.MonkeyPatch) -> None:
+def supported_machine(default_settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this machine supports fast products."""
     monkeypatch.setattr(products, "suits_onednn", lambda: True)
 
@@ -103,11 +103,11 @@ def test_check_uses_float32_for_any_default_dtype(monkeypatch) -> None:
         suits_onednn.cache_clear()
 
 
-def test_machine_whose_products_round_to_bfloat16_is_unchanged(undecided, monkeypatch) -> None:
+def test_machine_whose_products_round_to_bfloat16_is_unchanged(default_settings, monkeypatch) -> None:
     seen = []
 
     def checked(product) -> bool:
-        seen.append(permitted())
+        seen.append(current_precision())
         return False
 
     monkeypatch.setattr(products, "wide_amd", lambda: True)
@@ -116,15 +116,15 @@ def test_machine_whose_products_round_to_bfloat16_is_unchanged(undecided, monkey
     try:
         for _ in range(2):
             with fast_products(ENOUGH):
-                assert permitted() == "none"
+                assert current_precision() == "none"
     finally:
         suits_onednn.cache_clear()
     if torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():
         assert seen == ["bf16"]  # the check runs once, with the setting that it tests
-    assert permitted() == "none"
+    assert current_precision() == "none"
 
 
-def test_interrupted_check_is_repeated(undecided, monkeypatch) -> None:
+def test_interrupted_check_is_repeated(default_settings, monkeypatch) -> None:
     def interrupted() -> bool:
         raise KeyboardInterrupt
 
@@ -133,46 +133,46 @@ def test_interrupted_check_is_repeated(undecided, monkeypatch) -> None:
         pass
     monkeypatch.setattr(products, "suits_onednn", lambda: True)
     with fast_products(ENOUGH):
-        assert permitted() == "bf16"
-    assert permitted() == "none"
+        assert current_precision() == "bf16"
+    assert current_precision() == "none"
 
 
-def test_setting_changes_only_inside_the_context(suitable) -> None:
+def test_setting_changes_only_inside_the_context(supported_machine) -> None:
     with fast_products(ENOUGH):
-        assert permitted() == "bf16"
+        assert current_precision() == "bf16"
         with fast_products(ENOUGH):
-            assert permitted() == "bf16"
-        assert permitted() == "bf16"
-    assert permitted() == "none"
+            assert current_precision() == "bf16"
+        assert current_precision() == "bf16"
+    assert current_precision() == "none"
     with pytest.raises(KeyError), fast_products(ENOUGH):
         raise KeyError
-    assert permitted() == "none"
+    assert current_precision() == "none"
     assert torch.get_float32_matmul_precision() == "highest"  # torch raises here while settings are mixed
 
 
-def test_small_products_and_other_machines_are_unchanged(suitable, monkeypatch) -> None:
+def test_small_products_and_other_machines_are_unchanged(supported_machine, monkeypatch) -> None:
     with fast_products(ENOUGH - 1):
-        assert permitted() == "none"
+        assert current_precision() == "none"
     monkeypatch.setattr(products, "suits_onednn", lambda: False)
     with fast_products(ENOUGH):
-        assert permitted() == "none"
+        assert current_precision() == "none"
 
 
-@pytest.mark.parametrize("decided", ["ieee", "bf16", "tf32"])
-def test_setting_of_the_user_is_kept(suitable, decided: str) -> None:
-    torch.backends.mkldnn.matmul.fp32_precision = decided
+@pytest.mark.parametrize("setting", ["ieee", "bf16", "tf32"])
+def test_setting_of_the_user_is_kept(supported_machine, setting: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = setting
     with fast_products(ENOUGH):
-        assert permitted() == decided
-    assert permitted() == decided
+        assert current_precision() == setting
+    assert current_precision() == setting
 
 
-def test_setting_changed_inside_the_context_is_kept(suitable) -> None:
+def test_setting_changed_inside_the_context_is_kept(supported_machine) -> None:
     with fast_products(ENOUGH):
         torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    assert permitted() == "ieee"
+    assert current_precision() == "ieee"
 
 
-def test_max_autotune_disables_fast_products(suitable) -> None:
+def test_max_autotune_disables_fast_products(supported_machine) -> None:
     """The compiler asks torch for the precision, and torch raises while the newer switch permits bfloat16."""
     from torch._inductor import config
 
@@ -180,7 +180,7 @@ def test_max_autotune_disables_fast_products(suitable) -> None:
         assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_last_of_several_threads_restores_the_setting(suitable) -> None:
+def test_last_of_several_threads_restores_the_setting(supported_machine) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -192,10 +192,10 @@ def test_last_of_several_threads_restores_the_setting(suitable) -> None:
     with fast_products(ENOUGH):
         thread.start()
         assert begun.wait()
-    assert permitted() == "bf16"  # set by the other thread
+    assert current_precision() == "bf16"  # set by the other thread
     may_end.set()
     thread.join()
-    assert permitted() == "none"
+    assert current_precision() == "none"
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,10 @@ def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
     terminated = torch.rand(steps, N, generator=stream) < 0.12
     truncated = torch.rand(steps, N, generator=stream) < 0.12
     valid = torch.rand(steps, N, generator=stream) > (-1.0 if all_valid else 0.15)
-    made = Rollout(reward, terminated, truncated, value, next_value, valid, log_ratio)
-    on = torch.tensor([[goes_on(made, t, n) for n in range(N)] for t in range(steps)])
+    result = Rollout(reward, terminated, truncated, value, next_value, valid, log_ratio)
+    on = torch.tensor([[goes_on(result, t, n) for n in range(N)] for t in range(steps)])
     next_value[:-1] = torch.where(on[:-1], value[1:], next_value[:-1])
-    return made
+    return result
 
 
 def goes_on(x: Rollout, t: int, n: int) -> bool:
@@ -286,7 +286,7 @@ def test_nothing_leaks_over_a_reset(estimate: Callable[..., Tensor], ending: str
     x = rollout(7)
     getattr(x, ending)[8] = True
     other = rollout(8)
-    changed = Rollout(*(torch.cat([mine[:9], theirs[9:]]) for mine, theirs in zip(x, other, strict=True)))
+    changed = Rollout(*(torch.cat([first[:9], second[9:]]) for first, second in zip(x, other, strict=True)))
     assert torch.equal(estimate(x)[:9], estimate(changed)[:9])
 
 

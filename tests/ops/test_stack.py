@@ -26,11 +26,11 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 def parameters(members: int, layers: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Return weights and biases in turn, none of them zero."""
-    made = []
+    tensors = []
     for layer, (before, after) in enumerate(itertools.pairwise(SIZES[: layers + 1])):
-        made.append(numbers(members, before, after, seed=10 + layer, dtype=dtype).requires_grad_())
-        made.append(numbers(members, 1, after, seed=20 + layer, dtype=dtype).requires_grad_())
-    return made
+        tensors.append(numbers(members, before, after, seed=10 + layer, dtype=dtype).requires_grad_())
+        tensors.append(numbers(members, 1, after, seed=20 + layer, dtype=dtype).requires_grad_())
+    return tensors
 
 
 def plain_stack(x: Tensor, weights_and_biases: list[Tensor], activation: str) -> Tensor:

@@ -19,8 +19,8 @@ def parameters(dimensions: int, seed: int = 0, *, shared_std: bool = False) -> t
     return mean, 0.5 * (log_std[0] if shared_std else log_std)
 
 
-def double(mine: BallNormal) -> BallNormal:
-    return BallNormal(*(x.double() for x in mine))
+def double(distribution: BallNormal) -> BallNormal:
+    return BallNormal(*(x.double() for x in distribution))
 
 
 def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -29,36 +29,38 @@ def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("shared_std", [False, True])
 def test_ball_in_one_dimension_is_an_interval(shared_std: bool) -> None:
-    mine = BallNormal(*parameters(1, shared_std=shared_std), RADIUS)
-    interval = SquashedNormal(mine.mean, mine.log_std, -RADIUS[None], RADIUS[None])
-    sample = (3.0 * mine.sample(generator(0, "agent"))).clamp(-4.0, 4.0)
-    close(mine.to_action(sample), interval.to_action(sample))
-    close(mine.log_prob(sample), interval.log_prob(sample))
-    close(mine.entropy(), interval.entropy(), 5e-3)  # the accuracy of the interval
-    close(mine.from_action(mine.to_action(sample)), interval.from_action(interval.to_action(sample)), 1e-3)
+    distribution = BallNormal(*parameters(1, shared_std=shared_std), RADIUS)
+    interval = SquashedNormal(distribution.mean, distribution.log_std, -RADIUS[None], RADIUS[None])
+    sample = (3.0 * distribution.sample(generator(0, "agent"))).clamp(-4.0, 4.0)
+    close(distribution.to_action(sample), interval.to_action(sample))
+    close(distribution.log_prob(sample), interval.log_prob(sample))
+    close(distribution.entropy(), interval.entropy(), 5e-3)  # the accuracy of the interval
+    close(
+        distribution.from_action(distribution.to_action(sample)), interval.from_action(interval.to_action(sample)), 1e-3
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-9, 1e-3, 0.29, 0.31, 1.0, 4.0])
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_density_includes_the_jacobian_of_the_squashing(dimensions: int, scale: float) -> None:
     """Compare with the determinant of the Jacobian by automatic differentiation, for samples of any length."""
-    mine = double(BallNormal(*parameters(dimensions), RADIUS))
+    distribution = double(BallNormal(*parameters(dimensions), RADIUS))
     direction = torch.nn.functional.normalize(parameters(dimensions, 1)[0].double(), dim=-1)
     sample = scale * direction[:5]
-    jacobian = [torch.autograd.functional.jacobian(lambda u: mine.to_action(u), u) for u in sample]
+    jacobian = [torch.autograd.functional.jacobian(lambda u: distribution.to_action(u), u) for u in sample]
     stretched = torch.linalg.slogdet(torch.stack(jacobian)).logabsdet
-    head = BallNormal(mine.mean[:5], mine.log_std[:5], mine.radius)
+    head = BallNormal(distribution.mean[:5], distribution.log_std[:5], distribution.radius)
     close(Normal(head.mean, head.log_std).log_prob(sample) - head.log_prob(sample), stretched, 2e-7)
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-30, 1e-7, 0.3, 9.0, 50.0, 1e4])
 def test_samples_of_any_length_keep_densities_and_gradients_finite(length: float) -> None:
     mean, log_std = (x.requires_grad_() for x in parameters(3))
-    mine, sample = BallNormal(mean, log_std, RADIUS), torch.full((N, 3), length / 3**0.5, requires_grad=True)
-    action = mine.to_action(sample)
+    distribution, sample = BallNormal(mean, log_std, RADIUS), torch.full((N, 3), length / 3**0.5, requires_grad=True)
+    action = distribution.to_action(sample)
     assert (action.norm(dim=-1) <= RADIUS * (1.0 + 1e-6)).all()
     assert (action.abs() <= RADIUS).all()
-    (mine.log_prob(sample) + mine.entropy() + action.sum(-1)).sum().backward()
+    (distribution.log_prob(sample) + distribution.entropy() + action.sum(-1)).sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (mean, log_std, sample))
 
 
@@ -67,22 +69,22 @@ def test_density_of_actions_in_a_disc_integrates_to_one() -> None:
     points = RADIUS.double() * torch.cartesian_prod(edge, edge)
     points = points[points.norm(dim=-1) < RADIUS]
     mean, log_std = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([-0.7, -1.0]).double()
-    mine = BallNormal(mean.expand(len(points), 2), log_std, RADIUS.double())
-    density = mine.log_prob(mine.from_action(points)).exp()
+    distribution = BallNormal(mean.expand(len(points), 2), log_std, RADIUS.double())
+    density = distribution.log_prob(distribution.from_action(points)).exp()
     close(density.sum() * (2.0 * RADIUS / 1_400) ** 2, torch.tensor(1.0), 1e-4)
 
 
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_from_action_inverts_to_action_and_is_finite_at_the_edge(dimensions: int) -> None:
-    mine = BallNormal(*parameters(dimensions), RADIUS)
-    direction = torch.nn.functional.normalize(mine.mean, dim=-1)
+    distribution = BallNormal(*parameters(dimensions), RADIUS)
+    direction = torch.nn.functional.normalize(distribution.mean, dim=-1)
     for length in (0.0, 0.01, 1.0, 4.0):
-        close(mine.from_action(mine.to_action(length * direction)), length * direction, 1e-3)
+        close(distribution.from_action(distribution.to_action(length * direction)), length * direction, 1e-3)
     for length in (1.0, 1.5):
-        sample = mine.from_action(length * RADIUS * direction)
+        sample = distribution.from_action(length * RADIUS * direction)
         assert (sample.norm(dim=-1) < 9.0).all()
         close(torch.nn.functional.normalize(sample, dim=-1), direction)
-        assert mine.log_prob(sample).isfinite().all()
+        assert distribution.log_prob(sample).isfinite().all()
 
 
 def turned(x: Tensor) -> Tensor:
@@ -110,17 +112,17 @@ def radial_entropy(std: float, distance: float) -> float:
 @pytest.mark.parametrize(("std", "tolerance"), [(0.05, 3e-4), (0.5, 3e-4), (1.0, 3e-4), (5.0, 3e-4), (20.0, 0.02)])
 @pytest.mark.parametrize("distance", [0.0, 1.0, 10.0])
 def test_entropy_is_as_accurate_as_documented(std: float, tolerance: float, distance: float) -> None:
-    mine = BallNormal(torch.tensor([[distance, 0.0]]), torch.full((2,), math.log(std)), RADIUS)
-    assert abs(float(mine.entropy()) - radial_entropy(std, distance)) < tolerance
+    distribution = BallNormal(torch.tensor([[distance, 0.0]]), torch.full((2,), math.log(std)), RADIUS)
+    assert abs(float(distribution.entropy()) - radial_entropy(std, distance)) < tolerance
 
 
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_entropy_is_the_mean_negative_log_density(dimensions: int) -> None:
     rows = 50_000
     log_std = torch.linspace(-1.0, 0.5, dimensions)
-    mine = BallNormal(torch.full((rows, dimensions), 0.6), log_std, RADIUS)
-    surprise = -mine.log_prob(mine.sample(generator(0, "agent")))
-    assert abs(surprise.mean() - mine.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
+    distribution = BallNormal(torch.full((rows, dimensions), 0.6), log_std, RADIUS)
+    surprise = -distribution.log_prob(distribution.sample(generator(0, "agent")))
+    assert abs(surprise.mean() - distribution.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
 
 
 def test_further_dimensions_can_precede_and_kl_is_that_of_the_gaussians() -> None:
@@ -141,13 +143,18 @@ def test_gradients_match_the_values(dimensions: int) -> None:
     noise = torch.tensor([[0.05], [0.5], [2.0]]).expand(3, dimensions).double()
 
     def values(mean: Tensor, log_std: Tensor, sample: Tensor) -> tuple[Tensor, ...]:
-        mine = BallNormal(mean, log_std, radius)
-        return mine.log_prob(sample), mine.entropy(), mine.kl(other), mine.to_action(mine.sample_from(noise))
+        distribution = BallNormal(mean, log_std, radius)
+        return (
+            distribution.log_prob(sample),
+            distribution.entropy(),
+            distribution.kl(other),
+            distribution.to_action(distribution.sample_from(noise)),
+        )
 
     given = [x[:3].double().requires_grad_() for x in parameters(dimensions)]
     assert torch.autograd.gradcheck(values, [*given, noise.clone().requires_grad_()])
 
 
 def test_actions_have_the_dtype_of_the_radius() -> None:
-    mine = BallNormal(*(x.bfloat16() for x in parameters(3)), RADIUS)
-    assert mine.to_action(mine.mode()).dtype == RADIUS.dtype
+    distribution = BallNormal(*(x.bfloat16() for x in parameters(3)), RADIUS)
+    assert distribution.to_action(distribution.mode()).dtype == RADIUS.dtype

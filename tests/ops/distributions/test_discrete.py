@@ -35,19 +35,22 @@ def close(result: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_categorical_matches_the_reference(actions: int) -> None:
     logits, other = logits_of(actions), logits_of(actions, seed=1)
-    mine, action = Categorical.from_logits(logits), torch.arange(N) % actions
-    close(mine.log_prob(action), reference(logits).log_prob(action))
-    close(mine.entropy(), reference(logits).entropy())
+    distribution, action = Categorical.from_logits(logits), torch.arange(N) % actions
+    close(distribution.log_prob(action), reference(logits).log_prob(action))
+    close(distribution.entropy(), reference(logits).entropy())
     kl = torch.distributions.kl_divergence(reference(logits), reference(other))
-    close(mine.kl(Categorical.from_logits(other)), kl)
-    assert torch.equal(mine.mode(), logits.argmax(-1))
+    close(distribution.kl(Categorical.from_logits(other)), kl)
+    assert torch.equal(distribution.mode(), logits.argmax(-1))
 
 
 @pytest.mark.parametrize("actions", [2, 6, 20])
 def test_sample_frequencies_match_probabilities(actions: int) -> None:
     rows = 40_000
-    mine = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
-    probability, count = mine.log_probs[0].exp(), mine.sample(generator(0, "agent")).bincount(minlength=actions)
+    distribution = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
+    probability, count = (
+        distribution.log_probs[0].exp(),
+        distribution.sample(generator(0, "agent")).bincount(minlength=actions),
+    )
     spread = (rows * probability * (1.0 - probability)).sqrt()
     assert ((count - rows * probability).abs() <= 4.0 * spread + 1.0).all()
 
@@ -55,16 +58,16 @@ def test_sample_frequencies_match_probabilities(actions: int) -> None:
 @pytest.mark.parametrize("actions", [2, 6, 20])
 def test_share_of_noise_for_an_action_is_its_probability(actions: int) -> None:
     rows = 10_000
-    mine = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
-    count = mine.sample_from((torch.arange(rows) + 0.5) / rows).bincount(minlength=actions)
-    assert ((count / rows - mine.log_probs[0].exp()).abs() <= 1.0 / rows).all()
+    distribution = Categorical.from_logits(logits_of(actions, rows=1).expand(rows, actions))
+    count = distribution.sample_from((torch.arange(rows) + 0.5) / rows).bincount(minlength=actions)
+    assert ((count / rows - distribution.log_probs[0].exp()).abs() <= 1.0 / rows).all()
 
 
 def test_equal_generators_draw_equal_actions_from_one_number_each() -> None:
-    mine, stream = Categorical.from_logits(logits_of(4)), generator(0, "agent")
+    distribution, stream = Categorical.from_logits(logits_of(4)), generator(0, "agent")
     noise = torch.rand(N, generator=generator(0, "agent"))
-    assert torch.equal(mine.sample(stream), mine.sample_from(noise))
-    assert not torch.equal(mine.noise(stream), noise)
+    assert torch.equal(distribution.sample(stream), distribution.sample_from(noise))
+    assert not torch.equal(distribution.noise(stream), noise)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
@@ -72,44 +75,46 @@ def test_equal_generators_draw_equal_actions_from_one_number_each() -> None:
 def test_masked_action_is_never_drawn_and_has_probability_zero(actions: int, scale: float) -> None:
     rows = 5_000
     mask = mask_of(actions, rows=rows)
-    mine = Categorical.from_logits(scale * logits_of(actions, rows=rows), mask)
-    for noise in (torch.zeros(rows), torch.full((rows,), LARGEST_NOISE), mine.noise(generator(0, "agent"))):
-        assert mask.gather(1, mine.sample_from(noise).unsqueeze(1)).all()
-    assert mask.gather(1, mine.mode().unsqueeze(1)).all()
-    assert (mine.log_probs.exp()[~mask] == 0.0).all()
-    assert mine.log_probs.isfinite().all()
+    distribution = Categorical.from_logits(scale * logits_of(actions, rows=rows), mask)
+    for noise in (torch.zeros(rows), torch.full((rows,), LARGEST_NOISE), distribution.noise(generator(0, "agent"))):
+        assert mask.gather(1, distribution.sample_from(noise).unsqueeze(1)).all()
+    assert mask.gather(1, distribution.mode().unsqueeze(1)).all()
+    assert (distribution.log_probs.exp()[~mask] == 0.0).all()
+    assert distribution.log_probs.isfinite().all()
 
 
 @pytest.mark.parametrize("actions", [3, 20])
 def test_masked_categorical_equals_one_over_the_allowed_actions(actions: int) -> None:
     logits, other, mask = logits_of(actions), logits_of(actions, seed=1), mask_of(actions)
-    mine, its_other = Categorical.from_logits(logits, mask), Categorical.from_logits(other, mask)
+    distribution, its_other = Categorical.from_logits(logits, mask), Categorical.from_logits(other, mask)
     for row in range(N):
         left, left_other = reference(logits[row, mask[row]]), reference(other[row, mask[row]])
-        close(mine.log_probs[row, mask[row]], left.logits)
-        close(mine.entropy()[row], left.entropy())
-        close(mine.kl(its_other)[row], torch.distributions.kl_divergence(left, left_other))
+        close(distribution.log_probs[row, mask[row]], left.logits)
+        close(distribution.entropy()[row], left.entropy())
+        close(distribution.kl(its_other)[row], torch.distributions.kl_divergence(left, left_other))
 
 
 @pytest.mark.parametrize("actions", [3, 20])
 def test_masks_and_extreme_logits_keep_gradients_finite(actions: int) -> None:
     logits, mask = (100.0 * logits_of(actions)).requires_grad_(), mask_of(actions)
-    mine = Categorical.from_logits(logits, mask)
-    (mine.log_prob(mine.mode()) + mine.entropy() + mine.kl(mine)).sum().backward()
+    distribution = Categorical.from_logits(logits, mask)
+    (
+        distribution.log_prob(distribution.mode()) + distribution.entropy() + distribution.kl(distribution)
+    ).sum().backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
     assert (logits.grad[~mask] == 0.0).all()
 
 
 def test_row_without_allowed_actions_is_uniform_and_finite() -> None:
-    mine = Categorical.from_logits(logits_of(4), torch.zeros(N, 4, dtype=torch.bool))
-    close(mine.log_probs.exp(), torch.full((N, 4), 0.25))
+    distribution = Categorical.from_logits(logits_of(4), torch.zeros(N, 4, dtype=torch.bool))
+    close(distribution.log_probs.exp(), torch.full((N, 4), 0.25))
 
 
 def test_kl_from_itself_is_zero_and_kl_is_never_negative() -> None:
-    mine = Categorical.from_logits(logits_of(5))
-    assert (mine.kl(mine) == 0.0).all()
-    assert (mine.kl(Categorical.from_logits(logits_of(5, seed=1))) >= 0.0).all()
+    distribution = Categorical.from_logits(logits_of(5))
+    assert (distribution.kl(distribution) == 0.0).all()
+    assert (distribution.kl(Categorical.from_logits(logits_of(5, seed=1))) >= 0.0).all()
 
 
 @pytest.mark.parametrize("actions", [3, 20])
@@ -117,19 +122,19 @@ def test_gradients_of_a_categorical_match_its_values(actions: int) -> None:
     action, other = torch.arange(4) % actions, Categorical.from_logits(logits_of(actions, 1, rows=4).double())
 
     def values(logits: Tensor) -> tuple[Tensor, ...]:
-        mine = Categorical.from_logits(logits)
-        return mine.log_prob(action), mine.entropy(), mine.kl(other)
+        distribution = Categorical.from_logits(logits)
+        return distribution.log_prob(action), distribution.entropy(), distribution.kl(other)
 
     assert torch.autograd.gradcheck(values, logits_of(actions, rows=4).double().requires_grad_())
 
 
 def test_further_dimensions_can_precede() -> None:
     logits = logits_of(3).view(5, 10, 3)
-    mine, flat = Categorical.from_logits(logits), Categorical.from_logits(logits.view(N, 3))
-    action = mine.sample(generator(0, "agent"))
+    distribution, flat = Categorical.from_logits(logits), Categorical.from_logits(logits.view(N, 3))
+    action = distribution.sample(generator(0, "agent"))
     assert action.shape == (5, 10)
-    assert torch.equal(mine.log_prob(action).view(N), flat.log_prob(action.view(N)))
-    close(mine.entropy().view(N), flat.entropy())
+    assert torch.equal(distribution.log_prob(action).view(N), flat.log_prob(action.view(N)))
+    close(distribution.entropy().view(N), flat.entropy())
 
 
 def parts(logits: Tensor) -> list[Categorical]:
@@ -138,34 +143,34 @@ def parts(logits: Tensor) -> list[Categorical]:
 
 def test_multi_discrete_matches_separate_categoricals() -> None:
     logits, other = logits_of(sum(SIZES)), logits_of(sum(SIZES), seed=1)
-    mine = MultiDiscrete.from_logits(logits, SIZES)
+    distribution = MultiDiscrete.from_logits(logits, SIZES)
     action = torch.stack([torch.arange(N) % size for size in SIZES], -1)
-    close(mine.log_prob(action), sum(p.log_prob(action[:, k]) for k, p in enumerate(parts(logits))))
-    close(mine.entropy(), sum(p.entropy() for p in parts(logits)))
+    close(distribution.log_prob(action), sum(p.log_prob(action[:, k]) for k, p in enumerate(parts(logits))))
+    close(distribution.entropy(), sum(p.entropy() for p in parts(logits)))
     close(
-        mine.kl(MultiDiscrete.from_logits(other, SIZES)),
+        distribution.kl(MultiDiscrete.from_logits(other, SIZES)),
         sum(p.kl(q) for p, q in zip(parts(logits), parts(other), strict=True)),
     )
-    assert torch.equal(mine.mode(), torch.stack([p.mode() for p in parts(logits)], -1))
-    noise = mine.noise(generator(0, "agent"))
+    assert torch.equal(distribution.mode(), torch.stack([p.mode() for p in parts(logits)], -1))
+    noise = distribution.noise(generator(0, "agent"))
     drawn = [p.sample_from(noise[:, k]) for k, p in enumerate(parts(logits))]
-    assert torch.equal(mine.sample(generator(0, "agent")), torch.stack(drawn, -1))
+    assert torch.equal(distribution.sample(generator(0, "agent")), torch.stack(drawn, -1))
 
 
 def test_missing_choices_of_a_smaller_categorical_are_never_drawn() -> None:
     rows = 2_000
-    mine = MultiDiscrete.from_logits(logits_of(sum(SIZES), rows=rows), SIZES)
-    for noise in (torch.full((rows, 3), LARGEST_NOISE), mine.noise(generator(0, "agent"))):
-        assert (mine.sample_from(noise) < torch.tensor(SIZES)).all()
+    distribution = MultiDiscrete.from_logits(logits_of(sum(SIZES), rows=rows), SIZES)
+    for noise in (torch.full((rows, 3), LARGEST_NOISE), distribution.noise(generator(0, "agent"))):
+        assert (distribution.sample_from(noise) < torch.tensor(SIZES)).all()
 
 
 def test_mask_of_multi_discrete_matches_separate_masks() -> None:
     logits, mask = logits_of(sum(SIZES)), torch.cat([mask_of(size, seed) for seed, size in enumerate(SIZES)], -1)
-    mine = MultiDiscrete.from_logits(logits, SIZES, mask)
+    distribution = MultiDiscrete.from_logits(logits, SIZES, mask)
     for k, (part, its_mask) in enumerate(zip(logits.split(SIZES, -1), mask.split(SIZES, -1), strict=True)):
         own = Categorical.from_logits(part, its_mask)
-        close(mine.log_probs[:, k, : SIZES[k]].exp(), own.log_probs.exp())
-        assert its_mask.gather(1, mine.sample(generator(k, "agent"))[:, k : k + 1]).all()
+        close(distribution.log_probs[:, k, : SIZES[k]].exp(), own.log_probs.exp())
+        assert its_mask.gather(1, distribution.sample(generator(k, "agent"))[:, k : k + 1]).all()
 
 
 def test_sizes_that_do_not_sum_to_the_logits_raise() -> None:
@@ -174,9 +179,9 @@ def test_sizes_that_do_not_sum_to_the_logits_raise() -> None:
 
 
 @pytest.mark.parametrize(
-    "mine", [Categorical.from_logits(logits_of(4)), MultiDiscrete.from_logits(logits_of(6), (4, 2))]
+    "distribution", [Categorical.from_logits(logits_of(4)), MultiDiscrete.from_logits(logits_of(6), (4, 2))]
 )
-def test_action_is_the_sample(mine: Categorical | MultiDiscrete) -> None:
-    sample = mine.sample(generator(0, "agent"))
-    assert mine.to_action(sample) is sample
-    assert mine.from_action(sample) is sample
+def test_action_is_the_sample(distribution: Categorical | MultiDiscrete) -> None:
+    sample = distribution.sample(generator(0, "agent"))
+    assert distribution.to_action(sample) is sample
+    assert distribution.from_action(sample) is sample

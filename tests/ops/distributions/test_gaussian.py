@@ -40,22 +40,22 @@ def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 def test_gaussian_matches_the_reference(shared_std: bool) -> None:
     mean, log_std = parameters(shared_std=shared_std)
     other = parameters(1)
-    mine, sample = Normal(mean, log_std), mean + 1.5
-    close(mine.log_prob(sample), reference(mean, log_std).log_prob(sample.double()))
-    close(mine.entropy(), reference(mean, log_std).entropy())
+    distribution, sample = Normal(mean, log_std), mean + 1.5
+    close(distribution.log_prob(sample), reference(mean, log_std).log_prob(sample.double()))
+    close(distribution.entropy(), reference(mean, log_std).entropy())
     kl = torch.distributions.kl_divergence(reference(mean, log_std), reference(*other))
-    close(mine.kl(Normal(*other)), kl)
-    assert mine.entropy().shape == mine.kl(mine).shape == (N,)
-    assert mine.mode() is mean
+    close(distribution.kl(Normal(*other)), kl)
+    assert distribution.entropy().shape == distribution.kl(distribution).shape == (N,)
+    assert distribution.mode() is mean
 
 
 @pytest.mark.parametrize("shared_std", [False, True])
 def test_squashed_gaussian_matches_the_reference(shared_std: bool) -> None:
     mean, log_std = parameters(shared_std=shared_std)
-    mine = SquashedNormal(mean, log_std, LOW, HIGH)
-    sample = mine.sample(generator(0, "agent"))
-    action = mine._replace(low=LOW.double(), high=HIGH.double()).to_action(sample.double())
-    close(mine.log_prob(sample), squashed(mean, log_std).log_prob(action), 1e-4)
+    distribution = SquashedNormal(mean, log_std, LOW, HIGH)
+    sample = distribution.sample(generator(0, "agent"))
+    action = distribution._replace(low=LOW.double(), high=HIGH.double()).to_action(sample.double())
+    close(distribution.log_prob(sample), squashed(mean, log_std).log_prob(action), 1e-4)
 
 
 def test_samples_have_the_given_mean_and_deviation() -> None:
@@ -69,9 +69,9 @@ def test_samples_have_the_given_mean_and_deviation() -> None:
 @pytest.mark.parametrize("kind", ["normal", "squashed"])
 def test_samples_are_reparameterized_and_use_only_the_generator(kind: str) -> None:
     mean, log_std = (x.requires_grad_() for x in parameters())
-    mine = Normal(mean, log_std) if kind == "normal" else SquashedNormal(mean, log_std, LOW, HIGH)
-    sample, noise = mine.sample(generator(0, "agent")), torch.randn(N, A, generator=generator(0, "agent"))
-    assert torch.equal(sample, mine.sample_from(noise))
+    distribution = Normal(mean, log_std) if kind == "normal" else SquashedNormal(mean, log_std, LOW, HIGH)
+    sample, noise = distribution.sample(generator(0, "agent")), torch.randn(N, A, generator=generator(0, "agent"))
+    assert torch.equal(sample, distribution.sample_from(noise))
     gradient = torch.autograd.grad(sample.sum(), (mean, log_std))
     close(gradient[0], torch.ones(N, A))
     close(gradient[1], noise * log_std.detach().exp())
@@ -79,50 +79,50 @@ def test_samples_are_reparameterized_and_use_only_the_generator(kind: str) -> No
 
 def test_clipped_gaussian_clips_the_action_but_not_the_sample() -> None:
     mean, log_std = parameters()
-    free, mine = Normal(mean, log_std), Normal(mean, log_std, LOW, HIGH)
-    sample = mine.sample(generator(0, "agent"))
+    free, distribution = Normal(mean, log_std), Normal(mean, log_std, LOW, HIGH)
+    sample = distribution.sample(generator(0, "agent"))
     assert torch.equal(sample, free.sample(generator(0, "agent")))
-    assert torch.equal(mine.log_prob(sample), free.log_prob(sample))
-    assert torch.equal(mine.to_action(sample), torch.minimum(torch.maximum(sample, LOW), HIGH))
-    assert not torch.equal(mine.to_action(sample), sample)
+    assert torch.equal(distribution.log_prob(sample), free.log_prob(sample))
+    assert torch.equal(distribution.to_action(sample), torch.minimum(torch.maximum(sample, LOW), HIGH))
+    assert not torch.equal(distribution.to_action(sample), sample)
     assert free.to_action(sample) is sample
-    assert mine.from_action(sample) is sample
+    assert distribution.from_action(sample) is sample
 
 
 @pytest.mark.parametrize("u", [-1e4, -50.0, -9.0, 0.0, 9.0, 50.0, 1e4])
 def test_squashed_actions_stay_in_bounds_with_exact_density(u: float) -> None:
-    mine = SquashedNormal(torch.zeros(1, A), torch.zeros(A), LOW, HIGH)
+    distribution = SquashedNormal(torch.zeros(1, A), torch.zeros(A), LOW, HIGH)
     sample = torch.full((1, A), u)
-    action = mine.to_action(sample)
+    action = distribution.to_action(sample)
     assert ((action >= LOW) & (action <= HIGH)).all()
     slope = math.log(4.0) - 2.0 * abs(u) - 2.0 * math.log1p(math.exp(-2.0 * abs(u)))  # log slope of tanh, even in u
     expected = -0.5 * u**2 - 0.5 * math.log(2.0 * math.pi) - slope
-    close(mine.log_prob(sample)[0], A * expected - torch.log(0.5 * (HIGH - LOW)).sum())
+    close(distribution.log_prob(sample)[0], A * expected - torch.log(0.5 * (HIGH - LOW)).sum())
 
 
 def test_extreme_samples_keep_gradients_finite() -> None:
     mean, log_std = torch.tensor([[-40.0, 0.0, 40.0]], requires_grad=True), torch.zeros(A, requires_grad=True)
-    mine = SquashedNormal(mean, log_std, LOW, HIGH)
-    sample = mine.sample(generator(0, "agent"))
-    (mine.log_prob(sample) + mine.entropy() + mine.to_action(sample).sum(-1)).sum().backward()
+    distribution = SquashedNormal(mean, log_std, LOW, HIGH)
+    sample = distribution.sample(generator(0, "agent"))
+    (distribution.log_prob(sample) + distribution.entropy() + distribution.to_action(sample).sum(-1)).sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (mean, log_std))
 
 
 def test_density_of_squashed_actions_integrates_to_one() -> None:
     low, high, points = torch.tensor([-0.5], dtype=torch.float64), torch.tensor([2.5], dtype=torch.float64), 200_001
     action = torch.linspace(-0.5, 2.5, points, dtype=torch.float64)[1:-1].unsqueeze(-1)
-    mine = SquashedNormal(torch.full_like(action, 0.4), torch.full((1,), -0.7, dtype=torch.float64), low, high)
-    density = mine.log_prob(mine.from_action(action)).exp()
+    distribution = SquashedNormal(torch.full_like(action, 0.4), torch.full((1,), -0.7, dtype=torch.float64), low, high)
+    density = distribution.log_prob(distribution.from_action(action)).exp()
     close(density.sum() * 3.0 / (points - 1), torch.tensor(1.0), 1e-6)
 
 
 def test_from_action_inverts_to_action_and_is_finite_at_bounds() -> None:
-    mine = SquashedNormal(torch.zeros(9, A), torch.zeros(A), LOW, HIGH)
+    distribution = SquashedNormal(torch.zeros(9, A), torch.zeros(A), LOW, HIGH)
     sample = torch.linspace(-4.0, 4.0, 9).unsqueeze(-1).expand(9, A)
-    close(mine.from_action(mine.to_action(sample)), sample, 1e-3)
+    close(distribution.from_action(distribution.to_action(sample)), sample, 1e-3)
     for action in (LOW, HIGH, LOW - 1.0, HIGH + 1.0):
-        assert (mine.from_action(action.expand(9, A)).abs() < 8.0).all()
-        assert mine.log_prob(mine.from_action(action.expand(9, A))).isfinite().all()
+        assert (distribution.from_action(action.expand(9, A)).abs() < 8.0).all()
+        assert distribution.log_prob(distribution.from_action(action.expand(9, A))).isfinite().all()
 
 
 def dense_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
@@ -146,24 +146,31 @@ def test_entropy_of_squashed_actions_is_as_accurate_as_documented(std: float, to
 
 def test_entropy_of_squashed_actions_is_the_mean_negative_log_density() -> None:
     rows = 50_000
-    mine = SquashedNormal(torch.full((rows, A), 0.6), torch.tensor([-1.0, 0.0, 0.5]), LOW, HIGH)
-    surprise = -mine.log_prob(mine.sample(generator(0, "agent")))
-    assert abs(surprise.mean() - mine.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
+    distribution = SquashedNormal(torch.full((rows, A), 0.6), torch.tensor([-1.0, 0.0, 0.5]), LOW, HIGH)
+    surprise = -distribution.log_prob(distribution.sample(generator(0, "agent")))
+    assert abs(surprise.mean() - distribution.entropy()[0]) < 4.0 * surprise.std() / rows**0.5
 
 
 def test_mode_of_a_squashed_gaussian_is_the_median_action() -> None:
     rows = 20_001
-    mine = SquashedNormal(torch.full((rows, 1), 0.8), torch.zeros(1), LOW[:1], HIGH[:1])
-    below = (mine.to_action(mine.sample(generator(0, "agent"))) < mine.to_action(mine.mode())).float().mean()
+    distribution = SquashedNormal(torch.full((rows, 1), 0.8), torch.zeros(1), LOW[:1], HIGH[:1])
+    below = (
+        (
+            distribution.to_action(distribution.sample(generator(0, "agent")))
+            < distribution.to_action(distribution.mode())
+        )
+        .float()
+        .mean()
+    )
     assert abs(below - 0.5) < 4.0 * 0.5 / rows**0.5
 
 
 def test_squashing_keeps_the_kl_divergence() -> None:
     one, other = parameters(), parameters(1)
-    mine, its_other = SquashedNormal(*one, LOW, HIGH), SquashedNormal(*other, LOW, HIGH)
-    assert torch.equal(mine.kl(its_other), Normal(*one).kl(Normal(*other)))
-    close(mine.kl(mine), torch.zeros(N))
-    assert (mine.kl(its_other) > 0.0).all()
+    distribution, its_other = SquashedNormal(*one, LOW, HIGH), SquashedNormal(*other, LOW, HIGH)
+    assert torch.equal(distribution.kl(its_other), Normal(*one).kl(Normal(*other)))
+    close(distribution.kl(distribution), torch.zeros(N))
+    assert (distribution.kl(its_other) > 0.0).all()
 
 
 @pytest.mark.parametrize("kind", ["normal", "squashed"])
@@ -173,13 +180,22 @@ def test_gradients_of_a_gaussian_match_its_values(kind: str) -> None:
     sample, other = torch.ones(2, A).double(), made(*(x[:2].double() for x in parameters(1)), *bounds)
 
     def values(mean: Tensor, log_std: Tensor) -> tuple[Tensor, ...]:
-        mine = made(mean, log_std, *bounds)
-        return mine.log_prob(sample), mine.entropy(), mine.kl(other), mine.to_action(mine.sample_from(sample))
+        distribution = made(mean, log_std, *bounds)
+        return (
+            distribution.log_prob(sample),
+            distribution.entropy(),
+            distribution.kl(other),
+            distribution.to_action(distribution.sample_from(sample)),
+        )
 
     assert torch.autograd.gradcheck(values, [x[:2].double().requires_grad_() for x in parameters()])
 
 
 def test_actions_have_the_dtype_of_the_bounds() -> None:
     mean, log_std = (x.bfloat16() for x in parameters())
-    mine = SquashedNormal(mean, log_std, LOW, HIGH)
-    assert mine.to_action(mine.mode()).dtype == mine.to_action(mine.sample(generator(0, "agent"))).dtype == LOW.dtype
+    distribution = SquashedNormal(mean, log_std, LOW, HIGH)
+    assert (
+        distribution.to_action(distribution.mode()).dtype
+        == distribution.to_action(distribution.sample(generator(0, "agent"))).dtype
+        == LOW.dtype
+    )
