@@ -93,8 +93,8 @@ class RewardNormalizer:
         """Update the statistics with these rewards and return the scaled rewards, (T, N).
 
         `ended_TN` is True if the episode ended after the reward, terminated or truncated. Invalid rows change nothing,
-        and their results are 0. NaN and infinities do not enter the statistics and are returned unchanged. Raises
-        ValueError if the number of environments changes.
+        and their results are 0. NaN and infinities do not enter the statistics; NaN stays NaN. Raises ValueError if the
+        number of environments changes.
         """
         return_N = self._running(reward_TN)
         if valid_TN is None:
@@ -120,7 +120,7 @@ class RewardNormalizer:
         """Start a new episode in the environments of `mask_N` (N,).
 
         Call this for resets between two calls of `scale`, such as those before its first row. A reset after a row that
-        is not scaled yet belongs into `ended_TN` of that row.
+        is not scaled yet belongs in `ended_TN` of that row.
         """
         if self._return_N is not None:
             self._return_N = torch.where(mask_N.to(self._return_N.device), 0.0, self._return_N)
