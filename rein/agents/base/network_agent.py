@@ -58,7 +58,7 @@ class NetworkAgent(Agent):
         default=True,
         check=flag,
         fixed=True,
-        help='divide bytes of images by 255; see "Images" in docs/algorithms/agents.md',
+        help="divide bytes of images by 255; set False if they are codes instead of brightness",
     )
     max_grad_norm: float | None = option(
         default=None,
