@@ -1,4 +1,4 @@
-"""Acting in environments: one step of all of them, their episodes, evaluation, and the contract they keep."""
+"""Acting in environments: steps, episodes, evaluation, and checks that the parts fit together."""
 
 from rein.episodes.evaluation import Evaluation, evaluate
 from rein.episodes.random_policy import RandomPolicy

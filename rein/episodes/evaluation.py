@@ -1,4 +1,4 @@
-"""How good a policy is: every episode counted once.
+"""Evaluate a policy on whole episodes.
 
 Shapes: N environments, E episodes.
 """
@@ -26,13 +26,13 @@ from rein.types import Tree
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` found, one entry an episode, in the order in which the episodes began."""
+    """Result of `evaluate`, one entry per episode, in the order in which the episodes began."""
 
     episode_return: Tensor  # (E,) float64, sum of raw rewards
     episode_length: Tensor  # (E,) int64
     terminated: Tensor  # (E,) bool
-    truncated: Tensor  # (E,) bool: by the environment or by the step limit
-    seed: Tensor  # (E,) int64, what the episode was reset with; -1 where unknown
+    truncated: Tensor  # (E,) bool, by the environment or by the step limit
+    seed: Tensor  # (E,) int64, seed of the episode; -1 if unknown
 
     def __repr__(self) -> str:
         spread = f"{self.std_return:.5g} ({self.min_return:.5g} to {self.max_return:.5g})"
@@ -43,27 +43,27 @@ class Evaluation(NamedTuple):
 
     @property
     def mean_return(self) -> float:
-        """The mean over the episodes."""
+        """Mean return."""
         return float(self.episode_return.mean())
 
     @property
     def mean_length(self) -> float:
-        """The mean over the episodes."""
+        """Mean length."""
         return float(self.episode_length.double().mean())
 
     @property
     def std_return(self) -> float:
-        """The standard deviation over the episodes (divided by E: 0 of one episode)."""
+        """Population standard deviation of the returns; 0 for one episode."""
         return float(self.episode_return.std(correction=0))
 
     @property
     def min_return(self) -> float:
-        """That of the worst episode."""
+        """Lowest return."""
         return float(self.episode_return.min())
 
     @property
     def max_return(self) -> float:
-        """That of the best episode."""
+        """Highest return."""
         return float(self.episode_return.max())
 
 
@@ -77,65 +77,73 @@ def evaluate(
     recorder: Recorder | None = None,
     episode_seeds: Tensor | None = None,
 ) -> Evaluation:
-    """Run `episodes` episodes of a policy, or of the greedy policy of an agent.
+    """Play `episodes` episodes with a policy, or with the greedy policy of an agent.
 
-    The environments must not be used for anything else meanwhile.
+    All environments start together, each plays exactly one episode, and then all start again. Counting the first
+    episodes to end would instead count short episodes more often. Do not use the environments elsewhere during the
+    call.
 
-    All environments begin together, each plays exactly one episode, and then all begin again: counting the first
-    episodes to end would count the short ones more often. An episode that has not ended after `max_episode_steps` is
-    cut and counts as truncated. A `recorder` takes all of them down. Each call plays new episodes, or those of
-    `episode_seeds` (E,) in environments that are `Replayable`.
+    Args:
+        policy: Policy or agent.
+        environment: Environment with N rows.
+        episodes: Number of episodes, E.
+        max_episode_steps: Truncate episodes after this number of steps. None sets no limit.
+        recorder: Records all episodes.
+        episode_seeds: Seeds (E,) of the episodes to play, in environments that are `Replayable`. Default: new episodes
+            in each call.
 
-    Raises ValueError for fewer than one episode and another number of seeds, TypeError for an object that is not a
-    policy and for environments that cannot begin the episodes of seeds. Raises NonFiniteError if a reward is NaN or
-    infinite, or an observation that the policy acts on; a `RandomPolicy` uses no observation.
+    Raises:
+        ValueError: If `episodes` is below 1, or if the number of seeds differs from it.
+        TypeError: If `policy` is not a policy, or if seeds are given and the environment is not `Replayable`.
+        NonFiniteError: If a reward or an observation that the policy acts on is NaN or infinite. Observations are not
+            checked for a `RandomPolicy`, which does not use them.
     """
     acting: Policy = greedy_policy(policy)
     check_parts(acting, environment)
     if not isinstance(episodes, numbers.Integral) or episodes < 1:
-        raise ValueError(f"evaluate(episodes={episodes!r}): give a whole number, 1 or more")
+        raise ValueError(f"evaluate(episodes={episodes!r}): expected an integer of at least 1")
     if max_episode_steps is not None and max_episode_steps < 1:
-        raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): give 1 or more, or None for no limit")
+        raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): expected at least 1, or None for no limit")
     if episode_seeds is not None and episode_seeds.shape != (episodes,):
-        raise ValueError(f"evaluate(episode_seeds=...): give one for each episode, ({episodes},)")
+        raise ValueError(f"evaluate(episode_seeds=...): expected shape ({episodes},), got {tuple(episode_seeds.shape)}")
     rounds = []
-    with torch.inference_mode(False), torch.no_grad():  # the environments may be trained in afterwards
+    with torch.inference_mode(False), torch.no_grad():  # training may use the environments afterwards
         for done in range(0, episodes, environment.num_envs):
             index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
             begin = environment.reset
             if episode_seeds is not None:
                 begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
-            how = _Round(begin, index_N < episodes)
-            result = _play(acting, environment, max_episode_steps, recorder, how)
+            round = _Round(begin, index_N < episodes)
+            result = _play(acting, environment, max_episode_steps, recorder, round)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
 
 
 def greedy_policy(policy: Any) -> Any:
-    """Return the greedy policy of an agent, and any other object as it is."""
+    """Return the greedy policy of an agent, and any other object unchanged."""
     return policy if isinstance(policy, type) or not hasattr(policy, "policy") else policy.policy()
 
 
 def check_parts(policy: Any, environment: Any) -> None:
-    """Raise TypeError unless these are a policy and an environment of rein, and say how to get them."""
+    """Raise TypeError unless the arguments are a policy and an environment. The message suggests a fix."""
     if not isinstance(policy, Policy):
         hint = ""
         if isinstance(environment, Policy):
-            hint = "; give the policy first and the environment second"
+            hint = "; pass the policy first and the environment second"
         elif callable(policy):
             hint = (
-                "; give an object with select_action(observation) -> (action, extras) and reset(mask=None), as "
-                "rein.episodes.RandomPolicy is one"
+                "; pass an object with select_action(observation) -> (action, extras) and reset(mask=None), such as "
+                "rein.episodes.RandomPolicy"
             )
-        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is no Policy{hint}")
+        raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is not a Policy{hint}")
     check_part("evaluate", environment, Environment)
 
 
 class _Round(NamedTuple):
-    """One episode of every environment, as it is to be played."""
+    """One episode in every environment."""
 
-    begin: Callable[[], Tree]  # gives (N, *O)
-    counted_N: Tensor  # whose episode was asked for
+    begin: Callable[[], Tree]  # returns the first observation (N, *O)
+    counted_N: Tensor  # False for surplus episodes of the last round
 
 
 def _replayable(environment: Environment) -> Replayable:
@@ -151,7 +159,7 @@ def _play(
     recorder: Recorder | None,
     round: _Round,
 ) -> Evaluation:
-    """Play one episode of every environment. What an environment does after its own end is not counted."""
+    """Play one episode in every environment. Steps of an environment after the end of its episode are not counted."""
     device, num_envs = environment.device, environment.num_envs
     policy_device = getattr(policy, "device", device)
     observation, space = round.begin(), environment.single_observation_space
@@ -165,7 +173,7 @@ def _play(
     steps, observed = 0, not isinstance(policy, RandomPolicy)
     if recorder is not None:
         recorder.begin()
-    while bool(active_N.any()):  # a host round trip a step: an evaluation ends when the last episode does
+    while bool(active_N.any()):  # waits for the device in each step
         if observed:
             check_finite_observation(observation, active_N, f"evaluation, step {steps}")
         action, extras = policy.select_action(to_device(observation, policy_device))
@@ -191,7 +199,7 @@ def _play(
     if wrong := (~return_N.isfinite() & round.counted_N).nonzero().flatten().tolist():
         n = wrong[0]
         raise NonFiniteError(
-            f"evaluate: a reward of environment {n} was not finite: its return is {float(return_N[n])} in the episode "
-            f"of seed {int(seed_N[n])}"
+            f"evaluate: a reward of environment {n} is not finite: the return of the episode with seed "
+            f"{int(seed_N[n])} is {float(return_N[n])}"
         )
     return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)

@@ -19,27 +19,26 @@ from rein.replay.rollout import Rollout
 from rein.types import StepState, TimeStep, Transition, Tree
 
 HINT = (
-    "rein.handlers.guards.guard_data(loop) checks actions and rows that are not valid as well; "
-    "check_finite=False turns the check off"
+    "rein.handlers.guards.guard_data(loop) also checks actions and invalid rows; check_finite=False turns the check off"
 )
 
 
 class FiniteData:
     """Raises NonFiniteError if a reward or an observation is NaN or infinite.
 
-    The steps of an agent with a `rollout` are checked together when the rollout is full, before they are learned from:
-    a few operations for a whole rollout instead of a few for each step. For other agents, every step is checked at
-    once. On a device other than the host a flag per environment is accumulated without waiting for the device, and
-    `read` looks at the flags. Rows that are not valid are not checked, and neither is the final observation of a
-    terminated episode, because no agent learns from it.
+    For an agent with a `rollout`, all its steps are checked together when the rollout is full, before the update. This
+    takes a few operations per rollout instead of per step. For other agents, each step is checked immediately on the
+    CPU. On another device, a flag per environment is accumulated without waiting, and `read` checks the flags.
+
+    Invalid rows and the final observation of a terminated episode are not checked, because no agent learns from them.
     """
 
     def __init__(self, agent: Any = None) -> None:
         rollout = getattr(agent, "rollout", None)
         self._rollout = rollout if isinstance(rollout, Rollout) else None
-        self._vector_step = 0  # of the last row of the rollout
-        self._flag_N: Tensor | None = None  # on a device: NaN for an environment with a non-finite value
-        self._unchecked_N: Tensor | None = None  # rows that were not valid when their observation was not finite
+        self._vector_step = 0  # vector step of the last row of the rollout
+        self._flag_N: Tensor | None = None  # on a device: NaN for environments with a non-finite value
+        self._unchecked_N: Tensor | None = None  # invalid rows with a non-finite observation
 
     def check_reset(self, state: State, observation: Tree) -> None:
         """Check the observation (N, ...) of a reset."""
@@ -49,7 +48,7 @@ class FiniteData:
                 raise NonFiniteError(f"{found} after a reset ({where(state)}). {HINT}")
 
     def check_full(self, state: State) -> None:
-        """Check the rollout if it is full, after the current step was recorded in it."""
+        """Check the rollout if the current step has filled it."""
         if self._rollout is not None:
             self._vector_step = state.clocks.vector_steps
             if self._rollout.full and self._rollout["reward"].is_cpu:
@@ -58,7 +57,7 @@ class FiniteData:
                 self._accumulate(*(self._rollout[name] for name in ("reward", "observation", "valid")))
 
     def check_rollout(self, state: State) -> None:
-        """Check what the agent has recorded and not learned from yet. Waits for the device."""
+        """Check the recorded steps that the agent has not learned from yet. Waits for the device."""
         rollout = self._rollout
         if rollout is None or not len(rollout):
             return
@@ -79,12 +78,12 @@ class FiniteData:
                         )
 
     def check_step(self, state: State, received: TimeStep, known: StepState) -> None:
-        """Check what an environment returned (`received`) and what handlers made of it (`known.transition`)."""
+        """Check what the environment returned (`received`), and the transition after handlers (`known.transition`)."""
         if self._rollout is not None:
             return
         transition: Any = known.transition
         time_step: Any = known.time_step
-        on_host = received if received.reward.is_cpu else time_step  # nearest to the environment
+        on_host = received if received.reward.is_cpu else time_step  # the CPU copy, if there is one
         if not on_host.reward.is_cpu:
             self._accumulate(transition.reward, time_step.observation, transition.valid)
             return
@@ -95,9 +94,9 @@ class FiniteData:
             self._search(state, transition, time_step)
 
     def _search(self, state: State, transition: Transition, time_step: TimeStep) -> None:
-        """Raise for the first value that is not finite; a sum may overflow although all values are finite."""
+        """Raise for the first value that is not finite. A sum of finite values may overflow without an error."""
         valid_N, before_N = transition.valid, self._unchecked_N
-        shaped = "" if transition.reward is time_step.reward else ", as a handler of action_applied left it,"
+        shaped = "" if transition.reward is time_step.reward else " (changed by a handler of action_applied)"
         fields = [
             (f"reward{shaped}", transition.reward, valid_N),
             ("observation", time_step.observation, valid_N),
@@ -114,7 +113,7 @@ class FiniteData:
         self._unchecked_N = unchecked_N if unchecked_N is not None and bool(unchecked_N.any()) else None
 
     def _accumulate(self, reward: Tensor, observation: Tree, valid: Tensor) -> None:
-        """Flag environments by the values of one step, (N, ...), or of several, (T, N, ...)."""
+        """Flag environments by the values of one step (N, ...) or of several steps (T, N, ...)."""
         value = reward
         for _, leaf in floats(observation, ""):
             value = value + leaf.reshape(*reward.shape, -1).mul(0.0).sum(-1)  # 0 * infinity is NaN
@@ -122,13 +121,13 @@ class FiniteData:
         self._flag_N = value_N if self._flag_N is None else self._flag_N + value_N
 
     def read(self, state: State) -> None:
-        """Check what was not checked yet. Waits for the device."""
+        """Check all values that were not checked yet. Waits for the device."""
         self.check_rollout(state)
         flag_N, self._flag_N = self._flag_N, None
         if flag_N is not None and (rows := flag_N.isnan().nonzero().flatten().tolist()):
             raise NonFiniteError(
-                f"reward or observation of environment {_listed(rows)} is not finite in epoch {state.epoch} (on "
-                f"{flag_N.device} this is known at the end of the epoch only). "
+                f"reward or observation of environment {_listed(rows)} is not finite in epoch {state.epoch} ("
+                f"{flag_N.device} data is checked only at the end of an epoch). "
                 "rein.handlers.guards.guard_data(loop) checks every step and names the first; check_finite=False "
                 "turns the check off"
             )
@@ -142,7 +141,7 @@ def check_finite_observation(observation: Tree, checked_N: Tensor, when: str) ->
 
 
 def _total(time_step: TimeStep) -> float:
-    """A number that is not finite if a reward or an observation is not. It may overflow for finite values, too."""
+    """Return a number that is not finite if a reward or an observation is not. It may overflow for finite values."""
     observation, final = time_step.observation, time_step.final_observation
     total = float(time_step.reward.sum())
     if isinstance(observation, Tensor):  # the usual case, on the hot path
@@ -152,7 +151,7 @@ def _total(time_step: TimeStep) -> float:
 
 
 def _product(one: Tensor, other: Any) -> float:
-    """The inner product: one operation for two tensors. NaN for tensors that do not match, to be reported by others."""
+    """Return the inner product, one operation for two tensors. NaN if the sizes differ; other checks report that."""
     try:
         return float(torch.dot(one.reshape(-1), other.reshape(-1)))
     except RuntimeError:
@@ -160,17 +159,17 @@ def _product(one: Tensor, other: Any) -> float:
 
 
 def floats(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point leaves of a tree with their paths."""
+    """Return the floating-point leaves of a tree with their paths."""
     return ((name, leaf) for name, leaf in leaves(tree, path) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def rows_finite(leaf: Tensor) -> Tensor:
-    """(N,) bool: which rows have finite values only."""
+    """Return which rows contain only finite values, (N,) bool."""
     return torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
 
 
 def first_nonfinite(path: str, leaf: Tensor, checked_N: Tensor | None = None) -> str | None:
-    """Describe the first value of the checked rows that is not finite; None if all of them are finite."""
+    """Describe the first value of the checked rows that is not finite. Returns None if all are finite."""
     wrong_N = ~rows_finite(leaf)
     rows = (wrong_N if checked_N is None else wrong_N & checked_N).nonzero().flatten().tolist()
     if not rows:
@@ -188,7 +187,7 @@ def _listed(rows: list[int]) -> str:
 
 
 def where(state: State, vector_step: int | None = None) -> str:
-    """Epoch, iteration and vector step for messages: of the current step, or of an earlier one."""
+    """Return epoch, iteration and vector step for messages. Default: the current step."""
     vector_step = int(state.clocks.vector_steps if vector_step is None else vector_step)
     iteration = vector_step - (state.total_iterations - state.iteration)
     if iteration < 0:  # the rollout began in an earlier epoch

@@ -1,6 +1,6 @@
-"""Playing stored episodes again, and finding out whether they are the same to the bit.
+"""Replay stored episodes and compare them bit by bit.
 
-Shapes: L transitions of an episode, N environments, O an observation, A an action. All of it is on the host.
+Shapes: L transitions of an episode, N environments, O an observation, A an action. All arrays are on the CPU.
 """
 
 from __future__ import annotations
@@ -16,75 +16,81 @@ from rein.ops.trees import map_tree, to_device
 from rein.types import TimeStep, Tree
 
 _Path = tuple[str, ...]  # ("observation", "camera")
-_HALF = (torch.float16, torch.bfloat16)  # which stores widen
+_HALF = (torch.float16, torch.bfloat16)  # stores convert these to float32
 
 
 class Recorded(Protocol):
-    """An episode as it was stored: what `rein.open_run(path).episode(id)` gives."""
+    """Stored episode, as returned by `rein.open_run(path).episode(id)`."""
 
     @property
     def id(self) -> int:
-        """Its number in the run."""
+        """Number of the episode in the run."""
         ...
 
     @property
     def environment(self) -> int:
-        """Which of the N environments it was played in."""
+        """Index of the environment in which it was played."""
         ...
 
     @property
     def seed(self) -> int:
-        """What it was reset with; -1 where unknown."""
+        """Seed of the episode; -1 if unknown."""
         ...
 
     @property
     def length(self) -> int:
-        """L."""
+        """Number of transitions, L."""
         ...
 
     @property
     def fields(self) -> Mapping[str, Tree]:
-        """Numpy arrays (L, ...) by name; `action` is needed, the others are compared where they are there."""
+        """Numpy arrays (L, ...) by name. `action` is required; other fields are compared if present."""
         ...
 
     @property
     def final_observation(self) -> Tree:
-        """(*O), or None where it was not stored."""
+        """Final observation (*O), or None if it was not stored."""
         ...
 
 
 class Difference(NamedTuple):
-    """Where an episode that was played again is first another one."""
+    """First difference between a stored episode and its replay."""
 
     step: int  # of the episode, 0-based
     field: str  # its path, `observation.camera`
-    amount: float  # the greatest difference of two numbers; 0 where only bits differ, NaN where one is not a number
+    amount: float  # largest difference of two numbers; 0 if only bits differ, NaN if one is NaN
 
 
 class Replay(NamedTuple):
-    """What came of playing one episode again."""
+    """Result of replaying one episode."""
 
     id: int
-    length: int  # transitions that were stored
-    compared: tuple[str, ...]  # the fields that were
-    difference: Difference | None  # None: all of them agree, bit for bit
+    length: int  # number of stored transitions
+    compared: tuple[str, ...]  # compared fields
+    difference: Difference | None  # None if all fields agree bit by bit
 
 
 def replay(
     environment: Any, episodes: Sequence[Recorded], *, film: Callable[[np.ndarray[Any, Any]], None] | None = None
 ) -> list[Replay]:
-    """Play stored episodes again from their seeds and actions, and compare all that comes back with what was stored.
+    """Replay stored episodes from their seeds and actions, and compare the results with the stored data.
 
-    `environment` is `Replayable` and used for nothing else; each episode is played in the row that it was recorded in
-    (modulo N), up to N at once. An episode that training cut may end as truncated where the environment goes on.
-    `film` takes the frame before each action: one for each transition until the first difference, of one episode.
+    Each episode is played in the row in which it was recorded (modulo N), up to N at once. An episode that was cut by
+    training may end as truncated although the environment continues.
 
-    Raises ValueError for an episode that cannot be played again, or not in this environment.
+    Args:
+        environment: A `Replayable` environment that is used for nothing else.
+        episodes: Episodes to replay.
+        film: Function that receives the frame before each action, up to the first difference. Requires a single
+            episode.
+
+    Raises:
+        ValueError: If an episode cannot be replayed, or not in this environment.
     """
     if film is not None and len(episodes) != 1:
-        raise ValueError(f"replay(film=...): {len(episodes)} episodes; a film is of one")
+        raise ValueError(f"replay(film=...): got {len(episodes)} episodes; pass a single one")
     if not (getattr(environment, "replayable", False) and hasattr(environment, "reset_to")):
-        raise ValueError(f"{type(environment).__name__} is not replayable: a seed does not give its episodes again")
+        raise ValueError(f"{type(environment).__name__} is not replayable: a seed does not reproduce an episode")
     rows: list[list[_Comparison]] = [[] for _ in range(environment.num_envs)]
     compared = [_Comparison(episode) for episode in episodes]
     for comparison in compared:
@@ -96,17 +102,17 @@ def replay(
 
 
 class _Comparison:
-    """One stored episode, and how far it agrees with what is being played."""
+    """Stored episode and its agreement with the replay so far."""
 
     def __init__(self, episode: Recorded) -> None:
         self.episode = episode
-        where = f"episode {episode.id}"
+        name = f"episode {episode.id}"
         if episode.seed < 0:
-            raise ValueError(f"{where}: what it was reset with is not known, so it cannot be played again")
+            raise ValueError(f"{name}: cannot be replayed, because its seed is unknown")
         if "action" not in episode.fields:
-            raise ValueError(f"{where}: its actions were not stored, so it cannot be played again")
+            raise ValueError(f"{name}: cannot be replayed, because its actions were not stored")
         self.actions: Tree = map_tree(np.asarray, episode.fields["action"])
-        raw = "raw_reward" if "raw_reward" in episode.fields else "reward"  # what was learned is not the environment's
+        raw = "raw_reward" if "raw_reward" in episode.fields else "reward"  # the environment's reward
         self._fields = [name for name in ("observation", raw, "terminated", "truncated") if name in episode.fields]
         self._stored = {name: dict(_by_path(episode.fields[name], (name,))) for name in self._fields}
         self._difference: Difference | None = None
@@ -116,15 +122,15 @@ class _Comparison:
         return Replay(self.episode.id, self.episode.length, tuple(self._fields), self._difference)
 
     def is_open(self, step: int) -> bool:
-        """Whether there is a transition number `step` to play."""
+        """Return whether transition `step` open_episodes has to be played."""
         return self._difference is None and step < self.episode.length
 
     def see(self, step: int, observation: Tree) -> None:
-        """Compare what the action of `step` is taken at."""
+        """Compare the observation before the action of `step`."""
         self._compare(step, "observation", observation)
 
     def take(self, step: int, played: Mapping[str, Any], final_observation: Tree) -> None:
-        """Compare what the action of `step` led to."""
+        """Compare the results of the action of `step`."""
         is_last = step == self.episode.length - 1
         cut = is_last and not (played["terminated"] or played["truncated"])
         for name in self._fields:
@@ -143,12 +149,12 @@ class _Comparison:
             return
         found = dict(_by_path(played, next(iter(stored), ())[:1]))
         if found.keys() != stored.keys():
-            has, gives = (", ".join(map(".".join, paths)) for paths in (stored, found))
-            raise ValueError(f"episode {self.episode.id}: has {has}; this environment gives {gives}")
+            expected, returned = (", ".join(map(".".join, paths)) for paths in (stored, found))
+            raise ValueError(f"episode {self.episode.id}: has {expected}; this environment returns {returned}")
         for path, whole in stored.items():
             expected, got = np.asarray(whole if index is None else whole[index]), np.asarray(found[path])
             if expected.shape != got.shape:
-                shapes = f"of shape {expected.shape}; this environment gives {got.shape}"
+                shapes = f"of shape {expected.shape}; this environment returns {got.shape}"
                 raise ValueError(f"episode {self.episode.id}: {'.'.join(path)} is {shapes}")
             if expected.tobytes() != got.astype(expected.dtype, copy=False).tobytes():
                 self._difference = Difference(step, ".".join(path), _distance(expected, got))
@@ -158,7 +164,7 @@ class _Comparison:
 def _play(
     environment: Any, chosen: Mapping[int, _Comparison], film: Callable[[np.ndarray[Any, Any]], None] | None
 ) -> None:
-    """Play one episode in each row of `chosen`. Other rows, and rows whose episode is over, are not compared."""
+    """Play one episode in each row of `chosen`. Other rows and finished episodes are not compared."""
     first = next(iter(chosen.values()))
     by_row = [chosen.get(row, first) for row in range(environment.num_envs)]
     seeds_N = torch.tensor(
@@ -169,32 +175,32 @@ def _play(
         for row, comparison in chosen.items():
             if comparison.is_open(step):
                 comparison.see(step, map_tree(lambda x, i=row: x[i], observation))
-        still = {row: comparison for row, comparison in chosen.items() if comparison.is_open(step)}
-        if not still:
+        open_episodes = {row: comparison for row, comparison in chosen.items() if comparison.is_open(step)}
+        if not open_episodes:
             return
         if film is not None:
-            film(environment.render(next(iter(still))))
+            film(environment.render(next(iter(open_episodes))))
         actions = [_action(comparison, step) for comparison in by_row]
         action = map_tree(lambda *rows: torch.from_numpy(np.stack(rows)), *actions)
         active_N = torch.tensor(
-            [row in still for row in range(environment.num_envs)], dtype=torch.bool, device=environment.device
+            [row in open_episodes for row in range(environment.num_envs)], dtype=torch.bool, device=environment.device
         )
         time_step = step_active(environment, to_device(action, environment.device), active_N)
         observation = _on_host(time_step.observation)
-        _compare_rows(step, still, time_step)
+        _compare_rows(step, open_episodes, time_step)
         step += 1
 
 
-def _compare_rows(step: int, still: Mapping[int, _Comparison], time_step: TimeStep) -> None:
+def _compare_rows(step: int, open_episodes: Mapping[int, _Comparison], time_step: TimeStep) -> None:
     ends = {name: _on_host(getattr(time_step, name)) for name in ("reward", "terminated", "truncated")}
     final = _on_host(time_step.final_observation)
-    for row, comparison in still.items():
+    for row, comparison in open_episodes.items():
         played = {name: column[row] for name, column in ends.items()}
         comparison.take(step, played, map_tree(lambda x, i=row: x[i], final))
 
 
 def _by_path(tree: Tree, path: _Path) -> Iterator[tuple[_Path, Any]]:
-    """Every array with its path: one of names, for a name may contain any character."""
+    """Yield all arrays with their paths. A path is a tuple, because names may contain any character."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from _by_path(value, (*path, name))
@@ -203,12 +209,12 @@ def _by_path(tree: Tree, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 def _action(comparison: _Comparison, step: int) -> Tree:
-    """The action of a step; the last one again where the episode is over and other rows go on."""
+    """Return the action of a step. After the end of the episode the last action is repeated."""
     return map_tree(lambda actions: actions[min(step, len(actions) - 1)], comparison.actions)
 
 
 def _on_host(tree: Tree) -> Tree:
-    """Numpy arrays as a store would have them: half precision becomes float32."""
+    """Return numpy arrays as a store writes them: half precision becomes float32."""
     return map_tree(lambda x: (x.float() if x.dtype in _HALF else x).numpy(), to_device(tree, "cpu"))
 
 

@@ -25,29 +25,29 @@ WINDOW = 100  # episodes in the `..._100` metrics
 
 
 class EpisodeStatistics:
-    """Running sums of N open episodes, the episodes that ended in this epoch, and the last 100 that ended at all."""
+    """Running sums of N open episodes, episodes that ended in this epoch, and the last 100 ended episodes."""
 
     def __init__(self, num_envs: int, rows: RowBuffer) -> None:
-        """`rows` is the record that the statistics are read from; whoever clears it calls `begin_epoch`."""
+        """`rows` is the record to read. Call `begin_epoch` before clearing it."""
         self._rows = rows
         self._return_N = np.zeros(num_envs)  # float64
         self._length_N = np.zeros(num_envs, np.int64)
         self._ended: list[tuple[int, int, float, int]] = []  # (row, environment, return, length)
         self._window: list[tuple[float, int]] = []  # (return, length), newest last
         self._first_row_step = 0  # vector step of row 0
-        self._caught_up = 0  # rows that have been looked at
+        self._caught_up = 0  # number of processed rows
         self._ended_before = 0  # episodes that ended before this epoch
 
     def begin_epoch(self, vector_steps: int) -> None:
-        """The rows are about to be filled anew; row 0 is vector step `vector_steps` of the run. Call it before that."""
+        """Prepare for cleared rows. Row 0 will be vector step `vector_steps` of the run."""
         self.catch_up()
         self._ended_before += len(self._ended)
         self._ended, self._caught_up, self._first_row_step = [], 0, vector_steps
 
     def observe_reset(self) -> None:
-        """All environments were reset outside a step: what was open is no episode, and its last row no transition.
+        """Discard open episodes after a reset of all environments outside a step.
 
-        What came next in that row is stored nowhere, and whoever reads it must not take the row behind it for that.
+        The last row of an open episode becomes invalid, because its next observation was not stored.
         """
         self.catch_up()
         self._return_N[:] = 0.0
@@ -58,11 +58,11 @@ class EpisodeStatistics:
 
     @property
     def first_row_step(self) -> int:
-        """The vector step of row 0, counted over the whole run."""
+        """Vector step of row 0, counted over the whole run."""
         return self._first_row_step
 
     def catch_up(self) -> None:
-        """Look at the rows that came since the last time."""
+        """Process the rows added since the last call."""
         rows, start, stop = self._rows, self._caught_up, self._rows.length
         if start == stop:
             return
@@ -72,7 +72,7 @@ class EpisodeStatistics:
         row_E, environment_E = np.nonzero(
             _host(rows["terminated"][start:stop] | rows["truncated"][start:stop]) & valid_TN
         )
-        first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # of the ends in each row
+        first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # first end in each row
         found: list[tuple[int, int, float, int]] = []
         for t, (a, b) in enumerate(itertools.pairwise(first_T)):
             self._return_N += reward_TN[t]
@@ -99,7 +99,7 @@ class EpisodeStatistics:
         return [(self._ended_before + i, *e[1:]) for i, e in enumerate(self._ended) if e[0] == last]
 
     def read(self, metric: str) -> float:
-        """One of `METRICS` now; NaN while there is nothing to take the mean of."""
+        """Return the current value of a metric in `METRICS`; NaN without episodes."""
         self.catch_up()
         column, windowed = METRICS[metric]
         if windowed:
@@ -107,7 +107,7 @@ class EpisodeStatistics:
         return _mean([e[2 + column] for e in self._ended])
 
     def episodes(self) -> Episodes:
-        """The episodes that ended in this epoch so far, with final observations where the rows hold them."""
+        """Return the episodes that ended in this epoch so far, with final observations if the rows contain them."""
         self.catch_up()
         ended = self._ended
         row_E, environment_E = _column(ended, 0, np.int64), _column(ended, 1, np.int64)
@@ -121,7 +121,7 @@ class EpisodeStatistics:
         return Episodes(
             id=self._ended_before + np.arange(len(ended)),
             environment=environment_E,
-            first_step=self._first_row_step + row_E - length_E + 1,  # an episode's transitions follow each other
+            first_step=self._first_row_step + row_E - length_E + 1,  # the transitions of an episode are consecutive
             last_step=self._first_row_step + row_E,
             seed=at_end("seed") if stored else np.full(len(ended), -1),
             episode_return=_column(ended, 2, np.float64),
@@ -131,7 +131,7 @@ class EpisodeStatistics:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What is open, what ended in this epoch and the window; the rows save themselves."""
+        """Return sums, ended episodes and the window. The rows are saved separately."""
         return {
             "return": torch.from_numpy(self._return_N.copy()),
             "length": torch.from_numpy(self._length_N.copy()),
@@ -143,9 +143,11 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for another number of environments."""
+        """Restore the result of `state_dict`. Raises ValueError if the number of environments differs."""
         if len(state["return"]) != len(self._return_N):
-            raise ValueError(f"the state has {len(state['return'])} environments, the loop {len(self._return_N)}")
+            raise ValueError(
+                f"the state has {len(state['return'])} environments, but the loop has {len(self._return_N)}"
+            )
         self._return_N = state["return"].numpy(force=True).copy()
         self._length_N = state["length"].numpy(force=True).copy()
         self._ended = [(int(r), int(n), float(g), int(k)) for r, n, g, k in state["ended"]]
@@ -154,7 +156,7 @@ class EpisodeStatistics:
         self._ended_before = int(state["ended_before"])
 
 
-# name -> (0 for the return, 1 for the length; whether over the last 100 episodes instead of this epoch's)
+# name -> (0 for returns or 1 for lengths, True for the last 100 episodes instead of those of this epoch)
 METRICS = {
     "episode_return": (0, False),
     "episode_length": (1, False),
@@ -172,14 +174,14 @@ def _column(rows: list[Any], index: int, dtype: Any) -> np.ndarray:
 
 
 def _host(rows: Tensor) -> np.ndarray:
-    return rows.numpy(force=True)  # a copy to the host only where the rows live elsewhere
+    return rows.numpy(force=True)  # copies only if the rows are on another device
 
 
 class CompletedEpisodes:
     """Reads the episodes that ended in the last row, with all their transitions.
 
-    The rows of the loop are those of the current epoch. The rows of episodes that began in an earlier epoch are kept
-    here, if the event has handlers when the next epoch begins.
+    The rows of the loop belong to the current epoch. Rows of episodes that began in an earlier epoch are kept here if
+    the event has handlers when the next epoch begins.
     """
 
     def __init__(self, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
@@ -245,5 +247,5 @@ class CompletedEpisodes:
         return {"earlier": self._earlier}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self._earlier = map_tree(torch.Tensor.clone, dict(state["earlier"]))

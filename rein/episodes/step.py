@@ -1,4 +1,4 @@
-"""One step of every environment, in five phases, and the check that agent, environment and store fit together.
+"""One step of all environments in five phases, and the check that agent, environment and store fit together.
 
 Shapes: N environments.
 """
@@ -23,7 +23,7 @@ PHASES = ("action_selected", "action_applied", "observation_recorded", "model_op
 
 
 def silent(name: str) -> None:
-    """Fire nothing: for whoever calls `batch_step` in a `for` of their own."""
+    """Do nothing. Default `emit` of `batch_step`, for use without a loop."""
 
 
 def batch_step(
@@ -36,18 +36,28 @@ def batch_step(
 ) -> StepState:
     """Take one step: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
 
-    `state.step_state` holds the observation to act on. `emit(name)` fires an event after each phase. Before the event,
-    `state.step_state` holds what is known so far; it is read again afterwards, so a handler can replace it by
-    `state.step_state._replace(...)`. `rows` stores the epoch's record. `finite` checks rewards and observations.
-    Returns the next step_state and advances the clocks. Raises EnvironmentContractError if the environment, or a
-    handler that replaced the transition, breaks the contract, and NonFiniteError if `finite` finds NaN or infinity.
+    Args:
+        state: State of the run. `state.step_state` contains the observation to act on.
+        agent: Agent that selects actions and learns.
+        environment: Environment with N rows.
+        rows: Record of the epoch; the step is appended to it.
+        emit: Called with the name of the phase after each phase. `state.step_state` then contains the values known so
+            far. It is read again afterwards, so a handler can replace it with `state.step_state._replace(...)`.
+        finite: Checks rewards and observations.
+
+    Returns:
+        The next step_state. The clocks are advanced.
+
+    Raises:
+        EnvironmentContractError: If the environment, or a handler that replaced the transition, breaks the contract.
+        NonFiniteError: If `finite` finds NaN or infinity.
     """
     known: StepState = state.step_state
     with torch.no_grad():
         action, extras = agent.select_action(known.observation)
         known = StepState(known.observation, known.active, action, extras)
-        known = _tell(state, known, "action_selected", emit)
-        seed_N = environment.episode_seeds if rows is not None else None  # before the step: an episode may end in it
+        known = _emit(state, known, "action_selected", emit)
+        seed_N = environment.episode_seeds if rows is not None else None  # before the step, in which an episode may end
         received, time_step = _apply(agent, environment, known)
     if state.clocks.vector_steps == 0:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
@@ -55,7 +65,7 @@ def batch_step(
         check_rows(time_step, environment.num_envs)
         check_observed(time_step, environment.single_observation_space)
     concluded = _conclude(state, known, time_step)
-    known = _tell(state, concluded, "action_applied", emit)
+    known = _emit(state, concluded, "action_applied", emit)
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
     if known is not concluded:
         check_transition(transition, environment.num_envs)
@@ -67,41 +77,41 @@ def batch_step(
     clocks = state.clocks
     clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
     clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
-    known = _tell(state, known, "observation_recorded", emit)
+    known = _emit(state, known, "observation_recorded", emit)
     metrics = agent.optimize_model()
     if type(metrics) is not dict and metrics is not None and not isinstance(metrics, Mapping):
         name = f"{type(agent).__name__}.optimize_model()"
-        raise TypeError(f"{name} returned {_described(metrics)}; return a dictionary of metrics")
+        raise TypeError(f"{name} returned {_described(metrics)}; it must return a dictionary of metrics")
     clocks.updates = agent.updates
-    known = _tell(state, known._replace(metrics=metrics), "model_optimized", emit)
+    known = _emit(state, known._replace(metrics=metrics), "model_optimized", emit)
     if rows is not None:
         persist_trajectory(state, rows, seed_N)
-    known = _tell(state, known, "trajectory_persisted", emit)
+    known = _emit(state, known, "trajectory_persisted", emit)
     return known._replace(observation=time_step.observation)
 
 
-def _tell(state: State, known: StepState, event: str, emit: Callable[[str], None]) -> StepState:
+def _emit(state: State, known: StepState, event: str, emit: Callable[[str], None]) -> StepState:
     state.step_state = known
     emit(event)
     return state.step_state
 
 
 def _apply(agent: AgentProtocol, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
-    """Step the environments. Returns their result on their own device and on the agent's."""
+    """Step the environments. Returns the result on their device and on the agent's."""
     if agent.device == environment.device:
         time_step = step_active(environment, known.action, known.active)
         return time_step, time_step
     action, active_N = to_device((known.action, known.active), environment.device)
     time_step = step_active(environment, action, active_N)
-    # only toward a GPU does what comes after wait for a copy that does not block
+    # a non-blocking copy is ordered before later operations only if its target is a GPU
     return time_step, to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
 
 
 def step_active(environment: Environment, action: Tree, active: Tensor | None) -> TimeStep:
-    """Step the environments for which `active` (N,) is True, all of them if it is None.
+    """Step the environments for which `active` (N,) is True, or all of them if it is None.
 
-    Environments that step all rows at once, whose `steps_separately` is missing or False, step the others as well:
-    leaving some out would take longer.
+    Environments without `steps_separately` step all rows at once, including the others: leaving some out would take
+    longer.
     """
     if active is None or not getattr(environment, "steps_separately", False) or bool(active.all()):
         return environment.apply_action(action)
@@ -109,14 +119,14 @@ def step_active(environment: Environment, action: Tree, active: Tensor | None) -
 
 
 def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
-    """The transition that this step was, and, in an episodic epoch, whose episode goes on."""
+    """Add the transition of this step and, in an episodic epoch, the episodes that are still active."""
     terminated_N, truncated_N, valid_N = time_step.terminated, time_step.truncated, time_step.valid
     active_N = known.active
     if active_N is not None:
-        # what an environment does after its own end belongs to no episode of this epoch
+        # steps of an environment after the end of its episode are invalid in this epoch
         valid_N = valid_N & active_N
         terminated_N, truncated_N = terminated_N & valid_N, truncated_N & valid_N
-        if state.iteration + 1 == state.max_iterations:  # the epoch's last step cuts the episodes that are still open
+        if state.iteration + 1 == state.max_iterations:  # the last step of the epoch truncates open episodes
             truncated_N = truncated_N | (valid_N & ~terminated_N)
         active_N = active_N & ~(terminated_N | truncated_N)
     transition = Transition(
@@ -133,9 +143,10 @@ def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
 
 
 def persist_trajectory(state: State, rows: RowBuffer, seed_N: Tensor | None) -> None:
-    """Append this step to the epoch's rows; the raw reward too, from the first step on in which a handler shaped it.
+    """Append this step to the rows of the epoch.
 
-    `seed_N` (N,) are the seeds of the episodes that the step belongs to.
+    The raw reward is included from the first step in which a handler changed the reward. `seed_N` (N,) are the seeds of
+    the episodes to which the step belongs.
     """
     known: StepState = state.step_state
     transition: Any = known.transition
@@ -169,14 +180,16 @@ def persist_trajectory(state: State, rows: RowBuffer, seed_N: Tensor | None) -> 
 def _check_derived(derived: Any, num_envs: int) -> None:
     """Raise TypeError or ValueError if `state_to_trajectory` did not return fields (N, ...)."""
     if not isinstance(derived, Mapping):
-        raise TypeError(f"state_to_trajectory returned {_described(derived)}; return a dictionary of tensors (N, ...)")
+        raise TypeError(
+            f"state_to_trajectory returned {_described(derived)}; it must return a dictionary of tensors (N, ...)"
+        )
     for path, leaf in leaves(derived):
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"state_to_trajectory: {path} is {_described(leaf)}; give a tensor ({num_envs}, ...)")
+            raise TypeError(f"state_to_trajectory: {path} is {_described(leaf)}; expected a tensor ({num_envs}, ...)")
         if leaf.shape[:1] != (num_envs,):
             raise ValueError(
-                f"state_to_trajectory: {path} has shape {tuple(leaf.shape)}; give one row for each of the {num_envs} "
-                f"environments, ({num_envs}, ...)"
+                f"state_to_trajectory: {path} has shape {tuple(leaf.shape)}; expected one row for each of the "
+                f"{num_envs} environments, ({num_envs}, ...)"
             )
 
 
@@ -187,18 +200,18 @@ def _described(value: Any) -> str:
 
 
 def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> None:
-    own = {*Transition._fields, "raw_reward", "seed"}
-    for who, fields in (("the agent's extras", extras), ("state_to_trajectory", derived)):
-        if taken := own & set(fields):
+    reserved = {*Transition._fields, "raw_reward", "seed"}
+    for source, fields in (("the agent's extras", extras), ("state_to_trajectory", derived)):
+        if taken := reserved & set(fields):
             raise ValueError(
-                f"{who} may not be called {', '.join(sorted(taken))}: rein stores fields of that name itself"
+                f"{source}: the names {', '.join(sorted(taken))} are reserved for fields that rein stores; rename them"
             )
 
 
 def check_fit(agent: AgentProtocol, environment: Environment, store: Store | None) -> None:
-    """Raises TypeError where one lacks something of its protocol, ValueError where their spaces do not go together."""
+    """Raise TypeError if a part lacks something of its protocol, and ValueError if the spaces do not match."""
     if lacking(agent, AgentProtocol) and isinstance(environment, AgentProtocol):
-        raise TypeError("training_loop: agent and environment are the other way round; give the agent first")
+        raise TypeError("training_loop: agent and environment are swapped; pass the agent first")
     check_part("training_loop", agent, AgentProtocol)
     check_part("training_loop", environment, Environment)
     if store is not None:
@@ -209,13 +222,11 @@ def check_fit(agent: AgentProtocol, environment: Environment, store: Store | Non
     )
     for what, mine, theirs in pairs:
         if agent.observation_space == environment.single_action_space != agent.action_space:
-            raise ValueError(
-                "training_loop: the agent's spaces are the other way round; give the observation space first"
-            )
+            raise ValueError("training_loop: the agent's spaces are swapped; pass the observation space first")
         if mine != theirs:
             raise ValueError(
-                f"training_loop: the agent was built for {what} in {mine}, but the environment's are in {theirs}; "
-                "build it from environment.single_observation_space and environment.single_action_space"
+                f"training_loop: the agent was created for {what} in {mine}, but those of the environment are in "
+                f"{theirs}; create it with environment.single_observation_space and environment.single_action_space"
             )
     check_held(environment, store)
 
@@ -226,9 +237,9 @@ def lacking(part: Any, protocol: type) -> list[str]:
 
 
 def check_part(caller: str, part: Any, protocol: type) -> None:
-    """Raise TypeError if `part` lacks a method or an attribute of the protocol, and say how to get one that has all."""
+    """Raise TypeError if `part` lacks a method or an attribute of the protocol. The message suggests a fix."""
     if isinstance(part, type):
-        raise TypeError(f"{caller}: {part.__name__} is a class; give an object of it, {part.__name__}(...)")
+        raise TypeError(f"{caller}: {part.__name__} is a class; pass an instance, {part.__name__}(...)")
     absent = lacking(part, protocol)
     if not absent:
         return
@@ -239,18 +250,18 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
         wrapper = (
             "GymnasiumVectorEnvironment(environment)" if vector else "GymnasiumEnvironment(id_or_factory, num_envs)"
         )
-        hint = f"wrap Gymnasium's with rein.envs.gymnasium.{wrapper}"
+        hint = f"wrap Gymnasium environments with rein.envs.gymnasium.{wrapper}"
     elif protocol is Environment and isinstance(part, str):
-        hint = f"give rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
+        hint = f"pass rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
     elif protocol is Store:
-        hint = f"give the path of a new run or a rein.HDF5Store; {hint}"
-    raise TypeError(f"{caller}: {kind} is no {protocol.__name__.removesuffix('Protocol')}; {hint}")
+        hint = f"pass the path of a new run or a rein.HDF5Store; {hint}"
+    raise TypeError(f"{caller}: {kind} is not a valid {protocol.__name__.removesuffix('Protocol')}; {hint}")
 
 
 def check_held(environment: Environment, store: Store | None) -> None:
-    """Raises ValueError where the store cannot hold what the environment gives.
+    """Raise ValueError if the store cannot hold the spaces of the environment.
 
-    One that has `check_spaces` is asked: it would say so after a whole epoch.
+    Stores without `check_spaces` are not checked. With it, the error comes now instead of after a whole epoch.
     """
     if check := getattr(store, "check_spaces", None):
         check({"observation": environment.single_observation_space, "action": environment.single_action_space})

@@ -33,7 +33,7 @@ def assert_same(one: Any, other: Any) -> None:
     np.testing.assert_array_equal(one.final_observation, other.final_observation)
 
 
-def test_completed_episodes_are_those_in_the_files(tmp_path: Any) -> None:
+def test_completed_episodes_equal_stored_episodes(tmp_path: Any) -> None:
     loop, found = make_loop(tmp_path / "run")
     loop.run(epochs=20)
     run = rein.open_run(tmp_path / "run")
@@ -50,7 +50,7 @@ def test_episode_is_shown_in_one_line() -> None:
     assert "\n" not in repr(found[0])
 
 
-def test_a_loop_without_a_store_hands_over_the_same_episodes(tmp_path: Any) -> None:
+def test_completed_episodes_without_a_store(tmp_path: Any) -> None:
     (stored, with_store), (bare, without) = make_loop(tmp_path / "run"), make_loop()
     stored.run(epochs=20)
     bare.run(epochs=20)
@@ -60,7 +60,7 @@ def test_a_loop_without_a_store_hands_over_the_same_episodes(tmp_path: Any) -> N
 
 
 @pytest.mark.parametrize("cut", [2 * ITERATIONS, 2 * ITERATIONS + 3], ids=["between epochs", "within an epoch"])
-def test_episodes_that_were_open_at_a_resume_are_whole(cut: int) -> None:
+def test_episodes_open_at_a_resume_are_complete(cut: int) -> None:
     whole, expected = make_loop()
     whole.run(epochs=20)
     first, before = make_loop()
@@ -85,7 +85,7 @@ def test_kept_episodes_do_not_change_later() -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_episodes_that_began_before_the_handler_was_attached_are_left_out(stored: bool, tmp_path: Any) -> None:
+def test_episodes_begun_before_attaching_are_omitted(stored: bool, tmp_path: Any) -> None:
     whole, expected = make_loop()
     whole.run(epochs=20)
     env = rein.envs.CartPole(4, seed=0)
@@ -106,7 +106,7 @@ def test_episodes_that_began_before_the_handler_was_attached_are_left_out(stored
         assert_same(one, other)
 
 
-def test_episodes_are_whole_if_rewards_are_shaped_from_a_later_epoch_on() -> None:
+def test_episodes_are_complete_if_rewards_are_shaped_later() -> None:
     loop, found = make_loop()
 
     @loop.action_applied(after=2 * ITERATIONS)
@@ -129,7 +129,7 @@ def test_other_events_see_no_episodes() -> None:
     assert seen == []
 
 
-def test_without_a_handler_nothing_is_kept() -> None:
+def test_no_rows_are_kept_without_a_handler() -> None:
     env = rein.envs.CartPole(2, seed=0)
     loop = rein.training_loop(rein.PPO(env, seed=0), env)
     loop.run(epochs=3, iterations=ITERATIONS)

@@ -1,4 +1,4 @@
-"""The checks of what environments return: each fault is named by field and row."""
+"""Checks of environment results. Errors name the field and the row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NESTED = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4), "uint8"), "arm": spac
 
 
 def time_step(**changes: Any) -> TimeStep:
-    """A sound one of three environments, the last of which ended an episode, with changes."""
+    """Return a valid time step of three environments, of which the last ended an episode, with changes."""
     sound = TimeStep(
         observation=torch.tensor([[0.0, 0.1], [0.2, 0.3], [0.4, 0.5]]),
         reward=torch.ones(N),
@@ -33,12 +33,12 @@ def time_step(**changes: Any) -> TimeStep:
 
 
 def nested() -> dict[str, Any]:
-    """An observation of three environments in the nested space."""
+    """Return an observation of three environments in the nested space."""
     arm = {"0": torch.zeros(N, 2), "1": torch.tensor([0, 1, 2])}
     return {"camera": torch.zeros(N, 4, 4, dtype=torch.uint8), "arm": arm}
 
 
-def test_a_sound_time_step_passes_both_checks() -> None:
+def test_valid_time_step_passes() -> None:
     check_time_step(time_step(), N, BOX)
     check_rows(time_step(), N)
     check_observation(nested(), N, NESTED)
@@ -60,7 +60,7 @@ def test_a_sound_time_step_passes_both_checks() -> None:
         ({"observation": {"camera": torch.zeros(1)}}, r"observation.camera: expected a tensor of 3 rows"),
     ],
 )
-def test_wrong_shapes_and_dtypes_are_found_in_every_step(changes: dict[str, Any], text: str) -> None:
+def test_wrong_shapes_and_dtypes_raise_in_every_step(changes: dict[str, Any], text: str) -> None:
     for check in (lambda step: check_rows(step, N), lambda step: check_time_step(step, N, BOX)):
         with pytest.raises(EnvironmentContractError, match=text):
             check(time_step(**changes))
@@ -79,17 +79,17 @@ def test_wrong_shapes_and_dtypes_are_found_in_every_step(changes: dict[str, Any]
         ({"info": {"success": True}}, "info.success: expected a tensor of 3 rows, got bool True"),
     ],
 )
-def test_wrong_values_are_found_in_the_first_step(changes: dict[str, Any], text: str) -> None:
+def test_wrong_values_raise_in_the_first_step(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(EnvironmentContractError, match=text):
         check_time_step(time_step(**changes), N, BOX)
 
 
-def test_something_that_is_no_time_step_is_named() -> None:
+def test_wrong_type_of_time_step_is_named() -> None:
     with pytest.raises(EnvironmentContractError, match=r"expected a rein\.TimeStep, got tuple"):
         check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_rows_of_workers_that_answer_first_are_counted_by_their_indices() -> None:
+def test_partial_time_step_needs_environment_indices() -> None:
     two = TimeStep(*(x[1:] if isinstance(x, torch.Tensor) else x for x in time_step()))
     indexed = two._replace(info={"environment_index": torch.tensor([0, 2])})
     check_time_step(indexed, N, BOX)
@@ -108,7 +108,7 @@ def test_rows_of_workers_that_answer_first_are_counted_by_their_indices() -> Non
         (lambda x: x["arm"]["1"].fill_(3), "observation.arm.1, environment 0: expected a value of Discrete"),
     ],
 )
-def test_faults_in_nested_observations_are_named_by_path(spoil: Callable[[Any], Any], text: str) -> None:
+def test_errors_in_nested_observations_name_the_path(spoil: Callable[[Any], Any], text: str) -> None:
     observation = nested()
     spoil(observation)
     with pytest.raises(EnvironmentContractError, match=text):
@@ -125,13 +125,13 @@ def test_faults_in_nested_observations_are_named_by_path(spoil: Callable[[Any], 
         (spaces.MultiBinary(2), [[0, 1]] * N, [[0, 2]] * N),
     ],
 )
-def test_an_index_outside_of_its_space_is_found(space: spaces.Space[Any], good: Any, bad: Any) -> None:
+def test_index_outside_the_space_raises(space: spaces.Space[Any], good: Any, bad: Any) -> None:
     check_action(torch.tensor(good), N, space)
     with pytest.raises(EnvironmentContractError, match="action, environment"):
         check_action(torch.tensor(bad), N, space)
 
 
-def test_an_action_may_be_of_any_dtype_of_its_kind() -> None:
+def test_action_can_have_any_dtype_of_its_kind() -> None:
     check_action(torch.zeros(N, dtype=torch.int32), N, spaces.Discrete(2))
     check_action(torch.zeros(N, 2).double(), N, BOX)
     with pytest.raises(EnvironmentContractError, match="action: expected integers"):
@@ -140,7 +140,7 @@ def test_an_action_may_be_of_any_dtype_of_its_kind() -> None:
         check_action(torch.zeros(N, 2, dtype=torch.int64), N, BOX)
 
 
-def test_a_saved_tensor_of_another_shape_is_refused_by_name() -> None:
+def test_restoring_a_tensor_of_another_shape_raises() -> None:
     like = torch.zeros(3, dtype=torch.int64)
     copy = restored({"steps": like}, "steps", like)
     assert copy.data_ptr() != like.data_ptr()

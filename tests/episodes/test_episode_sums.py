@@ -1,4 +1,4 @@
-"""Returns, lengths and numbers of episodes are exact."""
+"""Returns, lengths and ids of episodes are exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rein.replay.rollout import RowBuffer
 
 
 def statistics_of(rewards, read_between=False):
-    """One environment whose episode pays these rewards."""
+    """Return statistics of one episode with these rewards."""
     rows = RowBuffer(len(rewards), everything=False)
     statistics = EpisodeStatistics(1, rows)
     for step, reward in enumerate(rewards):
@@ -22,17 +22,17 @@ def statistics_of(rewards, read_between=False):
     return statistics
 
 
-def test_a_return_has_more_digits_than_its_rewards():
+def test_returns_are_summed_in_float64():
     for read_between in (False, True):
         assert statistics_of([2.0**24, 1.0], read_between).read("episode_return") == 2**24 + 1
 
 
-def test_many_small_rewards_add_up():
+def test_many_small_rewards_are_summed_accurately():
     small = torch.tensor(0.1).double().item()  # the float32 nearest to 0.1
     assert abs(statistics_of([0.1] * 10_000).read("episode_return") - 10_000 * small) < 1e-7
 
 
-def test_an_open_return_is_saved_with_all_its_digits():
+def test_open_return_is_saved_in_float64():
     rows = RowBuffer(2, everything=False)
     no = torch.tensor([False])
     first = {"reward": torch.tensor([2.0**24]), "valid": ~no, "terminated": no, "truncated": no}
@@ -48,7 +48,7 @@ def test_an_open_return_is_saved_with_all_its_digits():
     assert loaded.read("episode_return") == 2**24 + 2
 
 
-def test_episodes_are_numbered_on_through_all_epochs(scripted, listening):
+def test_episode_ids_continue_over_epochs(scripted, listening):
     environment, store = scripted([1, 2]), rein.MemoryStore()
     rein.training_loop(listening(environment), environment, store).run(epochs=4, iterations=3)
     numbers = [n for trajectory in store.trajectories for n in trajectory.episodes.id.tolist()]

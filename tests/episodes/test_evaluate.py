@@ -1,4 +1,4 @@
-"""Evaluation: every episode once, none favoured, and an end to it."""
+"""Evaluation: every episode counts once, and all episodes end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rein.envs.cartpole import CartPole
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 3, 4, 7])
-def test_every_environment_plays_one_episode_before_any_plays_two(scripted, listening, episodes):
-    """Counting the first episodes that end would give an environment of short ones more than its share."""
+def test_every_environment_plays_one_episode_per_round(scripted, listening, episodes):
+    """Counting the first episodes to end would count short episodes more often."""
     environment = scripted([1, 9, 4])
     result = rein.evaluate(listening(environment), environment, episodes)
     assert result.episode_length.tolist() == ([1, 9, 4] * 3)[:episodes]
     assert result.episode_return.tolist() == ([1, 45, 10] * 3)[:episodes]
 
 
-def test_the_mean_is_that_of_the_environments_not_of_the_quick_ones(scripted, listening):
+def test_mean_is_not_biased_toward_short_episodes(scripted, listening):
     environment = scripted([1, 9])
     assert rein.evaluate(listening(environment), environment, 20).mean_length == 5.0
 
 
-def test_ends_are_told_apart_and_seeds_are_given(scripted, listening):
+def test_result_contains_ends_and_seeds(scripted, listening):
     environment = scripted([2, 3], truncates=[1])
     result = rein.evaluate(listening(environment), environment, 4)
     assert result.terminated.tolist() == [True, False, True, False]
@@ -33,7 +33,7 @@ def test_ends_are_told_apart_and_seeds_are_given(scripted, listening):
     assert result.seed[:2].tolist() == [0, 100]
 
 
-def test_an_episode_that_does_not_end_is_cut_and_counts(scripted, listening):
+def test_endless_episode_is_truncated_and_counted(scripted, listening):
     environment = scripted([2, 10**9])
     result = rein.evaluate(listening(environment), environment, 2, max_episode_steps=5)
     assert result.episode_length.tolist() == [2, 5]
@@ -41,11 +41,11 @@ def test_an_episode_that_does_not_end_is_cut_and_counts(scripted, listening):
     assert result.truncated.tolist() == [False, True]
 
 
-def test_the_spread_of_the_returns_is_known(scripted, listening):
+def test_standard_deviation_and_extremes_of_returns(scripted, listening):
     environment = scripted([1, 2, 3])
     result = rein.evaluate(listening(environment), environment, 3)
     assert (result.min_return, result.max_return) == (1.0, 6.0)
-    assert result.std_return == pytest.approx((38 / 9) ** 0.5)  # of 1, 3 and 6
+    assert result.std_return == pytest.approx((38 / 9) ** 0.5)  # standard deviation of 1, 3 and 6
     assert rein.evaluate(listening(environment), environment, 1).std_return == 0.0
 
 
@@ -57,7 +57,7 @@ def test_evaluation_is_shown_as_a_summary(scripted, listening):
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 3, 7])
-def test_the_episodes_of_an_evaluation_can_be_played_again(episodes):
+def test_episode_seeds_replay_the_episodes(episodes):
     environment = CartPole(num_envs=3, seed=0)
     policy = QLearning(spaces.Discrete(2), spaces.Discrete(2)).policy()
     policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})
@@ -66,36 +66,36 @@ def test_the_episodes_of_an_evaluation_can_be_played_again(episodes):
     assert first.seed.tolist() != other.seed.tolist()
     for one, same in zip(first, again, strict=True):
         assert one.tolist() == same.tolist()
-    with pytest.raises(ValueError, match=rf"one for each episode, \({episodes},\)"):
+    with pytest.raises(ValueError, match=rf"expected shape \({episodes},\)"):
         rein.evaluate(policy, environment, episodes, episode_seeds=first.seed[1:])
 
 
-def test_environments_that_cannot_begin_an_episode_again_are_refused_its_seed(scripted, listening):
+def test_episode_seeds_need_a_replayable_environment(scripted, listening):
     environment = scripted([2])
     with pytest.raises(TypeError, match="Scripted has no reset_to"):
         rein.evaluate(listening(environment), environment, 1, episode_seeds=torch.tensor([0]))
 
 
-def test_the_policy_is_told_when_episodes_begin(scripted, listening):
+def test_policy_is_reset_when_episodes_begin(scripted, listening):
     environment = scripted([2, 3])
-    policy, told = listening(environment), []
-    policy.reset = lambda mask=None: told.append(None if mask is None else mask.tolist())
+    policy, calls = listening(environment), []
+    policy.reset = lambda mask=None: calls.append(None if mask is None else mask.tolist())
     rein.evaluate(policy, environment, 2)
-    assert told == [None, [False, False], [True, False], [False, True]]
+    assert calls == [None, [False, False], [True, False], [False, True]]
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [({"episodes": 0}, "episodes=0"), ({"episodes": 1, "max_episode_steps": 0}, "max_episode_steps=0")],
 )
-def test_nonsense_is_refused(scripted, listening, arguments, text):
+def test_invalid_options_raise(scripted, listening, arguments, text):
     environment = scripted([2])
     with pytest.raises(ValueError, match=text):
         rein.evaluate(listening(environment), environment, **arguments)
 
 
-def test_something_that_is_no_policy_is_refused(scripted):
-    with pytest.raises(TypeError, match=r"int is no Policy$"):
+def test_object_that_is_not_a_policy_raises(scripted):
+    with pytest.raises(TypeError, match=r"int is not a Policy$"):
         rein.evaluate(3, scripted([2]), 1)  # type: ignore[arg-type]
 
 

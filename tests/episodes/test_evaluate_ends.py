@@ -1,4 +1,4 @@
-"""How an evaluated episode ended, and that it ended once."""
+"""Ends of evaluated episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import rein
 
 
 @pytest.mark.parametrize("truncates", [[], [0]])
-def test_an_episode_that_ends_in_the_last_step_allowed_ended_by_itself(scripted, listening, truncates):
+def test_episode_ending_at_the_step_limit_keeps_its_end(scripted, listening, truncates):
     environment = scripted([5, 9], truncates)
     result = rein.evaluate(listening(environment), environment, 2, max_episode_steps=5)
     assert result.terminated.tolist() == [not truncates, False]
@@ -17,7 +17,7 @@ def test_an_episode_that_ends_in_the_last_step_allowed_ended_by_itself(scripted,
 
 
 @pytest.mark.parametrize("truncates_first", [True, False])
-def test_how_a_later_episode_ends_does_not_tell_how_the_first_did(scripted, listening, truncates_first):
+def test_end_of_a_later_episode_is_ignored(scripted, listening, truncates_first):
     environment = scripted([2, 9])
     apply_action = environment.apply_action
 

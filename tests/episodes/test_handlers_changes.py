@@ -1,4 +1,4 @@
-"""What a handler puts in step_state's place is what the next phase, the record and the next step go on from."""
+"""Changes that handlers make to step_state affect the next phase, the record and the next step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rein.types import StepState
 
 
 @pytest.mark.parametrize("event", ["observation_recorded", "model_optimized", "trajectory_persisted"])
-def test_a_change_made_in_a_late_phase_is_in_what_the_step_returns(scripted, listening, event):
+def test_change_in_a_late_phase_is_returned(scripted, listening, event):
     environment = scripted([9])
     agent, state = listening(environment), State(step_state=StepState(environment.reset()))
 
@@ -25,7 +25,7 @@ def test_a_change_made_in_a_late_phase_is_in_what_the_step_returns(scripted, lis
     assert result.observation.item() == 1.0
 
 
-def test_a_transition_that_is_put_in_place_after_recording_is_the_one_that_is_stored(scripted, listening):
+def test_transition_replaced_after_recording_is_stored(scripted, listening):
     environment = scripted([9])
     agent, rows = listening(environment), RowBuffer(4)
     state = State(step_state=StepState(environment.reset()))
@@ -40,7 +40,7 @@ def test_a_transition_that_is_put_in_place_after_recording_is_the_one_that_is_st
     assert rows["valid"].tolist() == [[False]]
 
 
-def test_a_reward_that_is_shaped_now_and_then_is_beside_the_raw_one_in_all_rows(scripted, listening):
+def test_raw_reward_is_stored_if_some_rewards_are_shaped(scripted, listening):
     environment = scripted([9])
     agent, rows = listening(environment), RowBuffer(2)
     state = State(step_state=StepState(environment.reset()))
@@ -57,7 +57,7 @@ def test_a_reward_that_is_shaped_now_and_then_is_beside_the_raw_one_in_all_rows(
     assert rows["raw_reward"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_change_made_when_an_episode_ended_is_gone_on_from(scripted, listening):
+def test_observation_replaced_at_episode_end_is_used(scripted, listening):
     environment = scripted([2])
     agent = listening(environment)
     loop = rein.training_loop(agent, environment)

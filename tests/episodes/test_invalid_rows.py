@@ -1,4 +1,4 @@
-"""Rows that are no transition, from a source that resets in a step of its own."""
+"""Invalid rows, from environments that reset in a separate step."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from rein.loop.state import State
 from rein.types import StepState
 
 
-def resting(environment, when):
-    """The environment with rows that are no transition, and full of nonsense, at each (vector step, environment)."""
+def with_invalid_rows(environment, when):
+    """Return the environment with invalid rows full of wrong values at each (vector step, environment)."""
     apply_action = environment.apply_action
 
-    def with_rests(action):
+    def apply_with_invalid_rows(action):
         time_step = apply_action(action)
         step = len(environment.actions) - 1
-        rests_N = torch.tensor([(step, n) in when for n in range(environment.num_envs)])
+        invalid_N = torch.tensor([(step, n) in when for n in range(environment.num_envs)])
         return time_step._replace(
-            reward=torch.where(rests_N, 1000.0, time_step.reward),
-            terminated=time_step.terminated | rests_N,
-            valid=~rests_N,
+            reward=torch.where(invalid_N, 1000.0, time_step.reward),
+            terminated=time_step.terminated | invalid_N,
+            valid=~invalid_N,
         )
 
-    environment.apply_action = with_rests
+    environment.apply_action = apply_with_invalid_rows
     return environment
 
 
-def test_a_continuing_run_learns_and_counts_no_invalid_row(scripted, listening):
-    environment = resting(scripted([2, 3]), {(1, 1), (2, 0), (4, 0)})
+def test_invalid_rows_are_not_learned_or_counted(scripted, listening):
+    environment = with_invalid_rows(scripted([2, 3]), {(1, 1), (2, 0), (4, 0)})
     agent, state = listening(environment), State()
     state.step_state = StepState(environment.reset())
     episodes = []
@@ -37,11 +37,11 @@ def test_a_continuing_run_learns_and_counts_no_invalid_row(scripted, listening):
         episodes.append(state.clocks.episodes)
     valid = [[True, True], [True, False], [False, True], [True, True], [False, True], [True, True]]
     assert [t.valid.tolist() for t in agent.transitions] == valid
-    assert episodes == [0, 1, 2, 3, 3, 5]  # of (2, 4, 6) and (3, 6); no rest counts
+    assert episodes == [0, 1, 2, 3, 3, 5]  # after steps (2, 4, 6) and (3, 6), without invalid rows
 
 
-def test_an_episodic_epoch_goes_on_over_invalid_rows(scripted, listening):
-    environment = resting(scripted([4, 2]), {(1, 0), (2, 0), (3, 1)})
+def test_episodic_epoch_continues_over_invalid_rows(scripted, listening):
+    environment = with_invalid_rows(scripted([4, 2]), {(1, 0), (2, 0), (3, 1)})
     agent, state = listening(environment), State()
     state.step_state = StepState(environment.reset(), torch.ones(2, dtype=torch.bool))
     active, episodes = [], []
@@ -56,16 +56,16 @@ def test_an_episodic_epoch_goes_on_over_invalid_rows(scripted, listening):
     assert ended == [[False, False], [False, True], [False, False], [True, False]]
 
 
-def test_a_continuing_runs_returns_are_those_of_its_valid_rows(scripted, listening):
-    environment = resting(scripted([3]), {(1, 0), (3, 0)})
+def test_returns_exclude_invalid_rows(scripted, listening):
+    environment = with_invalid_rows(scripted([3]), {(1, 0), (3, 0)})
     state = rein.training_loop(listening(environment), environment).run(iterations=6)
     assert state.clocks.episodes == 2
     assert state.metrics["episode_return"] == ((1 + 3) + (2 + 3)) / 2
     assert state.metrics["episode_length"] == 2.0
 
 
-def test_an_evaluation_neither_pays_nor_counts_invalid_rows(scripted, listening):
-    environment = resting(scripted([4, 2]), {(0, 1), (1, 0), (2, 0)})
+def test_evaluation_excludes_invalid_rows(scripted, listening):
+    environment = with_invalid_rows(scripted([4, 2]), {(0, 1), (1, 0), (2, 0)})
     result = rein.evaluate(listening(environment), environment, 2)
     assert result.episode_return.tolist() == [1 + 4, 2]
     assert result.episode_length.tolist() == [2, 1]

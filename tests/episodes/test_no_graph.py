@@ -1,4 +1,4 @@
-"""Acting leaves no graph behind; learning may make one."""
+"""Acting builds no autograd graph; learning may."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rein.types import StepState
 
 @pytest.fixture
 def weighted(listening):
-    """An agent whose actions and extras are made with a parameter."""
+    """Agent class whose actions and extras depend on a parameter."""
 
     class Weighted(listening):
         def __init__(self, environment):
@@ -31,7 +31,7 @@ def weighted(listening):
     return Weighted
 
 
-def test_what_an_agent_does_and_says_in_a_step_carries_no_graph(scripted, weighted):
+def test_actions_and_extras_have_no_graph(scripted, weighted):
     environment = scripted([3])
     agent = weighted(environment)
     state = State(step_state=StepState(environment.reset()))
@@ -43,14 +43,14 @@ def test_what_an_agent_does_and_says_in_a_step_carries_no_graph(scripted, weight
         assert not transition.extras["value"].requires_grad
 
 
-def test_an_agent_learns_with_gradients(scripted, weighted):
+def test_optimize_model_runs_with_gradients(scripted, weighted):
     environment = scripted([3])
     agent = weighted(environment)
     rein.batch_step(State(step_state=StepState(environment.reset())), agent, environment)
     assert agent.learned_with_gradients == [True]
 
 
-def test_what_a_policy_does_in_an_evaluation_carries_no_graph(scripted, weighted):
+def test_evaluation_has_no_graph(scripted, weighted):
     environment = scripted([3])
     rein.evaluate(weighted(environment), environment, 1)
     assert [action.requires_grad for action in environment.actions] == [False, False, False]

@@ -1,4 +1,4 @@
-"""A policy that acts at random: in every space, under its seed, and in place of any other policy."""
+"""RandomPolicy: spaces, seeds, and use as a policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPACES["Dict"] = spaces.Dict({"go": SPACES["Box"], "say": spaces.Tuple([SPACES["
 
 
 def value(space: spaces.Space[Any], action: Any, row: int) -> Any:
-    """What the environment would be given."""
+    """Return the action of a row as the environment receives it."""
     if isinstance(space, spaces.Dict):
         return {key: value(part, action[key], row) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -38,7 +38,7 @@ def value(space: spaces.Space[Any], action: Any, row: int) -> Any:
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
-def test_actions_lie_in_the_space_and_are_its_own_under_a_seed(space: spaces.Space[Any]) -> None:
+def test_actions_are_in_the_space_and_determined_by_the_seed(space: spaces.Space[Any]) -> None:
     observation = {"camera": torch.zeros(N, 2), "speed": torch.zeros(N)}
     policy, same, other = (RandomPolicy(space, seed) for seed in (0, 0, 1))
     assert isinstance(policy, Policy) and isinstance(policy, Stateful)
@@ -53,7 +53,7 @@ def test_actions_lie_in_the_space_and_are_its_own_under_a_seed(space: spaces.Spa
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_every_value_is_as_likely_as_any() -> None:
+def test_all_values_are_equally_likely() -> None:
     observation = torch.zeros(20_000, 1)
     for name, low, high in (("Discrete", -1, 1), ("Box of integers", -3, 5), ("MultiBinary", 0, 1)):
         action = RandomPolicy(SPACES[name], seed=3).select_action(observation)[0].long()
@@ -64,12 +64,12 @@ def test_every_value_is_as_likely_as_any() -> None:
     assert [column.unique().tolist() for column in both.unbind(1)] == [[0, 1], [7, 8, 9, 10, 11]]
 
 
-def test_a_box_of_one_value_gives_it() -> None:
+def test_box_with_a_single_value() -> None:
     policy = RandomPolicy(spaces.Box(0.5, 0.5, (2,)), seed=0)
     assert torch.equal(policy.select_action(torch.zeros(3, 1))[0], torch.full((3, 2), 0.5))
 
 
-def test_its_state_goes_on_where_it_was() -> None:
+def test_loaded_state_continues_the_sequence() -> None:
     observation, policy, loaded = torch.zeros(N, 1), *(RandomPolicy(SPACES["Box"], seed) for seed in (0, 1))
     policy.select_action(observation)
     loaded.load_state_dict(copy_state(policy.state_dict()))
@@ -82,15 +82,15 @@ def test_its_state_goes_on_where_it_was() -> None:
         (spaces.Box(-np.inf, np.inf, (1,)), ValueError, "a Box with finite bounds"),
         (spaces.Box(-3e38, 3e38, (1,)), ValueError, "high - low finite in float32"),
         (spaces.Box(-1e300, 1e300, (1,), np.float64), ValueError, "high - low finite in float32"),
-        (spaces.Dict({"word": spaces.Text(5)}), TypeError, "not a tensor"),
+        (spaces.Dict({"word": spaces.Text(5)}), TypeError, "unsupported space"),
     ],
 )
-def test_a_space_that_cannot_be_drawn_from_is_refused_at_once(space: Any, error: Any, text: str) -> None:
+def test_unsupported_space_raises_immediately(space: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         RandomPolicy(space, 0)
 
 
-def test_it_is_evaluated_and_recorded_as_any_policy() -> None:
+def test_random_policy_is_evaluated_and_recorded() -> None:
     found, stores = [], [rein.MemoryStore(), rein.MemoryStore()]
     for store in stores:
         environment = Pendulum(4, seed=0)
@@ -101,6 +101,6 @@ def test_it_is_evaluated_and_recorded_as_any_policy() -> None:
     assert [len(store.trajectories) for store in stores] == [2, 2]
 
 
-def test_a_plain_function_is_told_what_a_policy_has() -> None:
-    with pytest.raises(TypeError, match=r"function is no Policy; give an object with select_action.*RandomPolicy"):
-        rein.evaluate(lambda observation: observation, Gridworld(2, seed=0), 1)  # type: ignore  # the mistake
+def test_error_for_a_function_describes_policies() -> None:
+    with pytest.raises(TypeError, match=r"function is not a Policy; pass an object with select_action.*RandomPolicy"):
+        rein.evaluate(lambda observation: observation, Gridworld(2, seed=0), 1)  # type: ignore  # wrong on purpose

@@ -1,4 +1,4 @@
-"""Episode seeds are a function of (seed, environment, episode), in tensors and one by one alike."""
+"""Episode seeds depend on (seed, environment, episode), for tensors and for single environments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ N = 5
 
 
 def masks(steps: int) -> list[torch.Tensor]:
-    """Which of N episodes end in each step: some, none or all."""
+    """Return which of N episodes end in each step: some, none or all."""
     return [hash_bits(torch.arange(N), step) % (2 + step % 3) == 0 for step in range(steps)]
 
 
-def test_seeds_are_those_of_seed_environment_and_episode() -> None:
+def test_seeds_depend_on_seed_environment_and_episode() -> None:
     seeds, episode_N = EpisodeSeeds(N, 7), torch.zeros(N, dtype=torch.int64)
     seeds.advance()
     for mask_N in masks(300):
@@ -26,10 +26,10 @@ def test_seeds_are_those_of_seed_environment_and_episode() -> None:
         episode_N += mask_N
         assert torch.equal(seeds.current, episode_seeds(7, torch.arange(N), episode_N))
     assert torch.equal(seeds.indices, episode_N)
-    assert int(episode_N.min()) > 64  # beyond what is worked out ahead
+    assert int(episode_N.min()) > 64  # more than the seeds computed in advance
 
 
-def test_one_by_one_they_are_the_same() -> None:
+def test_host_seeds_equal_tensor_seeds() -> None:
     tensors, host = EpisodeSeeds(N, 7), HostEpisodeSeeds(N, 7)
     tensors.advance()
     assert [host.advance(index) for index in range(N)] == tensors.current.tolist()
@@ -42,8 +42,8 @@ def test_one_by_one_they_are_the_same() -> None:
     assert int(host.indices.max()) > 256
 
 
-def test_looking_ahead_after_a_number_of_calls_as_devices_do_gives_the_same() -> None:
-    """There, whether an environment has run out of seeds is not looked at, for that would wait for the device."""
+def test_device_refill_gives_the_same_seeds() -> None:
+    """On a device, seeds are refilled after a fixed number of calls, without waiting to check for used-up seeds."""
     device, host = EpisodeSeeds(N, 7), EpisodeSeeds(N, 7)
     device._on_host = False
     for mask_N in [None, *masks(300), *[torch.ones(N, dtype=torch.bool)] * 300]:
@@ -52,7 +52,7 @@ def test_looking_ahead_after_a_number_of_calls_as_devices_do_gives_the_same() ->
         assert torch.equal(device.current, host.current)
 
 
-def test_what_an_episode_begins_with_is_drawn_from_its_seed() -> None:
+def test_initial_values_are_drawn_from_the_seed() -> None:
     def draw(seeds: torch.Tensor) -> torch.Tensor:
         return torch.stack([seeds % 10, seeds % 7], -1)
 
@@ -78,7 +78,7 @@ class TestBothKinds:
             [seeds.advance(index) for index in range(N)]
         return seeds.current
 
-    def test_what_was_handed_out_does_not_change(self, kind: Any) -> None:
+    def test_returned_seeds_do_not_change(self, kind: Any) -> None:
         seeds = self.advanced(kind, 1, 1)
         before = seeds.current
         copy = before.clone()
@@ -86,7 +86,7 @@ class TestBothKinds:
         assert torch.equal(before, copy)
         assert not torch.equal(before, seeds.current)
 
-    def test_a_loaded_one_goes_on_from_there_even_as_the_other_kind(self, kind: Any) -> None:
+    def test_state_can_be_loaded_into_either_kind(self, kind: Any) -> None:
         state = self.advanced(kind, 1, 300).state_dict()
         for other in (EpisodeSeeds, HostEpisodeSeeds):
             seeds, loaded = self.advanced(kind, 1, 300), self.advanced(other, 2, 5)
@@ -96,36 +96,36 @@ class TestBothKinds:
             with pytest.raises(RuntimeError):
                 loaded.reseed(3)
 
-    def test_a_state_of_another_number_of_environments_is_refused(self, kind: Any) -> None:
+    def test_state_with_another_number_of_environments_raises(self, kind: Any) -> None:
         with pytest.raises(ValueError, match=r"index: the state has shape \(5,\), this object \(2,\)"):
             kind(2).load_state_dict(self.advanced(kind, 1, 1).state_dict())
 
-    def test_reseeding_is_for_before_the_first_episode(self, kind: Any) -> None:
+    def test_reseed_only_before_the_first_episode(self, kind: Any) -> None:
         seeds = kind(N)
         seeds.reseed(4)
         assert torch.equal(self.advance(seeds), self.advanced(kind, 4, 1).current)
         with pytest.raises(RuntimeError, match=r"reseed\(5\): episodes have begun with seed 4"):
             seeds.reseed(5)
 
-    def test_restarting_begins_anew_at_any_time(self, kind: Any) -> None:
+    def test_restart_at_any_time(self, kind: Any) -> None:
         seeds = self.advanced(kind, 1, 9)
         seeds.restart(6)
         assert torch.equal(self.advance(seeds), self.advanced(kind, 6, 1).current)
 
-    def test_overridden_episodes_are_followed_by_those_of_the_streams(self, kind: Any) -> None:
+    def test_episodes_after_an_override_follow_the_streams(self, kind: Any) -> None:
         seeds, expected = self.advanced(kind, 1, 3), self.advanced(kind, 1, 4)
         seeds.override(torch.arange(N))
         assert seeds.current.tolist() == list(range(N))
         assert torch.equal(self.advance(seeds), expected.current)
 
-    def test_without_a_seed_one_is_drawn_and_said(self, kind: Any) -> None:
+    def test_random_seed_is_drawn_and_reported(self, kind: Any) -> None:
         seeds = kind(N)
         assert seeds.seed is None
         first = self.advance(seeds)
         assert torch.equal(first, self.advanced(kind, seeds.seed, 1).current)
 
 
-def test_an_override_lasts_until_each_episode_ends() -> None:
+def test_override_lasts_until_the_episode_ends() -> None:
     seeds = EpisodeSeeds(N, 1)
     seeds.override(torch.arange(N))
     seeds.advance(torch.tensor([True, False, False, False, True]))

@@ -1,4 +1,4 @@
-"""A simulation steps the same by rows, by masks and compiled; what it returns is its own; what ends begins anew.
+"""SimulatedEnvironment: steps by rows, by masks and compiled give the same results.
 
 Shapes: S numbers of a state, N environments, T steps.
 """
@@ -24,7 +24,7 @@ N = 37
 
 
 class Drift(SimulatedEnvironment):
-    """A place that drifts with a velocity and ends beyond 1; pushed, it drifts faster."""
+    """A point that moves with a velocity, which actions change. The episode ends beyond 1."""
 
     single_observation_space = spaces.Box(-2.0, 2.0, (2,))
     single_action_space: spaces.Space[Any] = spaces.Discrete(3)
@@ -39,7 +39,7 @@ class Drift(SimulatedEnvironment):
 
 
 class SeenDrift(Drift):
-    """Observes the square of the place, too."""
+    """Also observes the square of the position."""
 
     single_observation_space = spaces.Box(-2.0, 2.0, (3,))
 
@@ -66,7 +66,7 @@ def simulation(kind: Kind = Drift, num_envs: int = N, **options: Any) -> Drift:
 
 
 def by_masks(kind: Kind, num_envs: int = N, **options: Any) -> Drift:
-    """As on a device on which to look who ended would be to wait for it."""
+    """Return a simulation in the mode for devices, where checking for ended episodes would wait."""
     made = simulation(kind, num_envs, **options)
     made._by_rows = made._seeds._on_host = False
     return made
@@ -79,7 +79,7 @@ def actions(kind: Kind, steps: int, num_envs: int = N) -> Iterator[Tensor]:
 
 
 def played(made: Drift, steps: int = 300) -> list[Any]:
-    """Everything that can be seen of it, step by step."""
+    """Return all visible results of each step."""
     seen: list[Any] = [made.reset(), made.episode_seeds]
     for action in actions(type(made), steps, made.num_envs):
         seen += [made.apply_action(action), made.episode_seeds, copy_state(made.state_dict())]
@@ -87,31 +87,31 @@ def played(made: Drift, steps: int = 300) -> list[Any]:
 
 
 @every_kind
-def test_masks_give_what_rows_give(kind: Kind) -> None:
+def test_masked_steps_equal_steps_by_rows(kind: Kind) -> None:
     assert first_difference(played(simulation(kind)), played(by_masks(kind))) is None
 
 
 @every_kind
-def test_what_is_compiled_is_the_step_by_masks(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the compiler, which not every machine has: what it is given is run as it is."""
+def test_compiled_step_equals_masked_step(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the graph without the compiler, which not every machine has."""
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs: graph)
     assert first_difference(played(simulation(kind, compile=True)), played(simulation(kind))) is None
 
 
 @every_kind
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_what_is_returned_shares_no_memory(kind: Kind, make: Callable[..., Drift]) -> None:
-    assert_nothing_is_shared(make(kind))
+def test_returned_tensors_share_no_memory(kind: Kind, make: Callable[..., Drift]) -> None:
+    assert_no_shared_memory(make(kind))
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch's own compiler about torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # from torch's compiler
 @every_kind
-def test_what_compiled_code_returns_shares_no_memory(kind: Kind) -> None:
-    assert_nothing_is_shared(simulation(kind, compile=True))
+def test_tensors_returned_by_compiled_code_share_no_memory(kind: Kind) -> None:
+    assert_no_shared_memory(simulation(kind, compile=True))
 
 
-def assert_nothing_is_shared(made: Drift) -> None:
+def assert_no_shared_memory(made: Drift) -> None:
     kept: list[Tensor] = [made.reset()]
     for action in actions(type(made), 50):
         kept += [leaf for _, leaf in leaves(made.apply_action(action))]
@@ -123,8 +123,8 @@ def assert_nothing_is_shared(made: Drift) -> None:
 
 
 @every_kind
-def test_an_environment_among_many_is_the_same_alone(kind: Kind) -> None:
-    """Vectorized arithmetic must not depend on the place in the vector."""
+def test_results_do_not_depend_on_the_number_of_environments(kind: Kind) -> None:
+    """Vectorized arithmetic must not depend on the position in the vector."""
     many = played(simulation(kind, 1003))
     for count in (1, 2, 5, 64):
         few = played(simulation(kind, count))
@@ -135,8 +135,8 @@ def test_an_environment_among_many_is_the_same_alone(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_every_episode_begins_as_its_seed_says(make: Callable[..., Drift]) -> None:
-    """Beyond what is worked out ahead: here every step ends every episode."""
+def test_seed_determines_the_initial_state(make: Callable[..., Drift]) -> None:
+    """Each step ends every episode, so that more seeds are used than computed in advance."""
     made, fresh, row_N = make(SeenDrift, max_episode_steps=1), simulation(SeenDrift), torch.arange(N)
     made.reset()
     for k, action in enumerate(actions(SeenDrift, 300), start=1):
@@ -146,7 +146,7 @@ def test_every_episode_begins_as_its_seed_says(make: Callable[..., Drift]) -> No
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_termination_and_the_clock_are_told_apart_and_may_coincide(make: Callable[..., Drift]) -> None:
+def test_termination_and_time_limit_are_separate(make: Callable[..., Drift]) -> None:
     made = make(Drift, 4, max_episode_steps=3)
     made.reset()
     state_2N = torch.tensor([[0.0, 0.0, 0.95, 0.95], [0.0, 0.0, 0.1, 0.1]])
@@ -164,7 +164,7 @@ def test_termination_and_the_clock_are_told_apart_and_may_coincide(make: Callabl
 
 
 def played_in_parts(made: Drift, steps: int = 60) -> list[Any]:
-    """The same steps taken in two parts, with resets of some in between."""
+    """Return the results of the same steps in two parts, with partial resets in between."""
     seen: list[Any] = [made.reset()]
     mask_N = torch.arange(made.num_envs) % 3 == 0
     for k, action in enumerate(actions(type(made), steps, made.num_envs)):
@@ -175,7 +175,7 @@ def played_in_parts(made: Drift, steps: int = 60) -> list[Any]:
 
 
 @every_kind
-def test_steps_and_resets_of_some_are_the_same_by_masks(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_steps_and_resets_by_masks(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = played_in_parts(simulation(kind))
     assert first_difference(expected, played_in_parts(by_masks(kind))) is None
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs: graph)
@@ -183,12 +183,12 @@ def test_steps_and_resets_of_some_are_the_same_by_masks(kind: Kind, monkeypatch:
 
 
 @pytest.mark.parametrize("make", [simulation, by_masks])
-def test_who_is_not_stepped_neither_moves_nor_ends_though_its_clock_has_run_out(
+def test_skipped_environments_do_not_move_or_end(
     make: Callable[..., Drift],
 ) -> None:
     made = make(Drift, 2, max_episode_steps=3)
     made.reset()
-    made.load_state_dict(made.state_dict() | {"steps": torch.tensor([5, 0])})  # as of one with a later limit
+    made.load_state_dict(made.state_dict() | {"steps": torch.tensor([5, 0])})  # as if the limit had been higher
     before = copy_state(made.state_dict())
     time_step = made.apply_action_where(torch.ones(2, dtype=torch.int64), torch.tensor([False, True]))
     assert time_step.valid.tolist() == [False, True]
@@ -206,7 +206,7 @@ class Faulty(Drift):
         return state_2N.T, *rest  # type: ignore[return-value]
 
 
-def test_a_wrong_result_of_dynamics_is_explained_in_the_first_step() -> None:
+def test_wrong_result_of_dynamics_raises_in_the_first_step() -> None:
     made = simulation(Faulty)
     made.reset()
     with pytest.raises(
@@ -215,13 +215,13 @@ def test_a_wrong_result_of_dynamics_is_explained_in_the_first_step() -> None:
         made.apply_action(torch.zeros(N, dtype=torch.int64))
 
 
-def test_an_environment_without_pictures_explains_how_to_define_them() -> None:
+def test_render_without_draw_raises() -> None:
     with pytest.raises(NotImplementedError, match="Drift does not render; define draw"):
         simulation().render()
 
 
 class Windy(Drift):
-    """An option in front of those of the base class."""
+    """Has an option before those of the base class."""
 
     def __init__(self, wind: Any = (1.0, 2.0), **options: Any) -> None:
         self.wind = wind
@@ -229,13 +229,13 @@ class Windy(Drift):
 
 
 class Forgetful(Drift):
-    """Does not keep its option."""
+    """Does not store its option."""
 
     def __init__(self, num_envs: int = 1, wind: float = 0.0) -> None:
         super().__init__(num_envs)
 
 
-def test_the_configuration_is_collected_from_the_attributes() -> None:
+def test_config_is_collected_from_attributes() -> None:
     base = {"num_envs": 2, "seed": 0, "max_episode_steps": None, "device": "cpu", "compile": False}
     assert Windy(num_envs=2, seed=0).config == {"wind": [1.0, 2.0], **base}
     assert Windy(**Windy(num_envs=2, seed=0).config).config == {"wind": [1.0, 2.0], **base}
@@ -245,12 +245,12 @@ def test_the_configuration_is_collected_from_the_attributes() -> None:
         Windy(n_envs=3)
 
 
-def test_before_the_first_reset_there_is_nothing_to_reset_in_part() -> None:
+def test_reset_where_before_reset_raises() -> None:
     with pytest.raises(RuntimeError, match=r"Drift.reset_where: call reset\(\) first"):
         simulation().reset_where(torch.ones(N, dtype=torch.bool))
 
 
-def test_an_action_with_a_gradient_leaves_none_behind() -> None:
+def test_action_with_gradient_builds_no_graph() -> None:
     made = simulation(Slide)
     made.reset()
     time_step = made.apply_action(torch.zeros(N, 1, requires_grad=True))
@@ -258,7 +258,7 @@ def test_an_action_with_a_gradient_leaves_none_behind() -> None:
     assert not made.state_dict()["state"].requires_grad
 
 
-def test_an_action_of_another_precision_is_taken_for_what_it_says() -> None:
+def test_action_of_another_precision_is_converted() -> None:
     for kind, precise, other in ((Slide, torch.float32, torch.float64), (Drift, torch.int64, torch.int32)):
         steps: list[TimeStep] = []
         for dtype in (precise, other):
@@ -268,7 +268,7 @@ def test_an_action_of_another_precision_is_taken_for_what_it_says() -> None:
         assert first_difference(*steps) is None
 
 
-def test_an_action_that_there_is_not_is_refused_in_any_step() -> None:
+def test_invalid_action_raises_in_any_step() -> None:
     made = simulation()
     made.reset()
     made.apply_action(torch.zeros(N, dtype=torch.int64))
@@ -279,7 +279,7 @@ def test_an_action_that_there_is_not_is_refused_in_any_step() -> None:
     assert torch.equal(made.state_dict()["state"], before)
 
 
-def test_transposed_is_contiguous_and_the_same() -> None:
+def test_transposed_is_contiguous() -> None:
     for shape in ((4, 1), (1, 5), (3, 10_000)):
         state_SN = torch.arange(shape[0] * shape[1]).reshape(shape)
         state_NS = transposed(state_SN)

@@ -1,4 +1,4 @@
-"""Values of a space become tensors without losing more than precision."""
+"""Conversion of values of a space to tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT16, FLOAT64 = spaces.Box(-5, 5, (1,), np.float16), spaces.Box(-5, 5, (1,), 
 
 
 def codec(kind: Any, space: spaces.Space[Any]) -> Any:
-    """What turns a sequence of two values, or an array of them, into a tensor."""
+    """Return a function that converts two values to a tensor."""
     if kind is Codec:
         return Codec("observation", space).stack
     return lambda values: BatchCodec("observation", space, batch_space(space, 2), 2).tensors(np.array(values))
@@ -29,7 +29,7 @@ BEYOND = [
     (INT8, np.int64, 300),
     (INT8, np.int64, -129),
     (UINT8, np.uint16, 300),
-    (INT16, np.uint16, 40000),  # as wide, and wraps all the same
+    (INT16, np.uint16, 40000),  # same width, but wraps
     (INT32, np.int64, 2**40),
     (spaces.MultiBinary(1), np.int64, 256),
     (spaces.MultiDiscrete([3]), np.uint64, 2**63),
@@ -38,7 +38,7 @@ BEYOND = [
 
 @pytest.mark.parametrize("kind", [Codec, BatchCodec])
 @pytest.mark.parametrize(("space", "dtype", "number"), BEYOND)
-def test_a_number_that_the_type_does_not_reach_is_refused_by_row_and_value(
+def test_out_of_range_number_raises_with_row_and_value(
     kind: Any, space: spaces.Space[Any], dtype: Any, number: Any
 ) -> None:
     values = [np.array([0], dtype), np.array([number], dtype)]
@@ -49,7 +49,7 @@ def test_a_number_that_the_type_does_not_reach_is_refused_by_row_and_value(
 
 @pytest.mark.parametrize("kind", [Codec, BatchCodec])
 @pytest.mark.parametrize(
-    ("space", "given", "held"),
+    ("space", "given", "converted"),
     [
         (INT8, np.array([-128], np.int64), -128),
         (UINT8, np.array([255], np.uint64), 255),
@@ -59,14 +59,14 @@ def test_a_number_that_the_type_does_not_reach_is_refused_by_row_and_value(
         (FLOAT16, np.array([2049]), 2048.0),
     ],
 )
-def test_a_number_of_a_wider_type_that_is_reached_is_taken(
-    kind: Any, space: spaces.Space[Any], given: Any, held: float
+def test_number_of_a_wider_type_in_range_is_accepted(
+    kind: Any, space: spaces.Space[Any], given: Any, converted: float
 ) -> None:
-    assert codec(kind, space)([given, given]).tolist() == [[held], [held]]
+    assert codec(kind, space)([given, given]).tolist() == [[converted], [converted]]
 
 
-def test_among_values_of_different_types_too_the_row_is_that_of_the_value() -> None:
-    values = [np.int8(1), np.uint64(300)]  # together they would be float64
+def test_error_names_the_row_for_mixed_types() -> None:
+    values = [np.int8(1), np.uint64(300)]  # numpy would promote both to float64
     assert column("count", values, np.dtype(np.int16)).tolist() == [1, 300]
     with pytest.raises(EnvironmentContractError, match="count, row 1: expected int8, got 300, which is out of range"):
         column("count", values, np.dtype(np.int8))

@@ -1,4 +1,4 @@
-"""Episode statistics: sums of raw rewards, of terminated and truncated ends alike, whenever they are read."""
+"""Episode statistics: sums of raw rewards over terminated and truncated episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rein.types import StepState
 
 
 def play(scripted, listening, lengths, steps, *, truncates=(), read_at=(), everything=True, epoch_at=()):
-    """Statistics after so many steps; caught up with at `read_at`, an epoch begun at `epoch_at`."""
+    """Return the statistics after some steps. They are also read at `read_at`, and an epoch begins at `epoch_at`."""
     import rein
 
     environment = scripted(lengths, truncates)
@@ -32,42 +32,42 @@ def play(scripted, listening, lengths, steps, *, truncates=(), read_at=(), every
     return statistics
 
 
-def test_returns_and_lengths_are_the_means_over_the_episodes_that_ended(scripted, listening):
+def test_metrics_are_means_over_ended_episodes(scripted, listening):
     statistics = play(scripted, listening, [2, 3], 6)  # three episodes of return 3, two of return 6
     assert statistics.read("episode_return") == pytest.approx((3 * 3 + 2 * 6) / 5)
     assert statistics.read("episode_length") == pytest.approx((3 * 2 + 2 * 3) / 5)
 
 
-def test_truncated_episodes_count_as_terminated_ones_do(scripted, listening):
+def test_truncated_episodes_count_like_terminated_ones(scripted, listening):
     assert play(scripted, listening, [2, 3], 6, truncates=[0, 1]).read("episode_return") == pytest.approx(21 / 5)
 
 
-def test_there_is_no_return_before_an_episode_has_ended(scripted, listening):
+def test_return_is_nan_before_an_episode_has_ended(scripted, listening):
     assert math.isnan(play(scripted, listening, [7], 6).read("episode_return"))
 
 
-def test_the_last_hundred_are_nan_before_a_hundred_have_ended(scripted, listening):
+def test_windowed_metrics_are_nan_before_100_episodes(scripted, listening):
     assert math.isnan(play(scripted, listening, [1], 99).read("episode_return_100"))
     assert play(scripted, listening, [1], 100).read("episode_return_100") == 1.0
 
 
-def test_the_last_hundred_reach_over_epochs_and_drop_the_oldest(scripted, listening):
+def test_window_spans_epochs_and_drops_the_oldest(scripted, listening):
     statistics = play(scripted, listening, [1, 50], 100, epoch_at=[30, 60])  # 100 of length 1, two of length 50
     kept = [1] * 98 + [50] * 2
     assert statistics.read("episode_length_100") == pytest.approx(sum(kept) / 100)
 
 
-def test_an_epochs_own_mean_forgets_the_epoch_before(scripted, listening):
+def test_epoch_mean_excludes_earlier_epochs(scripted, listening):
     statistics = play(scripted, listening, [4], 6, epoch_at=[5])
     assert math.isnan(statistics.read("episode_return"))
 
 
-def test_an_episode_that_crosses_epochs_keeps_its_whole_return(scripted, listening):
+def test_episode_across_epochs_has_its_full_return(scripted, listening):
     statistics = play(scripted, listening, [4], 8, epoch_at=[6])
     assert statistics.read("episode_return") == 1 + 2 + 3 + 4
 
 
-def test_the_result_does_not_depend_on_when_it_is_read(scripted, listening):
+def test_results_do_not_depend_on_read_times(scripted, listening):
     lengths = [2, 3, 5]
     seldom = play(scripted, listening, lengths, 17)
     often = play(scripted, listening, lengths, 17, read_at=range(17))
@@ -75,7 +75,7 @@ def test_the_result_does_not_depend_on_when_it_is_read(scripted, listening):
     assert seldom.read("episode_return") == often.read("episode_return")
 
 
-def test_the_table_says_which_steps_an_episode_was(scripted, listening):
+def test_episodes_have_steps_seeds_and_ends(scripted, listening):
     episodes = play(scripted, listening, [2, 3], 6, truncates=[1]).episodes()
     rows = zip(episodes.environment, episodes.first_step, episodes.last_step, episodes.seed, strict=True)
     assert list(rows) == [(0, 0, 1, 0), (1, 0, 2, 100), (0, 2, 3, 1), (0, 4, 5, 2), (1, 3, 5, 101)]
@@ -85,17 +85,17 @@ def test_the_table_says_which_steps_an_episode_was(scripted, listening):
     assert episodes.final_observation[:, 0].tolist() == [2, 3, 2, 2, 3]
 
 
-def test_ids_go_on_over_epochs(scripted, listening):
+def test_ids_continue_over_epochs(scripted, listening):
     assert play(scripted, listening, [2], 10, epoch_at=[4]).episodes().id.tolist() == [2, 3, 4]
 
 
-def test_rows_without_observations_are_enough_for_the_numbers(scripted, listening):
+def test_statistics_without_observations(scripted, listening):
     statistics = play(scripted, listening, [2, 3], 6, everything=False)
     assert statistics.read("episode_return") == pytest.approx(21 / 5)
     assert statistics.episodes().final_observation is None
 
 
-def test_invalid_rows_neither_pay_nor_count():
+def test_invalid_rows_are_excluded():
     rows = RowBuffer(4)
     statistics = EpisodeStatistics(1, rows)
     for reward, valid, ended in [(1.0, True, True), (50.0, False, True), (2.0, True, False), (3.0, True, True)]:
@@ -114,6 +114,6 @@ def test_invalid_rows_neither_pay_nor_count():
     assert list(zip(episodes.first_step, episodes.last_step, strict=True)) == [(0, 0), (2, 3)]
 
 
-def test_a_state_of_another_number_of_environments_is_refused():
-    with pytest.raises(ValueError, match="the state has 3 environments, the loop 2"):
+def test_state_with_another_number_of_environments_raises():
+    with pytest.raises(ValueError, match="the state has 3 environments, but the loop has 2"):
         EpisodeStatistics(2, RowBuffer(1)).load_state_dict(EpisodeStatistics(3, RowBuffer(1)).state_dict())

@@ -1,4 +1,4 @@
-"""One step of all environments: what an agent is told, what is recorded, what the clocks say."""
+"""One step of all environments: phases, records and clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def begin(environment, episodic=False) -> State:
     return State(step_state=StepState(environment.reset(), active=active))
 
 
-def test_batch_step_needs_no_loop_and_no_events(scripted, listening):
+def test_batch_step_works_without_a_loop(scripted, listening):
     environment = scripted([2, 3])
     agent, state = listening(environment), begin(environment)
     for _ in range(5):
@@ -23,13 +23,13 @@ def test_batch_step_needs_no_loop_and_no_events(scripted, listening):
     assert [t.reward.tolist() for t in agent.transitions] == [[1, 1], [2, 2], [1, 3], [2, 1], [1, 2]]
 
 
-def test_the_transition_is_s_t_a_t_r_t_and_s_t_plus_1(scripted, listening):
+def test_transition_contains_s_a_r_and_next_s(scripted, listening):
     environment = scripted([2, 3])
     agent, state = listening(environment), begin(environment)
     for _ in range(7):
         state.step_state = rein.batch_step(state, agent, environment)
     for t, now in enumerate(agent.transitions):
-        assert torch.equal(now.next_observation[:, 0], now.observation[:, 0] + 1)  # the final one where it ended
+        assert torch.equal(now.next_observation[:, 0], now.observation[:, 0] + 1)  # the final observation at an end
         assert torch.equal(now.reward, now.observation[:, 0] + 1)
         if t + 1 < len(agent.transitions):
             ended = now.terminated | now.truncated
@@ -37,8 +37,8 @@ def test_the_transition_is_s_t_a_t_r_t_and_s_t_plus_1(scripted, listening):
             assert torch.equal(agent.transitions[t + 1].observation[:, 0], following)
 
 
-def test_what_an_agent_returns_from_recording_is_of_no_consequence(scripted, listening):
-    """The ancestor's B1: returning its first argument there, as its documentation advised, froze the episode."""
+def test_result_of_record_observation_is_ignored(scripted, listening):
+    """Bug B1 of the predecessor: a return value of this method froze the episode."""
     environment = scripted([5])
     agent, state = listening(environment), begin(environment)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_clocks_count_rows_steps_updates_and_episodes(scripted, listening):
     assert (clocks.env_steps, clocks.vector_steps, clocks.updates, clocks.episodes) == (12, 6, 3, 5)
 
 
-def test_before_each_event_the_state_holds_what_is_known_so_far(scripted, listening):
+def test_step_state_at_each_event(scripted, listening):
     environment = scripted([2, 3])
     agent, state, seen = listening(environment), begin(environment), []
 
@@ -75,7 +75,7 @@ def test_before_each_event_the_state_holds_what_is_known_so_far(scripted, listen
     ]
 
 
-def test_a_handler_may_change_the_action_before_it_is_applied(scripted, listening):
+def test_handler_can_replace_the_action(scripted, listening):
     environment = scripted([2, 3])
     agent, state = listening(environment), begin(environment)
 
@@ -88,13 +88,13 @@ def test_a_handler_may_change_the_action_before_it_is_applied(scripted, listenin
     assert agent.transitions[0].action.tolist() == [1, 0]
 
 
-def test_a_shaped_reward_is_learned_and_both_rewards_are_kept(scripted, listening):
+def test_shaped_and_raw_rewards_are_stored(scripted, listening):
     environment = scripted([9])
     agent, state, rows = listening(environment), begin(environment), RowBuffer(2)
 
     def emit(name):
         known = state.step_state
-        if name == "action_applied" and known.observation.item() >= 2:  # from the third step on
+        if name == "action_applied" and known.observation.item() >= 2:  # from the third step
             shaped = known.transition._replace(reward=known.transition.reward * 100)
             state.step_state = known._replace(transition=shaped)
 
@@ -105,7 +105,7 @@ def test_a_shaped_reward_is_learned_and_both_rewards_are_kept(scripted, listenin
     assert rows["raw_reward"][:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
-def test_rows_hold_what_the_agent_said_and_the_seed_of_the_episode_that_the_step_belongs_to(scripted, listening):
+def test_rows_contain_extras_and_episode_seeds(scripted, listening):
     environment = scripted([2, 3])
     agent, state, rows = listening(environment), begin(environment), RowBuffer(8)
     for _ in range(4):
@@ -114,19 +114,22 @@ def test_rows_hold_what_the_agent_said_and_the_seed_of_the_episode_that_the_step
     assert rows["seed"].tolist() == [[0, 100], [0, 100], [1, 100], [1, 101]]
 
 
-def test_in_an_episodic_epoch_what_follows_an_environments_own_end_is_not_valid(scripted, listening):
-    """The ancestor's B18: finished simulations went on to be stepped, recorded and learned from."""
+def test_steps_after_the_end_are_invalid_in_episodic_epochs(scripted, listening):
+    """Bug B18 of the predecessor: finished simulations were still stepped, recorded and learned from."""
     environment = scripted([2, 4])
     agent, state = listening(environment), begin(environment, episodic=True)
     for _ in range(4):
         state.step_state = rein.batch_step(state, agent, environment)
     assert [t.valid.tolist() for t in agent.transitions] == [[True, True], [True, True], [False, True], [False, True]]
-    assert [t.terminated.tolist() for t in agent.transitions][3] == [False, True]  # its second episode's end is none
+    assert [t.terminated.tolist() for t in agent.transitions][3] == [
+        False,
+        True,
+    ]  # the end of its second episode does not count
     assert state.clocks.episodes == 2
     assert not state.step_state.active.any()
 
 
-def test_invalid_rows_still_have_finite_values(scripted, listening):
+def test_invalid_rows_have_finite_values(scripted, listening):
     environment = scripted([1, 4])
     agent, state = listening(environment), begin(environment, episodic=True)
     for _ in range(4):
@@ -134,7 +137,7 @@ def test_invalid_rows_still_have_finite_values(scripted, listening):
     assert all(t.reward.isfinite().all() and t.observation.isfinite().all() for t in agent.transitions)
 
 
-def test_the_last_iteration_of_an_episodic_epoch_cuts_open_episodes_before_they_are_recorded(scripted, listening):
+def test_last_iteration_of_an_episodic_epoch_truncates_open_episodes(scripted, listening):
     environment = scripted([2, 4, 9])
     agent, state = listening(environment), begin(environment, episodic=True)
     state.max_iterations = 4
@@ -144,10 +147,10 @@ def test_the_last_iteration_of_an_episodic_epoch_cuts_open_episodes_before_they_
     assert last.terminated.tolist() == [False, True, False]
     assert last.truncated.tolist() == [False, False, True]
     assert [bool(t.truncated.any()) for t in agent.transitions[:-1]] == [False, False, False]
-    assert last.next_observation[2].item() == 4.0  # there is something to bootstrap from
+    assert last.next_observation[2].item() == 4.0  # the observation to bootstrap from
 
 
-def test_a_run_without_an_epochs_end_cuts_nothing(scripted, listening):
+def test_continuing_run_does_not_truncate(scripted, listening):
     environment = scripted([9])
     agent, state = listening(environment), begin(environment)
     state.max_iterations = 2
