@@ -1,4 +1,4 @@
-"""The command line: `rein COMMAND`. Errors are one readable line; `--debug` gives the rest."""
+"""The command line: `rein COMMAND`. An error is printed as one line; `--debug` prints its traceback."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rein.foreign_names import COMMANDS
 USAGE = """\
 usage: rein COMMAND ...
 
-  rein train RECIPE [options]     run a recipe, or a function that returns a loop: my_module:make_loop
-  rein train RECIPE --help        its options
-  rein resume PATH [options]      continue a run with the options in its run.json; a recipe of your own is named
-                                  again: rein resume PATH my_module:make_loop
-  rein evaluate RUN [--best]      its agent plays new episodes: what are their returns?
-  rein list                       the recipes there are
-  rein show PATH                  what is in a run's folder or in one of its files
-  rein plot RUN [RUN ...]         learning curves, fields of an episode, paths and values on the Gridworld
-  rein replay RUN --episode N     play stored episodes again: are they the same? --video films one
-  rein view PATH                  open a run, or one of its files, in H5Web; or say how to
-  rein verify PATH                whether a run, or one of its files, is whole
+  rein train RECIPE [options]     train a recipe, or a loop returned by your function: my_module:make_loop
+  rein train RECIPE --help        list the options of a recipe
+  rein resume PATH [options]      continue a run with the options in its run.json; for a custom recipe, name the
+                                  function again: rein resume PATH my_module:make_loop
+  rein evaluate RUN [--best]      evaluate the agent of a run on new episodes
+  rein list                       list the recipes
+  rein show PATH                  summarize a run or one of its files
+  rein plot RUN [RUN ...]         plot learning curves, fields of an episode, or paths and values on the Gridworld
+  rein replay RUN --episode N     replay stored episodes and compare them; --video records one
+  rein view PATH                  open a run, or one of its files, in H5Web
+  rein verify PATH                check a run, or one of its files, for damage
   rein compact RUN NEW            copy a run to a folder with fewer, larger trajectory files
-  rein export RUN --to minari ID  its episodes as a dataset of Minari
-  rein doctor                     versions, optional packages, and whether training and its files work here
-  rein --version
+  rein export RUN --to minari ID  export the episodes of a run as a Minari dataset
+  rein doctor                     show versions and optional packages, and test training and its files
+  rein --version                  show the version
 
---debug gives the traceback of an error.
+Add --debug to any command to see the traceback of an error.
 """
 
 
-_COMMANDS = {  # where each is, imported when it is asked for
+_COMMANDS = {  # command -> (module, function); modules are imported when needed
     "train": ("train", "train"),
     "resume": ("train", "resume"),
     "evaluate": ("evaluate", "main"),
@@ -56,30 +56,30 @@ _COMMANDS = {  # where each is, imported when it is asked for
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that `arguments` (those of the process by default) ask for; exits non-zero on an error."""
-    ours = arguments is None  # the process
-    if ours and isinstance(sys.stdout, io.TextIOWrapper):  # a pipe without a reader is noticed here, not at the exit
+    """Run the command in `arguments`, by default those of the process. Exits with a non-zero status on an error."""
+    ours = arguments is None  # called as a program, not as a function
+    if ours and isinstance(sys.stdout, io.TextIOWrapper):  # notice a closed pipe at the next line, not at exit
         sys.stdout.reconfigure(line_buffering=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    while words and words[0] == "--debug":  # it may come before the command, too
+    while words and words[0] == "--debug":  # also accepted before the command
         words.append(words.pop(0))
     with plain_messages():
         _guarded(words, debug="--debug" in words, ours=ours)
 
 
 def _guarded(words: list[str], debug: bool, ours: bool) -> None:
-    """Run a command. An error is printed in one line, or with `debug` as its traceback."""
+    """Run a command. Print an error as one line, or as a traceback with `debug`."""
     try:
         _run(words, ours)
     except KeyboardInterrupt:
-        if sys.stdout.isatty():  # a second Ctrl-C may break off the bar that would show the cursor again
+        if sys.stdout.isatty():  # a second Ctrl-C may stop the progress bar before it shows the cursor again
             sys.stdout.write("\033[?25h")
             sys.stdout.flush()
-        raise SystemExit(_say("interrupted", 130)) from None
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        raise SystemExit(_print_error("interrupted", 130)) from None
+    except BrokenPipeError:  # the reader has closed the pipe, for example `head`
         raise SystemExit(_unread(ours)) from None
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # as rich tells it
+        if isinstance(ended.__context__, BrokenPipeError):  # rich exits with this context
             raise SystemExit(_unread(ours)) from None
         raise
     except Exception as error:
@@ -87,31 +87,31 @@ def _guarded(words: list[str], debug: bool, ours: bool) -> None:
             raise
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
         text = "".join(traceback.format_exception(error)) if debug else f"{_text_of(error)}{notes}"
-        raise SystemExit(_say(text, 1)) from None
+        raise SystemExit(_print_error(text, 1)) from None
 
 
 def _text_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    written_to_be_read = isinstance(error, ReinError | ValueError | TypeError | ImportError)
-    return str(error) if written_to_be_read else repr(error)
+    readable = isinstance(error, ReinError | ValueError | TypeError | ImportError)
+    return str(error) if readable else repr(error)
 
 
-def _say(text: str, status: int) -> int:
+def _print_error(text: str, status: int) -> int:
     say(f"rein: {text}", error=True)
     return status
 
 
 def _unread(ours: bool) -> int:
-    """The status of a program whose output nobody reads any more; if the process is `ours`, the rest goes nowhere."""
+    """Return the exit status for a closed pipe. If `ours`, further output of the process is discarded."""
     if ours:
-        with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # standard output is no file
+        with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # standard output may not be a file
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return 141
 
 
 def _import(name: str, ours: bool) -> Any:
-    """The module of a command. Importing torch creates many objects that stay, so no garbage is collected meanwhile."""
+    """Import the module of a command, without garbage collection: torch creates many objects that stay."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -119,7 +119,7 @@ def _import(name: str, ours: bool) -> Any:
     finally:
         if collects:
             gc.enable()
-    if ours:  # nothing of what importing has left will become garbage
+    if ours:  # objects created by imports are never garbage
         gc.freeze()
     return module
 
@@ -143,10 +143,10 @@ def _run(words: list[str], ours: bool) -> None:
         from rein.cli.recipes import show_recipes
 
         if rest not in ([], ["--help"], ["-h"], ["--debug"]):
-            raise ValueError(f"rein list takes nothing more, not {' '.join(rest)}")
+            raise ValueError(f"rein list takes no arguments, got {' '.join(rest)}")
         show_recipes()
     else:
-        raise ValueError(f"there is no command {command!r}; {_closest(command)}")
+        raise ValueError(f"unknown command {command!r}; {_closest(command)}")
 
 
 def _closest(command: str) -> str:

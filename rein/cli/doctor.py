@@ -1,4 +1,4 @@
-"""`rein doctor`: what rein runs on here, and whether training and its files work."""
+"""`rein doctor`: show versions and optional packages, and test training and its files."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from rein.training.saved_agents import load_agent
 from rein.training.training_loop import training_loop
 
 _USAGE = """\
-rein doctor: prints versions, optional packages and what the machine has, for reports of bugs too; trains for a second
-in a temporary folder, and ends with status 1 where that does not work"""
-_NAME = re.compile(r"([\w.-]+)(?:\[([\w.,-]+)\])?")  # of a requirement, with its own extras
+rein doctor: show versions, optional packages and hardware, for example for a bug report. Trains for a second in a
+temporary folder, and exits with status 1 if that fails"""
+_NAME = re.compile(r"([\w.-]+)(?:\[([\w.,-]+)\])?")  # a requirement with its extras
 _EXTRA = re.compile(r"extra == ['\"]([\w.-]+)['\"]")
 _PYTHON = re.compile(r"python_version (<|>=) ['\"](\d+)\.(\d+)['\"]")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein doctor`."""
+    """Run `rein doctor`."""
     if {"-h", "--help"} & {*arguments}:
         say(f"usage: {_USAGE}")
         return
     if arguments:
-        raise ValueError(f"rein doctor takes nothing more, not {' '.join(arguments)}")
+        raise ValueError(f"rein doctor takes no arguments, got {' '.join(arguments)}")
     say(_versions())
     say(_extras())
     with tempfile.TemporaryDirectory(prefix="rein-doctor-") as folder:
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str]) -> None:
 
 def _versions() -> Table:
     table = Table.grid(padding=(0, 2))
-    where = Path(rein.cli.__file__).parents[1]
-    table.add_row("rein", plain(f"{version_of('rein')}, {where}"))
+    folder = Path(rein.cli.__file__).parents[1]
+    table.add_row("rein", plain(f"{version_of('rein')}, {folder}"))
     table.add_row("Python", f"{platform.python_version()}, {platform.platform()}")
     table.add_row("machine", f"{os.cpu_count()} cores, {platform.machine()}")
     threads = torch.get_num_threads()
     table.add_row("torch", f"{_version('torch')}, {threads} thread{'s' * (threads != 1)}, {_accelerator()}")
-    products = "oneDNN's" if suits_onednn() else "torch's own choice"
-    table.add_row("products", f"of large float32 matrices, to learn by: {products}")
+    backend = "oneDNN" if suits_onednn() else "torch's default"
+    table.add_row("matmul", f"{backend}, for large float32 products in updates")
     table.add_row("h5py", f"{_version('h5py')}, HDF5 {h5py.version.hdf5_version}")
     for name in sorted({name for name, _ in _requirements("rein-rl", None)} - {"torch", "h5py"}):
         table.add_row(name, _version(name) or "missing")
@@ -75,11 +75,11 @@ def _accelerator() -> str:
 
 
 def _extras() -> Table:
-    """Every extra of rein's, and what of it is missing."""
-    table = Table("extra", "what it needs", box=None, pad_edge=False, header_style="bold")
+    """Return a table of rein's extras, with the versions of their packages."""
+    table = Table("extra", "packages", box=None, pad_edge=False, header_style="bold")
     try:
         extras = importlib.metadata.metadata("rein-rl").get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
+    except importlib.metadata.PackageNotFoundError:  # rein is not installed, only imported from a source tree
         extras = []
     for extra in sorted(extras):
         needed = sorted(set(_needed("rein-rl", extra)))
@@ -88,7 +88,7 @@ def _extras() -> Table:
 
 
 def _needed(package: str, extra: str) -> Iterator[str]:
-    """The packages that an extra asks for, those of other packages' extras among them."""
+    """Yield the packages of an extra, including those of nested extras."""
     for name, extras in _requirements(package, extra):
         for other in extras:
             yield from _needed(name, other)
@@ -97,7 +97,7 @@ def _needed(package: str, extra: str) -> Iterator[str]:
 
 
 def _requirements(package: str, extra: str | None) -> Iterator[tuple[str, list[str]]]:
-    """What a package needs, or an extra of it does, as names with the extras that are asked for; none where missing."""
+    """Yield (name, extras) of the requirements of a package or of one of its extras; none if it is missing."""
     try:
         every = importlib.metadata.requires(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -118,10 +118,7 @@ def _version(package: str) -> str | None:
 
 
 def check(path: Path) -> Iterator[str]:
-    """Train for an epoch, verify what was written into `path`, and load the agent: a line for each that worked.
-
-    Raises what went wrong.
-    """
+    """Train for an epoch, verify the files in `path` and load the agent. Yields a line for each success."""
     environment = CartPole(num_envs=16, seed=0)
     agent = PPO(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(path)
@@ -130,11 +127,11 @@ def check(path: Path) -> Iterator[str]:
     begun = time.perf_counter()
     state = loop.run()
     store.close()
-    yield f"training works: {state.clocks.env_steps:,} env steps of CartPole in {time.perf_counter() - begun:.2f} s"
+    yield f"training: ok, {state.clocks.env_steps:,} env steps of CartPole in {time.perf_counter() - begun:.2f} s"
     report = verify_run(path)
     for file, reason in report.problems:
         raise StoreError(f"{file}: {reason}")
-    yield f"files work: {report.files:,} of {report.bytes / 1e6:.1f} MB written and verified"
+    yield f"files: ok, {report.files:,} files of {report.bytes / 1e6:.1f} MB written and verified"
     if load_agent(path).env_steps != state.clocks.env_steps:
-        raise StoreError(f"{path}: another agent was loaded than was saved")
-    yield "checkpoints work: the agent was loaded again"
+        raise StoreError(f"{path}: the loaded agent differs from the saved one")
+    yield "checkpoints: ok, the saved agent was loaded"

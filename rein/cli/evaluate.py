@@ -1,4 +1,4 @@
-"""`rein evaluate`: the agent of a run plays new episodes, and learns nothing."""
+"""`rein evaluate`: evaluate the agent of a run on new episodes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rein.store.loading import best_file, part_at, put
 from rein.store.shards import BEST
 from rein.training.saved_agents import rebuilt
 
-_TOGETHER = 16  # environments at most: each plays one episode, and all wait for the last
+_TOGETHER = 16  # maximum number of environments; each round waits for its longest episode
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein evaluate RUN`."""
+    """Run `rein evaluate RUN`."""
     words = list(arguments)
-    if "--best" in words:  # its metric may be left out
+    if "--best" in words:  # the metric is optional
         after = words.index("--best") + 1
         if after == len(words) or words[after].startswith("-") or Path(words[after]).exists():
             words.insert(after, "")
@@ -57,30 +57,30 @@ def _options(
     fps: float | None = None,
     environment: str | None = None,
 ) -> None:
-    """Let the agent of a run play episodes that training has not seen, and say what their returns are.
+    """Evaluate the agent of a run on new episodes and print statistics of returns and lengths.
 
-    Rewards are those of the environment as the run wrapped it.
+    Rewards are those of the environment with the wrappers of the run.
 
     Args:
-        run: the folder of a run; its newest checkpoint plays.
-        best: let the best checkpoint of the run play. Give a metric, --best METRIC, if the run kept several.
-        checkpoint: let this one play, or what `rein.save` wrote of its agent.
-        episodes: how many, each counted once.
-        deterministic: take the action that the policy thinks most of; else act as it explores.
-        seed: of the episodes; drawn and told by default.
-        device: where the agent computes, and the environment where it can.
-        video: record all episodes, one after another, to files in this folder.
-        fps: frames per second of the videos; by default those that the environment declares, or 30.
-        environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
-            environments or the run's loop. rein's own environments, Gymnasium's and recipes need none.
+        run: folder of the run. Its newest checkpoint is used.
+        best: use the best checkpoint. If the run keeps several, give the metric: --best METRIC.
+        checkpoint: checkpoint, or agent saved with `rein.save`, to use instead.
+        episodes: number of episodes.
+        deterministic: take the most likely action; otherwise explore as in training.
+        seed: seed of the episodes. Random by default, and printed.
+        device: device of the agent, and of the environment if it supports it.
+        video: folder for videos of all episodes.
+        fps: frames per second of the videos. Default: that of the environment, or 30.
+        environment: my_module:make, a function that returns environments or the loop of the run. Needed only if
+            run.json cannot describe the environment; those of rein, Gymnasium and recipes need none.
     """
     if best is not None and checkpoint is not None:
-        raise ValueError(f"rein evaluate: give --best or --checkpoint {checkpoint}, not both")
+        raise ValueError(f"rein evaluate: --best and --checkpoint {checkpoint} cannot be combined; give one of them")
     if fps is not None and video is None:
-        raise ValueError(f"--fps {fps:g}: give --video as well")
+        raise ValueError(f"--fps {fps:g}: needs --video")
     if episodes < 1:
-        raise ValueError(f"--episodes {episodes}: give 1 or more")
-    torch.set_num_threads(1)  # for a few rows at a time one is fastest
+        raise ValueError(f"--episodes {episodes}: must be 1 or more")
+    torch.set_num_threads(1)  # one thread is fastest for small batches
     seed = secrets.randbits(31) if seed is None else checked_seed(seed)
     described = Described.of(run.expanduser())
     found = part_at(checkpoint or (run if best is None else _best(inside(run, FOLDER, BEST), best or None)))
@@ -89,36 +89,36 @@ def _options(
     with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
-    how = "without exploring" if deterministic else "as it explores"
-    say(f"{short(found.path)}, after {getattr(agent, 'env_steps', 0):,} env steps, plays {how}; seed {seed}")
+    mode = "deterministic" if deterministic else "with exploration"
+    say(f"{short(found.path)}: {getattr(agent, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
     say(_table(result))
     if video is not None:
-        say(f"filmed: {plain(video)}")
+        say(f"videos: {plain(video)}")
 
 
 def _best(folder: Path, metric: str | None) -> Path:
-    """Return the file of the best checkpoint by a metric, or the folder if rein recorded no metric there."""
+    """Return the file of the best checkpoint by a metric, or the folder if no metric was recorded."""
     return best_file(folder, metric) or folder
 
 
 def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: int) -> Any:
-    """That of a checkpoint: by what its file says, or else as the loop that somebody named or its recipe builds it."""
+    """Return the agent of a checkpoint, rebuilt from its file or taken from the loop of the user or the recipe."""
     try:
         return rebuilt(found, {"device": device})
     except CheckpointError as error:
         why = error
     loop = made if isinstance(made, Loop) else recipe_loop(run, device=device)
     if loop is None:
-        here = "rein evaluate RUN --environment my_module:make_loop, a function that returns the run's loop"
-        raise CheckpointError(f"{why} and rein.evaluate(agent.policy(), environment, episodes={episodes}); or {here}")
+        option = "give a function that returns the loop of the run: rein evaluate RUN --environment my_module:make_loop"
+        raise CheckpointError(f"{why} and rein.evaluate(agent.policy(), environment, episodes={episodes}); or {option}")
     put(loop.parts["agent"], found)
     return loop.parts["agent"]
 
 
 def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None, fps: float | None) -> Any:
-    """Build the environments. For a video only one, so that every episode is recorded completely."""
+    """Return the environments. For a video there is only one, so that every episode is recorded completely."""
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
+        os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
     if made is None:
         count = 1 if video is not None else min(episodes, _TOGETHER)
         built = environment_of(run, num_envs=count, device=device, filming=video is not None)

@@ -1,4 +1,4 @@
-"""`rein export`: a run for others to read."""
+"""`rein export`: export a run to other formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rein.store.reader import Run, open_run
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein export`."""
+    """Run `rein export`."""
     export(**arguments_of(export, "rein export", arguments))
 
 
@@ -25,20 +25,20 @@ def export(
     author: str | None = None,
     description: str | None = None,
 ) -> None:
-    """Make a dataset of Minari of every episode of a run that has ended, of the same values.
+    """Export every ended episode of a run as a Minari dataset with the same values.
 
     Args:
-        run: the folder of the run, or one of its trajectory files.
-        to: `minari` and the id of the new dataset: `--to minari cartpole/ppo-v0`. It goes to the folder that
-            MINARI_DATASETS_PATH names, by default ~/.minari/datasets.
-        environment: what returns the environment (or the loop) of the run, as my_module:make, where run.json does not
-            say how to build it again: its spaces are needed.
-        author: who made it.
-        description: what it is.
+        run: folder of the run, or one of its trajectory files.
+        to: `minari` and the id of the new dataset: `--to minari cartpole/ppo-v0`. It is written to the folder in
+            MINARI_DATASETS_PATH, by default ~/.minari/datasets.
+        environment: my_module:make, a function that returns the environment or the loop of the run. Needed only if
+            run.json cannot describe the environment, whose spaces are exported.
+        author: author of the dataset.
+        description: description of the dataset.
     """
     kind, dataset_id = to
     if kind != "minari":
-        raise ValueError(f"--to {kind}: `minari` is what there is: --to minari cartpole/ppo-v0")
+        raise ValueError(f"--to {kind}: unknown format; use minari: --to minari cartpole/ppo-v0")
     found = open_run(run)
     made = environment_of(found, environment)
     try:
@@ -47,15 +47,18 @@ def export(
         getattr(made, "close", lambda: None)()
     about = {"author": author, "description": description, "algorithm_name": part_type(found, "agent") or None}
     dataset = export_minari(found, dataset_id, *spaces, environment=spec, **about)
-    say(f"{dataset.total_episodes:,} episodes of {dataset.total_steps:,} steps are in {dataset.storage.data_path}")
+    say(
+        f"exported {dataset.total_episodes:,} episodes with {dataset.total_steps:,} steps "
+        f"to {dataset.storage.data_path}"
+    )
     left = _transitions(found) - dataset.total_steps
     if left:
-        say(f"{left:,} steps of episodes that have not ended, or whose beginning was not stored, were left out")
-    say(f'read it with: minari.load_dataset("{dataset_id}")')
+        say(f"omitted {left:,} steps of episodes that are unfinished or whose beginning was not stored")
+    say(f'load it with: minari.load_dataset("{dataset_id}")')
 
 
 def _transitions(run: Run) -> int:
-    """The valid rows of a run."""
+    """Return the number of valid rows of a run."""
     if "valid" not in run.fields:
         return next((shape[0] * shape[1] for _, shape in run.fields.values()), 0)
     return sum(int(trajectory.fields["valid"].sum()) for trajectory in run if trajectory.fields)

@@ -1,4 +1,4 @@
-"""Flags of the command line from signatures and docstrings, and checks of options in a `run.json`."""
+"""Command-line flags from signatures and docstrings, and checks of options in a `run.json`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 from rein.foreign_names import refuse_unknown, written
 from rein.schedules import Schedule
 
-_DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # colors and lines of boxes
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # colors and box lines
 
 _PATH = re.compile(r"[/\\]|^[.~]|\.[A-Za-z]\w*$")
-_ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # of an environment, as ALE/Pong-v5
-_COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # counts, which take no memory
+_ID = re.compile(r"[\w-]+/[\w-]+-v\d+")  # environment id such as ALE/Pong-v5
+_COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")  # counts, which need no memory
 _LARGEST = 1 << 20
-_SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64}  # of boards, pictures and agents
-_TOGETHER = 1 << 26  # rows of an epoch, or weights between two layers
+_SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64}  # limits for boards, pictures and agents
+_TOGETHER = 1 << 26  # maximum rows of an epoch, or weights between two layers
 _LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
 
 
@@ -42,17 +42,17 @@ def common(
     quiet: bool = False,
     debug: bool = False,
 ) -> None:
-    """Options of `rein train` for every recipe, with their help in one line each.
+    """Options of `rein train` for every recipe, with one line of help each.
 
     Args:
-        run: the run's folder; a fresh name under runs/ by default.
-        epochs: epochs at most.
-        iterations: steps of every environment in an epoch.
-        env_steps: end the run after this many env steps in all.
-        threads: threads that torch computes with; for small networks one is fastest.
-        checkpoint_every: epochs between checkpoints; by default one about every 30 seconds; 0 saves at the end only.
-        resume: resume the run in the folder --run from its last checkpoint, or begin it if there is none.
-        quiet: no progress display.
+        run: folder of the run. Default: a new folder under runs/.
+        epochs: maximum number of epochs.
+        iterations: steps of every environment per epoch.
+        env_steps: end the run after this number of env steps in total.
+        threads: number of torch threads. One is fastest for small networks.
+        checkpoint_every: epochs between checkpoints. Default: about every 30 seconds; 0 saves only at the end.
+        resume: resume the run in the folder --run from its last checkpoint, or start it if there is none.
+        quiet: hide the progress display.
         debug: print the traceback of an error.
     """
 
@@ -60,10 +60,10 @@ def common(
 def parse(
     recipe: Callable[..., Any], program: str, words: list[str], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Parse `words` into the options of a recipe and the common options that the recipe does not have.
+    """Parse `words` into the options of a recipe and the common options that the recipe lacks.
 
-    Values in `before`, from a `run.json`, are the defaults. Raises ValueError, in one line, for words that do not fit
-    and for values of `before` that have another type, are a path or are too large: `run.json` is not trusted.
+    Values in `before`, from a `run.json`, are the defaults. Raises ValueError with a one-line message if a word does
+    not fit, or if a value in `before` has another type, is a path or is too large: `run.json` is not trusted.
     """
     own = {key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key != "store"}
     shared = {key: parameter for key, parameter in inspect.signature(common).parameters.items() if key not in own}
@@ -78,7 +78,7 @@ def parse(
     check_options(stored)
     for key, value in stored.items():
         if not _fits(value, hints[key]):
-            raise ValueError(f"run.json: {key}={value!r:.80} cannot be taken from a file; give {_flag(key)} yourself")
+            raise ValueError(f"run.json: {key}={value!r:.80} is not accepted from a file; set {_flag(key)}")
         parameters[key] = parameters[key].replace(default=_as(value, known[key].default))
     document, lines = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").splitlines()
     document += "" if "Args:\n" in document else "\n\nArgs:"
@@ -87,7 +87,7 @@ def parse(
 
 
 def arguments_of(command: Callable[..., Any], program: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse `words` into the keyword arguments of a command. Raises ValueError, in one line, if a word does not fit."""
+    """Parse `words` into the keyword arguments of a command. Raises ValueError with a one-line message."""
     hints = get_type_hints(command, include_extras=True)
     return _parse(inspect.signature(command), hints, inspect.getdoc(command) or "", program, words)
 
@@ -103,9 +103,9 @@ def _parse(
     options.__annotations__ = {key: _with_constructor(hints[key], default) for key, default in defaults.items()}
     options.__doc__ = document
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    command, told = program.removeprefix("rein "), io.StringIO()
+    command, errors = program.removeprefix("rein "), io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(errors):
             values = tyro.cli(options, prog=program, args=list(words))
     except SystemExit as ended:
         if not ended.code:  # after --help
@@ -115,10 +115,10 @@ def _parse(
             refuse_unknown(command, [flag for flag in flags if "." not in flag], known, flags=True)
         except TypeError as error:
             raise ValueError(str(error)) from None
-        raise ValueError(f"{command}: {_in_one_line(told.getvalue())}; {program} --help shows the options") from None
+        raise ValueError(f"{command}: {_in_one_line(errors.getvalue())}; see {program} --help") from None
     for key, value in values.items():
         if value == () and key in flags:
-            raise ValueError(f"{command}: {written(key, True)}: give one value or more, separated by spaces")
+            raise ValueError(f"{command}: {written(key, True)} needs one value or more, separated by spaces")
     return values
 
 
@@ -133,11 +133,11 @@ def _in_one_line(text: str) -> str:
 
 
 def _flag_type(hint: Any) -> Any:
-    """Return the part of a type that a flag can give: numbers, texts, paths and choices; None if there is none."""
+    """Return the part of a type that a flag can express: numbers, texts, paths and choices. None if there is none."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         kept = [kind for one in inner if (kind := _flag_type(one)) is not None]
-        return Union[tuple(kept)] if kept != [types.NoneType] else None  # noqa: UP007  # of a list
+        return Union[tuple(kept)] if kept != [types.NoneType] else None  # noqa: UP007  # built from a list
     if origin is Sequence:
         return None if get_origin(inner[0]) else tuple[inner[0], ...]
     if origin in (Annotated, Literal, tuple, list, set, dict):
@@ -200,7 +200,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     num_envs, iterations = options.get("num_envs"), options.get("iterations")
     if isinstance(num_envs, int) and isinstance(iterations, int) and num_envs * iterations > _TOGETHER:
         raise ValueError(
-            f"run.json: num_envs={num_envs:,} times {iterations=:,} is too large; give one of them yourself"
+            f"run.json: num_envs={num_envs:,} times {iterations=:,} is too large; set one of them on the command line"
         )
 
 
@@ -212,16 +212,16 @@ def _check(key: str, value: Any) -> None:
     elif isinstance(value, list):
         pairs = [a * b for a, b in itertools.pairwise(value) if type(a) is int and type(b) is int]
         if max(pairs, default=0) > _TOGETHER:
-            raise ValueError(f"run.json: {key}={value!r:.80} is too large; give {_flag(key)} yourself")
+            raise ValueError(f"run.json: {key}={value!r:.80} is too large; set {_flag(key)}")
         for inner in value:
             _check(key, inner)
     elif isinstance(value, str) and not value.isprintable():
-        raise ValueError(f"run.json: {key}={value!r:.80} cannot be printed; give {_flag(key)} yourself")
+        raise ValueError(f"run.json: {key}={value!r:.80} contains unprintable characters; set {_flag(key)}")
     elif isinstance(value, str) and _PATH.search(value) and not _ID.fullmatch(value):
-        raise ValueError(f"run.json: {key}={value!r:.80}: a path is not taken from a file; give {_flag(key)} yourself")
+        raise ValueError(f"run.json: {key}={value!r:.80}: paths are not accepted from a file; set {_flag(key)}")
     elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
         most = _SIDES.get(key, _LARGEST)
-        raise ValueError(f"run.json: {key}={value:,} is more than {most:,}; give {_flag(key)} yourself")
+        raise ValueError(f"run.json: {key}={value:,} is more than {most:,}; set {_flag(key)}")
 
 
 def _flag(key: str) -> str:

@@ -1,7 +1,7 @@
-"""Everything that the command line prints.
+"""Output of the command line.
 
-Names in a run's files may come from anybody. A terminal would obey the escape sequences in them, so nothing in
-`rein.cli` prints by itself.
+A run may come from an untrusted source, and a terminal obeys escape sequences in names. Therefore only this module
+prints in `rein.cli`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")  # as other libraries colour their warnings
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")  # some libraries color their warnings
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return `text` with a question mark for each character that could steer a terminal, but for those in `keep`."""
+    """Replace each character that could control a terminal by a question mark, except those in `keep`."""
     plain = _STYLE.sub("", str(text))
     return "".join(character if character.isprintable() or character in keep else "?" for character in plain)
 
 
 def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool = False) -> None:
-    """Print a text, or an object of rich's such as a table, to standard output or standard error.
+    """Print a text, or a rich object such as a table, to standard output or standard error.
 
-    With `markup`, a text is rich's markup, whose lines are not wrapped; escape what comes from a file.
+    With `markup`, a text is rich markup, whose lines are not wrapped. Escape values from files in it.
     """
     stream: TextIO = sys.stderr if error else sys.stdout
     if isinstance(thing, str) and not markup:
@@ -35,14 +35,14 @@ def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool =
     from rich.console import Console
 
     console = Console(file=stream)
-    hook: Any = _PlainText()  # rich asks for no more than its one method
+    hook: Any = _PlainText()  # rich needs only its one method
     console.push_render_hook(hook)
     console.print(thing, soft_wrap=markup)
 
 
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
-    """While this is open, warnings and log messages that nothing else handles are printed without escape sequences."""
+    """Print warnings and otherwise unhandled log messages without escape sequences inside this context."""
     last, format_warning = logging.lastResort, warnings.formatwarning
 
     def format_plain(*arguments: Any, **options: Any) -> str:
@@ -63,15 +63,15 @@ class _PlainFormatter(logging.Formatter):
     """Formats a log message without escape sequences."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the message and its traceback, if it has one."""
+        """Return the message, with its traceback if there is one."""
         return printable(super().format(record), keep="\n\t")
 
 
 class _PlainText:
-    """A render hook of rich's that replaces what could steer a terminal in texts, and leaves the styles."""
+    """Render hook of rich that replaces control characters in texts and keeps styles."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
-        """Return the same objects, whose texts are printable."""
+        """Return the objects with printable texts."""
         return [_Plain(renderable) for renderable in renderables]
 
 

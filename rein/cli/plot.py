@@ -24,13 +24,13 @@ from rein.store.loading import load
 from rein.store.reader import Run, open_run
 from rein.types import Episode, Tree
 
-_LAST = 7  # episodes whose paths are drawn where nobody says
+_LAST = 7  # default number of episodes with --paths
 _BOARDS = 6
 _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein plot RUN [RUN ...]`."""
+    """Run `rein plot RUN [RUN ...]`."""
     _options(**arguments_of(_options, "rein plot", arguments))
 
 
@@ -46,29 +46,29 @@ def _options(
     checkpoint: Path | None = None,
     output: Path | None = None,
 ) -> None:
-    """Draw learning curves of runs; or of one run fields of episodes, or paths and values on the Gridworld.
+    """Plot learning curves of runs, or for one run fields of episodes, or paths and values on the Gridworld.
 
-    Runs that differ by their seeds alone are one curve: their mean, with its 95% bootstrap interval.
+    Runs that differ only in their seeds are one curve: their mean, with its 95% bootstrap interval.
 
     Args:
         runs: folders of runs.
-        metric: what the curves show; the return of an episode by default.
-        clock: what they are drawn over.
-        episode: the numbers of episodes, to draw a field of them or their paths.
-        field: which field of the episodes, `observation` by default; of a nested one its path, `observation/camera`.
-        paths: draw the paths of episodes on the Gridworld, of the last ones by default.
-        values: draw what the agent takes each action to be worth in each cell of the Gridworld.
-        checkpoint: the file to take the agent from; the run's newest by default.
-        output: the picture to write, by its ending a PNG, SVG or PDF; a window by default, where there is a screen.
+        metric: metric of the curves. Default: the episode return.
+        clock: clock of the x axis.
+        episode: numbers of the episodes whose fields or paths are plotted.
+        field: field of the episodes. Default: `observation`. For a nested field give its path, `observation/camera`.
+        paths: plot paths of episodes on the Gridworld, by default of the last ones.
+        values: plot the action values of the agent in each cell of the Gridworld.
+        checkpoint: checkpoint to load the agent from. Default: the newest one of the run.
+        output: image file to write, PNG, SVG or PDF by its suffix. Default: a window if there is a screen.
     """
     folders = list(runs)
     if not folders:
-        raise ValueError("rein plot RUN [RUN ...]: name the folder of a run, or several")
+        raise ValueError("rein plot RUN [RUN ...]: give the folders of one or more runs")
     of_one = paths or values or bool(episode) or field is not None
     if of_one and len(folders) > 1:
-        raise ValueError(f"rein plot: fields, paths and values are of one run, and {len(folders)} are named")
+        raise ValueError(f"rein plot: fields, paths and values need a single run, got {len(folders)}")
     if paths + values + (field is not None) > 1:
-        raise ValueError("rein plot: give one of --field, --paths and --values")
+        raise ValueError("rein plot: --field, --paths and --values cannot be combined; give one of them")
     on_screen = output is None and has_screen()
     if not of_one:
         figure, what = _curves(folders, metric, clock, on_screen)
@@ -81,7 +81,7 @@ def _options(
     if on_screen:
         _show()
     else:
-        name = printable(f"{folders[0].resolve().name}-{what}.png").replace("?", "_")  # `what` comes from a file
+        name = printable(f"{folders[0].resolve().name}-{what}.png").replace("?", "_")  # `what` may come from a file
         _write(figure, output or Path(name.replace("/", ".")))
 
 
@@ -95,7 +95,7 @@ def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: boo
 
 def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tuple[Any, str]:
     if not numbers:
-        raise ValueError(f"--field {name}: say of which episode, with --episode N")
+        raise ValueError(f"--field {name}: give the number of an episode with --episode N")
     episodes = [run.episode(number) for number in numbers]
     drawn = [(episode, *part) for episode in episodes for part in _parts(run, episode, name)]
     figure = make_figure(8.0, 3.2 * len(drawn) + 0.6, on_screen=on_screen)
@@ -106,7 +106,7 @@ def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tup
 
 
 def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
-    """The arrays of a field by their paths; several where it is nested."""
+    """Return the arrays of a field with their paths; there are several if it is nested."""
     every = dict(_by_path(episode.fields))
     found = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
     if not found:
@@ -115,27 +115,26 @@ def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
 
 
 def _by_path(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with its path as `run.fields` has it: "/" is in no name, and "." may be."""
+    """Yield all arrays with their paths as in `run.fields`. Names may contain ".", but not "/"."""
     for name, value in tree.items():
-        where = f"{path}/{name}" if path else name
-        yield from _by_path(value, where) if isinstance(value, Mapping) else [(where, value)]
+        inner = f"{path}/{name}" if path else name
+        yield from _by_path(value, inner) if isinstance(value, Mapping) else [(inner, value)]
 
 
 def _title(episode: Episode, path: str) -> str:
     end = "terminated" if episode.terminated else "truncated"
-    told = f"return {episode.episode_return:.6g}, {episode.length:,} steps, {end}"
-    return f"{path} of episode {episode.id} ({told})"
+    return f"{path} of episode {episode.id} (return {episode.episode_return:.6g}, {episode.length:,} steps, {end})"
 
 
 def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]:
     _check_gridworld(run)
     numbers = numbers or run.episodes["id"][run.episodes["whole"]][-_LAST:].tolist()
     if not numbers:
-        raise ValueError(f"{run.path}: no whole episode is stored")
+        raise ValueError(f"{run.path}: no complete episode is stored")
     size = environment_of(run).size
     places, targets = {}, set()
     for number in numbers:
-        places[f"episode {number}"], target = _walked(run, number, size)
+        places[f"episode {number}"], target = _path_of(run, number, size)
         targets.add(target)
     figure = make_figure(7.5, 5.5, on_screen=on_screen)
     axes = figure.add_subplot()
@@ -144,12 +143,12 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
     return figure, "paths"
 
 
-def _walked(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
-    """Where an episode was at each step and at its end, (L + 1, 2), and its target, on a board of so many columns."""
+def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
+    """Return the positions of an episode at each step and at its end, (L + 1, 2), and its target."""
     episode = run.episode(number)
     seen, final = episode.fields.get("observation"), episode.final_observation
     if seen is None or final is None:
-        raise ValueError(f"{run.path}: observations were not stored, so there is no path to draw")
+        raise ValueError(f"{run.path}: observations were not stored, so paths cannot be plotted")
     seen = np.concatenate([seen, np.asarray(final)[None]])
     if seen.ndim != 2 or seen.shape[1] not in (4, 6):
         raise ValueError(f"{run.path}: observations {seen.shape[1:]} are not those of a Gridworld")
@@ -164,17 +163,17 @@ def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, st
     board_of = environment_of(run)
     targets, look = board_of.possible_targets, _values_of(run, found, board_of.size)
     if len(targets) > _BOARDS:
-        raise ValueError(f"{run.path}: has {len(targets)} targets; {_BOARDS} boards at most are drawn")
+        raise ValueError(f"{run.path}: has {len(targets)} targets; at most {_BOARDS} can be plotted")
     boards = [look(target) for target in targets]
     figure = make_figure(7.0 * len(boards), 6.0, on_screen=on_screen)
     for axes, target, board in zip(figure.subplots(1, len(boards), squeeze=False)[0], targets, boards, strict=True):
         draw_values(axes, board, target=target)
-        axes.set_title(f"{found.path.stem}: what each action is worth; arrow: the best", fontsize="medium")
+        axes.set_title(f"{found.path.stem}: action values; arrow: best action", fontsize="medium")
     return figure, "values"
 
 
 def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[int, int]], np.ndarray[Any, Any]]:
-    """A function from a target to the values (X, Y, A) of every cell: of the table, or of the agent's networks."""
+    """Return a function from a target to the values (X, Y, A) of all cells, from a table or from networks."""
     state = checkpoint.state.get("parts", {}).get("agent", {})
     table = state.get("table")
     if isinstance(table, torch.Tensor) and len(table) == size**4:
@@ -182,11 +181,11 @@ def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[i
         return lambda target: table_XYXYA[:, :, *target]
     loop = recipe_loop(run, device="cpu")
     if loop is None:
-        raise ValueError(f"{run.path}: no recipe of rein's began it; load its agent, and use rein.integrations.plot")
+        raise ValueError(f"{run.path}: not trained by a recipe of rein; load the agent and use rein.integrations.plot")
     agent, environment = loop.parts["agent"], loop.parts["environment"]
     online = getattr(getattr(agent, "networks", None), "online", None)
     if online is None:
-        raise ValueError(f"{run.path}: {type(agent).__name__} has no values of actions")
+        raise ValueError(f"{run.path}: {type(agent).__name__} has no action values")
     load(agent, checkpoint.path, only=["networks"])
 
     @torch.no_grad()
@@ -199,9 +198,9 @@ def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[i
 
 
 def _check_gridworld(run: Run) -> None:
-    kind = part_type(run, "environment") or "another"
+    kind = part_type(run, "environment") or "an unknown environment"
     if kind != _GRIDWORLD:
-        raise ValueError(f"{run.path}: paths and values are drawn of the Gridworld; this run was in {kind}")
+        raise ValueError(f"{run.path}: --paths and --values need a run in the Gridworld, not in {kind}")
 
 
 def _show() -> None:
@@ -211,8 +210,8 @@ def _show() -> None:
 
 
 def _write(figure: Any, path: Path) -> None:
-    """Write a picture whole or not at all, and say where. Raises ValueError for an ending that is no picture's."""
+    """Write an image atomically and print its path. Raises ValueError for an unknown image suffix."""
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix.removeprefix(".") or "png", dpi=150)
     write_whole(path, image.getbuffer())
-    say(f"the picture is {path}")
+    say(f"wrote {path}")

@@ -1,7 +1,7 @@
-"""Environment and loop of a run, rebuilt from its `run.json`.
+"""Rebuild the environment and the loop of a run from its `run.json`.
 
-A file never chooses code. Only environments and wrappers of rein, environments that Gymnasium itself registers, and
-recipes of rein are built from it. Other code runs only if the user names it on the command line.
+A file never chooses which code runs. Only environments, wrappers and recipes of rein, and environments that Gymnasium
+registers, are built from it. Other code runs only if the user names it on the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ADAPTERS = (
     "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
 )
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
-_DEEPEST = 20  # wrappers around wrappers
+_DEEPEST = 20  # maximum number of nested wrappers
 
 
 class _NotOurs(Exception):
@@ -40,7 +40,7 @@ class _NotOurs(Exception):
 
 @attrs.frozen
 class Described:
-    """A run as described by its `run.json`, without its stored files."""
+    """Run as described by its `run.json`, without its stored files."""
 
     path: Path
     info: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Described:
             return cls(path, read_json(path / "run.json"))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise StoreError(f"{path}: is not the folder of a run: its run.json cannot be read: {why}") from error
+            raise StoreError(f"{path}: not the folder of a run: its run.json cannot be read: {why}") from error
 
 
 def environment_of(run: Run | Described, named: str | None = None, *, filming: bool = False, **given: Any) -> Any:
@@ -62,10 +62,11 @@ def environment_of(run: Run | Described, named: str | None = None, *, filming: b
     Args:
         run: the run.
         named: `module:function` that returns the environments, or a loop that has them.
-        filming: whether environments of Gymnasium render.
+        filming: whether Gymnasium environments render.
         given: `num_envs` and `device`, which replace those of the run.
 
-    Raises ValueError if `run.json` does not describe the environments and `named` is None.
+    Raises:
+        ValueError: If `run.json` does not describe the environments and `named` is None.
     """
     if named is not None:
         made = made_by(named)
@@ -76,7 +77,7 @@ def environment_of(run: Run | Described, named: str | None = None, *, filming: b
         why = str(reason)
     loop = recipe_loop(run, **given)
     if loop is None:
-        raise ValueError(f"{run.path}: {why}; name what builds it: --environment my_module:make")
+        raise ValueError(f"{run.path}: {why}; name a function that returns it: --environment my_module:make")
     return loop.parts["environment"]
 
 
@@ -90,7 +91,7 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     if not (isinstance(name, str) and name.replace("_", "-") in recipe_names() and isinstance(options, Mapping)):
         return None
     recipe = find(name)
-    if "data" in inspect.signature(recipe).parameters:  # it would read another run, or record one
+    if "data" in inspect.signature(recipe).parameters:  # such a recipe would read or record another run
         return None
     return call(recipe, parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given}))
 
@@ -101,30 +102,30 @@ def num_envs_of(run: Run | Described) -> int:
 
 
 def part_type(run: Run | Described, name: str) -> str:
-    """Return the full name of the class of a part; empty if `run.json` has none."""
+    """Return the full class name of a part, or an empty string if `run.json` has none."""
     return _part(run, name)["type"]
 
 
 def made_by(named: str) -> Any:
-    """Call the function that the user named, and return its environments, or its loop that has some.
+    """Call the function that the user named. Returns its environments, or its loop if that has environments.
 
-    Raises ValueError if there is no such function, and TypeError if it returns something else.
+    Raises ValueError if the function does not exist, and TypeError if it returns something else.
     """
     if ":" not in named:
-        raise ValueError(f"--environment {named}: name a function that returns environments, as my_module:make")
+        raise ValueError(f"--environment {named}: give a function that returns environments, such as my_module:make")
     made = find(named)()
     environment = made.parts.get("environment") if isinstance(made, Loop) else made
     if missing := [name for name in _USED if not hasattr(environment, name)]:
         what = type(made).__name__ if environment is made else f"a loop whose environment is {environment!r:.200}"
         wrapped = f"rein.envs.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
-        hint = f"; name a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
-        lacks = f"which is no environment of rein's (it has no {', '.join(missing)})"
-        raise TypeError(f"--environment {named}: made {what}, {lacks}{hint}")
+        hint = f"; give a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
+        lacks = f"which is not a rein environment (it lacks {', '.join(missing)})"
+        raise TypeError(f"--environment {named}: returned {what}, {lacks}{hint}")
     return made
 
 
 def _part(run: Run | Described, name: str) -> dict[str, Any]:
-    """Return type and configuration of a part of the run; empty ones if `run.json` has none."""
+    """Return type and configuration of a part of the run, empty if `run.json` has none."""
     parts = run.info.get("parts")
     return _described(parts.get(name) if isinstance(parts, Mapping) else None)
 
@@ -139,26 +140,24 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     try:
-        if kind != _FILMING:  # its folder is not used: commands record to their own
+        if kind != _FILMING:  # the folder in it is not used
             check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
             return rebuild(config, given["num_envs"], filming=filming)
         if kind not in own_environments():
-            raise _NotOurs(
-                f"its environment is a {kind}, not one of rein's" if kind else "run.json names no environment"
-            )
+            raise _NotOurs(f"its environment {kind} is not part of rein" if kind else "run.json names no environment")
         if "inner" not in config:
             known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
             return own_environments()[kind](**{**config, **known})
         inner = _built(_described(config.pop("inner")), given, filming, depth + 1)
         return inner if kind == _FILMING else own_environments()[kind](inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise _NotOurs(f"its environment cannot be built again: {error}") from error
+        raise _NotOurs(f"its environment cannot be rebuilt: {error}") from error
 
 
 @functools.cache
 def own_environments() -> dict[str, Any]:
-    """Return rein's own environments and wrappers by their full names, without base classes and adapters."""
+    """Return rein's environments and wrappers by their full names, without base classes and adapters."""
     found = {}
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
         if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium")):

@@ -29,18 +29,17 @@ def recipe_names() -> list[str]:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Return the function of a recipe, or of `module:function`. Raises ValueError with the closest name.
+    """Return the function of a recipe, or of `module:function`. The error for an unknown name suggests the closest.
 
-    The module may lie in the working directory, which is searched last. Give only names that the user has typed: a
-    module is imported, which runs its code.
+    The working directory is searched last for modules. Pass only names that the user has typed, because importing a
+    module runs its code.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon:
         names, plain = recipe_names(), name.replace("-", "_")
         if plain.replace("_", "-") not in names:
             raise ValueError(
-                f"there is no recipe {name!r}; {_closest(name, names)} A function of your own is named "
-                "my_module:make_loop"
+                f"unknown recipe {name!r}; {_closest(name, names)} For a custom function use my_module:make_loop"
             )
         module_name, function_name = f"rein.recipes.{plain}", plain
     elif os.getcwd() not in sys.path:
@@ -48,9 +47,9 @@ def find(name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name != module_name:  # it exists, and misses something itself
+        if error.name != module_name:  # the module exists, but one of its imports fails
             raise
-        raise ValueError(f"there is no module {module_name!r} to take {function_name!r} from") from None
+        raise ValueError(f"no module named {module_name!r}, which should contain {function_name!r}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"{module_name} has no function {function_name!r}")
@@ -58,7 +57,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _closest(name: str, names: list[str]) -> str:
-    """Return a suggestion for an unknown name; the name of an algorithm or an environment gives all its recipes."""
+    """Return a suggestion for an unknown name. The name of an algorithm or an environment gives all its recipes."""
     plain = re.sub(r"-v\d+$", "", name.replace("_", "-").lower())
     parts = [recipe for recipe in names if recipe.startswith(f"{plain}-") or recipe.endswith(f"-{plain}")]
     near = [plain] if plain in names else parts or difflib.get_close_matches(plain, names, 1)
@@ -69,25 +68,26 @@ def show_recipes() -> None:
     """Print the recipes with the first lines of their docstrings."""
     from rich.table import Table
 
-    table = Table("recipe", "what it trains", box=None, pad_edge=False, header_style="bold")
+    table = Table("recipe", "description", box=None, pad_edge=False, header_style="bold")
     for name in recipe_names():
         text = inspect.getdoc(find(name)) or ""
         table.add_row(name, text.splitlines()[0] if text else "")
     say(table)
-    say("\nrein train RECIPE --help shows its options")
+    say("\nrein train RECIPE --help lists the options of a recipe")
 
 
 def call(recipe: Callable[..., Any], options: Mapping[str, Any], **arguments: Any) -> Any:
-    """Call a recipe with these arguments and with those of its `options` that differ from their defaults."""
-    own = inspect.signature(recipe).parameters
+    """Call a recipe with these arguments and with those `options` that differ from their defaults."""
+    parameters = inspect.signature(recipe).parameters
     return recipe(
-        **arguments, **{key: value for key, value in options.items() if key in own and value != own[key].default}
+        **arguments,
+        **{key: value for key, value in options.items() if key in parameters and value != parameters[key].default},
     )
 
 
 @attrs.frozen
 class Recipe:
-    """Part of a loop that records the name of its recipe, the values of all options and the given flags."""
+    """Part of a loop that records the name of its recipe, all option values and the given flags."""
 
     name: str
     options: Mapping[str, Any]
@@ -108,25 +108,23 @@ class Recipe:
 def of_run(path: Path, named: str | None = None) -> Recipe:
     """Return the recipe of the run in a folder, with the options in its `run.json`.
 
-    Raises StoreError if `run.json` cannot be read or has no recipe, and ValueError if the recipe is not one of rein's
-    and the user has not `named` it.
+    Raises StoreError if `run.json` cannot be read or has no recipe. Raises ValueError if the recipe is not one of
+    rein's and the user has not `named` it.
     """
     file = path / "run.json"
     try:
         config = read_json(file)["parts"]["recipe"]["config"]
         name, options, given = config["name"], config["options"], config["given"]
         if not (isinstance(name, str) and isinstance(options, dict) and isinstance(given, list)):
-            raise TypeError("a name, options and flags were expected")
+            raise TypeError("expected a name, options and flags")
     except OSError as error:
-        raise StoreError(f"{file}: cannot be read, so there is no run to resume: {error.strerror}") from error
+        raise StoreError(f"{file}: cannot be read, so the run cannot be resumed: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{file}: does not say by which recipe it was begun, so resume it in Python: {error}"
-        ) from error
+        raise StoreError(f"{file}: does not name the recipe of the run; resume it in Python: {error}") from error
     if named is None and name.replace("_", "-") not in recipe_names():
         raise ValueError(
-            f"{file}: names the recipe {name!r:.200}, which is not one of rein's own, and no file chooses which code "
-            f"runs; name it yourself: rein resume {shlex.quote(str(path))} my_module:make_loop"
+            f"{file}: the recipe {name!r:.200} is not part of rein, and its code is not run because a file names it; "
+            f"name it on the command line: rein resume {shlex.quote(str(path))} my_module:make_loop"
         )
     return Recipe(named or name, options, [word for word in given if isinstance(word, str)])
 

@@ -1,4 +1,4 @@
-"""`rein replay`: stored episodes played again from their seeds and actions, compared to the bit, and filmed."""
+"""`rein replay`: replay stored episodes from their seeds and actions, compare them bit by bit, and record videos."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rew
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command `rein replay RUN --episode N`; exits with 1 where an episode comes out as another one."""
+    """Run `rein replay RUN --episode N`. Exits with status 1 if an episode differs."""
     results = _options(**arguments_of(_options, "rein replay", arguments))
     raise SystemExit(0 if all(result.difference is None for result in results) else 1)
 
@@ -38,24 +38,24 @@ def _options(
     fps: float | None = None,
     environment: str | None = None,
 ) -> list[Replay]:
-    """Play stored episodes of a run again, and say whether observations and rewards agree bit for bit.
+    """Replay stored episodes of a run, and print whether observations and rewards agree bit by bit.
 
     Args:
-        run: the folder of a run.
-        episode: the numbers of the episodes.
-        video: record the episode to this file, one frame for each step: .mp4, .mkv, .mov or .avi.
-        fps: frames per second of the video; by default those that the environment declares, or 30.
-        environment: what builds the environment, where run.json cannot say: my_module:make, a function that returns
-            environments or a loop that has some. rein's own environments, Gymnasium's and recipes need none.
+        run: folder of the run.
+        episode: numbers of the episodes.
+        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
+        fps: frames per second of the video. Default: that of the environment, or 30.
+        environment: my_module:make, a function that returns environments or a loop that has them. Needed only if
+            run.json cannot describe the environment; those of rein, Gymnasium and recipes need none.
     """
     if not episode:
-        raise ValueError("--episode: give the number of an episode, or several")
+        raise ValueError("--episode: give the numbers of one or more episodes")
     if fps is not None and video is None:
-        raise ValueError(f"--fps {fps:g}: give --video as well")
+        raise ValueError(f"--fps {fps:g}: needs --video")
     if video is not None and len(episode) > 1:
-        raise ValueError(f"--video {video}: a film is of one episode, and --episode gives {len(episode)}")
+        raise ValueError(f"--video {video}: a video shows one episode, but --episode gives {len(episode)}")
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen otherwise, and fail
+        os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
     stored, target = open_run(run), None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
     built = environment_of(stored, environment, filming=video is not None)
@@ -66,32 +66,32 @@ def _options(
             with film(target, built, fps) as add:
                 results = replay(built, episodes, film=add)
     for result in results:
-        say(_told(result))
+        say(_result_line(result))
     if video is not None:
-        say(f"filmed: {video}")
+        say(f"video: {video}")
     return results
 
 
-def _told(result: Replay) -> str:
-    """One line that says how a replay went."""
+def _result_line(result: Replay) -> str:
+    """Return a line that describes the result of a replay."""
     what = " and ".join(dict.fromkeys(_WORDS[name] for name in result.compared if name in _WORDS)) or "ends"
     steps = f"{result.length:,} step{'s' * (result.length != 1)}"
     if result.difference is None:
-        return f"episode {result.id}: {steps} played again; {what} agree bit for bit"
-    return f"episode {result.id}: differs from what was stored at step {_where(result.difference, steps)}"
+        return f"episode {result.id}: {steps} replayed; {what} agree bit by bit"
+    return f"episode {result.id}: differs from the stored episode at step {_difference_text(result.difference, steps)}"
 
 
-def _where(difference: Difference, steps: str) -> str:
-    amount = "in bits alone" if difference.amount == 0.0 else f"by {difference.amount:.3g}"
-    amount = "where one is not a number" if math.isnan(difference.amount) else amount
+def _difference_text(difference: Difference, steps: str) -> str:
+    amount = "only in bits" if difference.amount == 0.0 else f"by {difference.amount:.3g}"
+    amount = "because one value is NaN" if math.isnan(difference.amount) else amount
     return f"{difference.step} (of {steps}, from 0): {difference.field} {amount}"
 
 
 @contextlib.contextmanager
 def film(path: Path, environment: Any, fps: float | None = None) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes the frames of a video, which appears at `path` when it is finished."""
+    """Yield a function that adds frames to a video. The file appears at `path` when it is finished."""
     if not path.parent.is_dir():
-        raise ValueError(f"--video {short(path)}: there is no folder {short(path.parent)}")
+        raise ValueError(f"--video {short(path)}: the folder {short(path.parent)} does not exist")
     inside = unwrapped(environment)
     video = Video(path, frames_per_second(inside, fps, "--fps "), "--video ")
     try:

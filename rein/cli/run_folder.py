@@ -1,4 +1,4 @@
-"""`rein show`, `view`, `verify` and `compact`: commands that inspect or copy the folder of a run."""
+"""`rein show`, `view`, `verify` and `compact`: inspect or copy the folder of a run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rein.store.verify import verify_run
 
 _LAST = 100  # episodes in the statistics of the last returns
 _VIEW_USAGE = """\
-rein view PATH [options]: open the folder of a run, or one of its files, in JupyterLab. H5Web draws the file that is
-double-clicked. Options are those of jupyter lab: --no-browser, --port=8889"""
+rein view PATH [options]: open the folder of a run, or one of its files, in JupyterLab. Double-click a file to plot it
+with H5Web. Options are passed to jupyter lab: --no-browser, --port=8889"""
 _MODULES = ("jupyterlab", "jupyterlab_h5web")
 
 
@@ -39,9 +39,9 @@ def show_command(arguments: Sequence[str]) -> None:
 
 
 def _paths(arguments: Sequence[str], command: str, needs: Sequence[str], more: str = "") -> list[str]:
-    """Return the paths among `arguments`, or print the usage and return [] if they ask for help.
+    """Return the paths in `arguments`, or print the usage and return [] for --help.
 
-    Raises ValueError if the number of paths is not that of `needs`, or if an argument is an option.
+    Raises ValueError if the number of paths differs from `needs`, or if an argument is an option.
     """
     given = " and ".join(needs)
     if "-h" in arguments or "--help" in arguments:
@@ -53,23 +53,23 @@ def _paths(arguments: Sequence[str], command: str, needs: Sequence[str], more: s
 
 
 def show(path: str | Path) -> None:
-    """Print a summary of a run's folder or of one trajectory file. Raises StoreError if there is none, or it is bad."""
+    """Print a summary of a run folder or a trajectory file. Raises StoreError if it does not exist or is damaged."""
     if keeps_none(path := Path(path)):
         say(_tree(path))
-        comes = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # rows are what a store is given
-        what = "no file of trajectories is finished yet" if comes else "no trajectories are kept"
-        drawn = "; `rein plot` draws the metrics" if (path / EPOCHS).is_file() else ""
-        say(f"\n{what}{'; no epoch has ended yet' if awaits_epoch(path) else drawn}", markup=True)
+        stores = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # only rows are written to a store
+        text = "no trajectory file is finished yet" if stores else "no trajectories are stored"
+        hint = "; plot the metrics with `rein plot`" if (path / EPOCHS).is_file() else ""
+        say(f"\n{text}{'; no epoch has ended yet' if awaits_epoch(path) else hint}", markup=True)
         return
     run = open_run(path)
-    for part in [_tree(run.path), _numbers(run), _fields(run)]:  # all are read before anything is printed
+    for part in [_tree(run.path), _numbers(run), _fields(run)]:  # read everything before printing
         say(part)
         say()
     say(how_to_open(run.files[-1]))
 
 
 def _tree(path: Path) -> Tree:
-    """Return the files of the folder with sizes. Only the first and the last of more than four are listed."""
+    """Return the files of the folder with their sizes. A subfolder of more than four lists its first and last."""
     if path.is_file():
         return Tree(_labelled(path))
     tree = Tree(f"[bold]{plain(path)}[/bold]")
@@ -99,7 +99,7 @@ def _numbers(run: Run) -> Table:
     halted = int((epochs["status"] == "halted").sum())
     table.add_row("epochs", f"{len(number):,} ({number[0]} to {number[-1]}), {halted:,} of them halted")
     num_envs = next((shape[1] for _, shape in run.fields.values()), 0)
-    table.add_row("steps", f"{rows:,} of {num_envs:,} environments, {rows * num_envs:,} in all")
+    table.add_row("steps", f"{rows:,} in {num_envs:,} environments, {rows * num_envs:,} in total")
     returns, length = episodes["return"], episodes["length"]
     table.add_row("episodes", f"{len(returns):,}, {int(episodes['truncated'].sum()):,} of them truncated")
     if len(returns):
@@ -110,7 +110,7 @@ def _numbers(run: Run) -> Table:
     for name, column in epochs["metrics"].items():
         known = np.flatnonzero(~np.isnan(column))
         ends = (f"{column[k]:.6g} in epoch {number[k]}" for k in dict.fromkeys((*known[:1], *known[-1:])))
-        table.add_row(plain(name), ", ".join(ends) or "never a number")
+        table.add_row(plain(name), ", ".join(ends) or "always NaN")
     return table
 
 
@@ -122,13 +122,13 @@ def _fields(run: Run) -> Table:
 
 
 def _statistics(values: np.ndarray) -> str:
-    with np.errstate(all="ignore"):  # a sum that overflows is infinite, and no line of its own
+    with np.errstate(all="ignore"):  # no warning if a sum overflows
         mean = values.mean()
     return f"mean {mean:.6g}, from {values.min():.6g} to {values.max():.6g}"
 
 
 def plain(text: str | Path) -> str:
-    """Return text from a file without markup and escape sequences."""
+    """Return text from a file without markup and control characters."""
     return escape(printable(text))
 
 
@@ -154,8 +154,8 @@ def view_command(arguments: Sequence[str]) -> None:
         say(how_to_open(file))
         return
     folder = path if path.is_dir() else path.parent
-    say(f"double-click {file.relative_to(folder)} in the list on the left; Ctrl-C ends it")
-    # H5Web opens what is selected in that list, and nothing by its URL
+    say(f"double-click {file.relative_to(folder)} in the file list on the left; stop with Ctrl-C")
+    # H5Web opens only files selected in that list, not URLs
     # -P: a file in the working directory must not replace a module
     command = [sys.executable, "-P", "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *arguments[1:]]
     if status := subprocess.run(command, check=False).returncode:
@@ -163,7 +163,7 @@ def view_command(arguments: Sequence[str]) -> None:
 
 
 def first_file(path: Path) -> Path:
-    """Return the file to open first: the learning curves of a run, or else its newest trajectories.
+    """Return the file to open first: the learning curves of a run, or its newest trajectories.
 
     Raises StoreError if the folder has neither.
     """
@@ -176,20 +176,20 @@ def first_file(path: Path) -> Path:
 
 
 def how_to_open(file: Path) -> str:
-    """Return a list of the viewers that open a file with a plot."""
+    """Return instructions for viewers that open a file with a plot."""
     word = shlex.quote(str(file))
     return f"""\
-`pip install "jupyterlab>=4" jupyterlab-h5web` lets `rein view` open it. Without, any of these opens
-{file} with a plot:
-  VS Code       with the extension H5Web: click the file
-  a browser     drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
-  the desktop   pip install "silx[full]", then: silx view {word}
-  a terminal    pip install h5glance, then: h5glance {word} (a tree, no plot)"""
+To open files with `rein view`: pip install "jupyterlab>=4" jupyterlab-h5web
+Other viewers that plot {file}:
+  VS Code    install the extension H5Web and click the file
+  browser    drop the file on https://myhdf5.hdfgroup.org; nothing is uploaded
+  desktop    pip install "silx[full]", then: silx view {word}
+  terminal   pip install h5glance, then: h5glance {word} (a tree, no plot)"""
 
 
 def verify_command(arguments: Sequence[str]) -> None:
     """Run `rein verify PATH`."""
-    more = ". Prints a line for each problem, and exits with status 1 if there is one"
+    more = ". Prints a line for each problem, and exits with status 1 if there are any"
     paths = _paths(arguments, "rein verify PATH", ["the folder of a run, or one of its files"], more)
     if not paths:
         return
@@ -197,23 +197,23 @@ def verify_command(arguments: Sequence[str]) -> None:
     for path, reason in report.problems:
         say(printable(f"{path}: {reason}"))  # on one line
     checked = f"{report.files:,} file{'s' * (report.files != 1)} of {report.bytes / 1e6:.1f} MB"
-    held = f"{report.epochs:,} epochs and {report.episodes:,} episodes"
+    contents = f"{report.epochs:,} epochs and {report.episodes:,} episodes"
     bad = len({path for path, _ in report.problems})
-    say(f"{checked} checked, {held}: {f'something is wrong with {bad:,}' if bad else 'all is well'}")
+    say(f"{checked} checked, {contents}: {f'problems in {bad:,}' if bad else 'no problems'}")
     if bad:
         raise SystemExit(1)
 
 
 def compact_command(arguments: Sequence[str]) -> None:
     """Run `rein compact RUN NEW`."""
-    more = """. NEW receives the same data in trajectory
-files of up to 64 MiB and 1,000 epochs, is compared with RUN, and can be resumed in its place. RUN is not changed"""
+    more = """. Copies RUN to NEW, with trajectory files of
+up to 64 MiB and 1,000 epochs, and compares the copy with RUN. NEW can be resumed like RUN. RUN is not changed"""
     paths = _paths(arguments, "rein compact RUN NEW", ["the folder of a run", "the path of a new folder"], more)
     if not paths:
         return
     done = compact(paths[0], paths[1])
-    say(f"trajectories: {_said(done.files_before, done.bytes_before)}, now {_said(done.files, done.bytes)}")
+    say(f"trajectories: {_files_of(done.files_before, done.bytes_before)}, now {_files_of(done.files, done.bytes)}")
 
 
-def _said(count: int, size: int) -> str:
+def _files_of(count: int, size: int) -> str:
     return f"{count:,} file{'s' * (count != 1)} of {size / 1e6:.1f} MB"

@@ -34,14 +34,16 @@ from rein.store.loading import resume as go_on
 
 _LIMITS = ("--epochs", "--env-steps")  # options that end a run
 _MOST_THREADS = max(64, os.cpu_count() or 1)
-_SECONDS = 30.0  # between two checkpoints by default; a killed run loses no more
+_SECONDS = 30.0  # default time between checkpoints, and so the most that a killed run loses
 
 
 def train(words: Sequence[str]) -> None:
     """Run the recipe that `words` name, with the options in `words`."""
     if not words or words[0].startswith("-"):
         if "--help" in words or "-h" in words:
-            say("usage: rein train RECIPE [options]; rein train RECIPE --help shows them, rein list the recipes")
+            say(
+                "usage: rein train RECIPE [options]. List options with rein train RECIPE --help, recipes with rein list"
+            )
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
     run(words[0], list(words[1:]))
@@ -53,11 +55,11 @@ def resume(words: Sequence[str]) -> None:
     A recipe that is not one of rein's must be named after the folder, because `run.json` never chooses code.
     """
     usage = (
-        "rein resume PATH [my_module:make_loop] [options]: the folder of a run, and its recipe unless that is one of "
-        "rein's own; options are those of rein train, and replace what it had"
+        "rein resume PATH [my_module:make_loop] [options]: give the folder of a run, and its function if the recipe is "
+        "not part of rein. Options are those of rein train, and replace those of the run"
     )
     asks = "--help" in words or "-h" in words
-    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # for a run, --help shows its options
+    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # with a run, --help lists its options
         say(f"usage: {usage}")
         return
     if not words or words[0].startswith("-"):
@@ -69,9 +71,9 @@ def resume(words: Sequence[str]) -> None:
 
 
 def run(name: str, words: list[str], before: Recipe | None = None) -> None:
-    """Run the recipe `name`. Options of the resumed run, `before`, hold unless `words` replace them.
+    """Run the recipe `name`. Options of the resumed run `before` apply unless `words` replace them.
 
-    If `words` contain a limit, of epochs or env steps, the limits of `before` no longer end the run.
+    If `words` contain a limit (epochs or env steps), the limits of `before` no longer end the run.
     """
     recipe = find(name)
     own = inspect.signature(recipe).parameters
@@ -90,12 +92,14 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
             if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
-                say(f"{usual} exists; this run goes to {_shown(store)}", error=True)  # only if the options are accepted
+                say(
+                    f"{usual} exists; this run goes to {_shown(store)}", error=True
+                )  # printed only if the options are valid
             loop.own("recipe", made)
             if store is not None and all(part is not store for part in loop.parts.values()):
                 loop.own("store", store)
                 describe(loop, store)
-            # the recipe's own env_steps end the run only if no other limit is given
+            # env_steps of the recipe end the run only if no other limit is given
             env_steps = options["env_steps"] if "--env-steps" in given or "--epochs" not in given else None
             caught = _attach(loop, name, options, store, env_steps)
             if options["resume"] and store is not None:
@@ -112,8 +116,8 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
         try:
             say(summary(final, store))
             if caught.signal is not None:
-                again = f"go on with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
-                say(again or "nothing was stored, so it cannot be resumed")
+                hint = f"continue with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
+                say(hint or "nothing was stored, so the run cannot be resumed")
         except OSError:  # after SIGHUP the terminal is closed
             if caught.signal is None:
                 raise
@@ -127,7 +131,7 @@ def _flags(words: Sequence[str]) -> list[str]:
 
 
 def _without_replaced(before: Recipe, flags: Sequence[str], own: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a resumed run without the limits that a limit in `flags` replaces.
+    """Return the recipe of a resumed run without the limits replaced by `flags`.
 
     Parameters of the recipe keep their values, because a schedule may depend on them.
     """
@@ -138,24 +142,24 @@ def _without_replaced(before: Recipe, flags: Sequence[str], own: Mapping[str, An
 
 
 def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    if not 1 <= options["threads"] <= _MOST_THREADS:  # OpenMP aborts the process if it cannot start so many
-        raise ValueError(f"--threads {options['threads']}: give 1 to {_MOST_THREADS}")
+    if not 1 <= options["threads"] <= _MOST_THREADS:  # OpenMP aborts the process if it cannot start its threads
+        raise ValueError(f"--threads {options['threads']}: must be 1 to {_MOST_THREADS}")
     for key in ("epochs", "iterations", "env_steps"):
         if isinstance(options[key], int) and options[key] < 1:
-            raise ValueError(f"{written(key, True)} {options[key]}: give 1 or more")
+            raise ValueError(f"{written(key, True)} {options[key]}: must be 1 or more")
     every = options["checkpoint_every"]
     if every is not None and every < 0:
-        raise ValueError(f"--checkpoint-every {every}: give a number of epochs, or 0 for at the end only")
+        raise ValueError(f"--checkpoint-every {every}: must be a number of epochs, or 0 to save only at the end")
     if options["run"] is not None and "store" not in own:
-        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so it stores nothing")
+        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so nothing can be stored")
     if options["resume"] and options["run"] is None:
-        raise ValueError("--resume: say which run with --run PATH; or use rein resume PATH")
+        raise ValueError("--resume: give the run with --run PATH, or use rein resume PATH")
 
 
 def _attach(
     loop: Loop, name: str, options: Mapping[str, Any], store: HDF5Store | None, env_steps: int | None
 ) -> Interrupts:
-    """Attach the handlers of the command line: limit, progress, checkpoints and signals."""
+    """Attach the handlers of the command line: limits, progress, checkpoints and signals."""
     if env_steps is not None:
         stop_at(loop, env_steps=env_steps)
     if not options["quiet"]:
@@ -172,7 +176,7 @@ def _attach(
 
 def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:
     if not any(store.checkpoints.folder.glob("*.h5")):
-        say(f"{_shown(store)} has no checkpoint; it begins anew")
+        say(f"{_shown(store)} has no checkpoint; starting from the beginning")
         return
     try:
         found = go_on(loop, store.path)
@@ -181,18 +185,18 @@ def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:
         if not named:
             raise
         raise CheckpointError(
-            f"rein resume: a run keeps its options; leave out {', '.join(named)}, or begin a new run with "
-            f"rein train: {error}"
+            f"rein resume: these options cannot change in a resumed run; leave out {', '.join(named)}, or start a new "
+            f"run with rein train: {error}"
         ) from error
     file = _shown(store) / found.path.relative_to(store.path)
-    say(f"going on from {file}, after {found.about['clocks']['env_steps']:,} env steps")
+    say(f"resuming from {file}, after {found.about['clocks']['env_steps']:,} env steps")
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[Callable[[], None]]:
-    """Exit at SIGTERM and SIGHUP, also outside a run, so that open files are closed.
+    """Exit on SIGTERM and SIGHUP, also outside a run, so that open files are closed.
 
-    Yields a function to call when the run is over: the store is then closed and the summary printed at any signal.
+    Yields a function to call after the run. Signals are then ignored until the store is closed and the summary printed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -223,8 +227,8 @@ def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
     if run is None:
         return HDF5Store(_free(_usual_folder(name)), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
-        again = f"`rein resume {shlex.quote(str(run))}` or --resume goes on with it"
-        raise ValueError(f"{run} exists; {again}, another --run begins a new one")
+        ways = f"`rein resume {shlex.quote(str(run))}` or --resume"
+        raise ValueError(f"{run} exists; continue it with {ways}, or start a new run with another --run")
     return HDF5Store(run, exist="resume" if options["resume"] else "error")
 
 
@@ -239,40 +243,41 @@ def _free(path: Path) -> Path:
 
 
 def _shown(store: HDF5Store) -> Path:
-    """Return the run folder as the user wrote it, with the name that the store chose."""
+    """Return the run folder as given by the user, with the name that the store chose."""
     given = Path(store.config["path"])
     return given.with_name(store.path.name) if given.name else store.path
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a run that failed before it stored anything."""
+    """Remove the folder of a run that failed before storing anything."""
     for path in (folder / "trajectories", folder):
         with contextlib.suppress(OSError):  # not empty
             path.rmdir()
 
 
 def summary(state: State, store: HDF5Store | None) -> str:
-    """Return the lines to print after a run: result, location of the trajectories, commands to look at them."""
+    """Return the lines to print after a run: result, location of the trajectories and further commands."""
     clocks = state.clocks
-    how = f"{state.status} ({state.reason})" if state.reason else f"{state.status}"
-    lines = [f"{how}: {clocks.env_steps:,} env steps, {clocks.episodes:,} episodes, {clocks.seconds:.1f} s"]
-    said = state.memory.get("solved")
-    if said:
+    ending = f"{state.status} ({state.reason})" if state.reason else f"{state.status}"
+    lines = [f"{ending}: {clocks.env_steps:,} env steps, {clocks.episodes:,} episodes, {clocks.seconds:.1f} s"]
+    solved = state.memory.get("solved")
+    if solved:
         lines.append(
-            f"solved: {said['metric']} {said['value']:.2f} (at least {said['at_least']:g} was asked for) after "
-            f"{said['env_steps']:,} env steps in {said['seconds']:.1f} s"
+            f"solved: {solved['metric']} {solved['value']:.2f} (threshold {solved['at_least']:g}) after "
+            f"{solved['env_steps']:,} env steps in {solved['seconds']:.1f} s"
         )
     for key, record in state.memory.items():
-        if key.startswith(UNSOLVED) and not said:
+        if key.startswith(UNSOLVED) and not solved:
             value = record["value"]
-            ended = "it has no value" if value is None or math.isnan(value) else f"it was {value:.2f} at the end"
-            lines.append(f"not solved: {record['metric']} should reach {record['at_least']:g}, and {ended}")
+            last = "has no value" if value is None or math.isnan(value) else f"{value:.2f}"
+            lines.append(f"not solved: {record['metric']} {last} at the end (threshold {record['at_least']:g})")
     if store is not None:
         files = sorted((store.path / "trajectories").glob("*.h5"))
         size = sum(file.lstat().st_size for file in files) / 1e6
         count = f"{len(files)} HDF5 file{'s' * (len(files) != 1)}"
         lines.append(f"trajectories: {count}, {size:.1f} MB, in {_shown(store)}/trajectories")
-        command = f"rein show {shlex.quote(str(_shown(store)))}"
-        lines.append(f"look at them: {command}; or open one in VS Code with the H5Web extension,")
-        lines.append("              at myhdf5.hdfgroup.org, or with silx view: each opens with a plot")
+        lines.append(f"summary: rein show {shlex.quote(str(_shown(store)))}")
+        lines.append(
+            "plots: open a file in VS Code with the H5Web extension, at myhdf5.hdfgroup.org, or with silx view"
+        )
     return "\n".join(lines)

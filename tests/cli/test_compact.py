@@ -47,7 +47,7 @@ def names(path):
 
 
 def bits(path):
-    """All that can be read of a run."""
+    """Return all readable values of a run."""
     run = open_run(path)
     found = {f"{t.epoch} {where}": value for t in run for where, value in leaves(t._asdict())}
     found |= {f"epochs {where}": value for where, value in leaves(run.epochs)}
@@ -64,7 +64,7 @@ def contents(path):
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_many_files_become_one_with_the_same_data(tmp_path, capsys):
+def test_files_are_joined_with_the_same_data(tmp_path, capsys):
     path, new = write(tmp_path / "run", epochs(7)), tmp_path / "new"
     before, size = contents(path), sum(file.stat().st_size for file in list_files(path / "trajectories"))
     main(["compact", str(path), str(new)])
@@ -93,7 +93,7 @@ def test_files_are_joined_up_to_a_number_of_epochs(tmp_path):
     assert (defaults["max_bytes"].default, defaults["max_epochs"].default) == (MAX_BYTES, MAX_EPOCHS)
 
 
-def test_the_parts_of_an_epoch_become_one_file_if_they_fit(tmp_path):
+def test_parts_of_an_epoch_are_joined_if_they_fit(tmp_path):
     path = write(tmp_path / "run", epochs(3, steps=40), max_bytes=20_000)
     assert any("part" in name for name in names(path))
     whole = sum(leaf.nbytes for _, leaf in leaves(make_trajectory(1, steps=40)) if hasattr(leaf, "nbytes"))
@@ -104,7 +104,7 @@ def test_the_parts_of_an_epoch_become_one_file_if_they_fit(tmp_path):
     assert bits(tmp_path / "new") == bits(tmp_path / "half") == bits(path)
 
 
-def test_epochs_of_other_fields_or_types_stay_in_separate_files(tmp_path):
+def test_epochs_with_different_fields_stay_in_separate_files(tmp_path):
     given = epochs(6)
     for number in (2, 3):
         given[number] = with_fields(given[number], value=torch.ones(6, 3))
@@ -115,7 +115,7 @@ def test_epochs_of_other_fields_or_types_stay_in_separate_files(tmp_path):
     assert bits(tmp_path / "new") == bits(path)
 
 
-def test_a_file_contains_the_run_json(tmp_path):
+def test_compacted_file_contains_run_json(tmp_path):
     path = write(tmp_path / "run", epochs(3))
     compact(path, tmp_path / "new")
     with h5py.File(list_files(tmp_path / "new" / "trajectories")[0]) as file:
@@ -123,7 +123,7 @@ def test_a_file_contains_the_run_json(tmp_path):
         assert file["entry"].attrs["default"] == "views/episode_return"
 
 
-def test_other_files_are_copied_except_links_and_what_a_resume_moved_aside(tmp_path):
+def test_other_files_are_copied_except_links_and_aside(tmp_path):
     path = write(tmp_path / "run", epochs(2))
     for name in ("videos/aside", "aside/epoch-000001"):
         (path / name).mkdir(parents=True)
@@ -149,7 +149,7 @@ def train(path, epochs, resume=False):
     store.close()
 
 
-def test_a_file_ends_at_checkpoints_in_any_folder(tmp_path):
+def test_files_end_at_checkpoints_in_any_folder(tmp_path):
     environment = Gridworld(num_envs=2, seed=0)
     agent = QLearning(environment, seed=0)
     loop = rein.training_loop(agent, environment, HDF5Store(tmp_path / "run", max_epochs=1), seed=0)
@@ -160,7 +160,7 @@ def test_a_file_ends_at_checkpoints_in_any_folder(tmp_path):
     assert names(tmp_path / "new") == ["000001-000003.h5", "000004-000005.h5"]
 
 
-def test_a_run_cannot_be_continued_while_it_is_copied(tmp_path, monkeypatch):
+def test_run_cannot_be_resumed_while_it_is_copied(tmp_path, monkeypatch):
     path = write(tmp_path / "run", epochs(2))
     refused = []
 
@@ -176,7 +176,7 @@ def test_a_run_cannot_be_continued_while_it_is_copied(tmp_path, monkeypatch):
     HDF5Store(path, "resume").close()
 
 
-def test_a_compacted_run_resumes_as_the_original(tmp_path):
+def test_compacted_run_resumes_like_the_original(tmp_path):
     train(tmp_path / "run", 6)
     compact(tmp_path / "run", tmp_path / "new")
     assert names(tmp_path / "new") == ["000001-000002.h5", "000003-000004.h5", "000005-000006.h5"]
@@ -188,7 +188,7 @@ def test_a_compacted_run_resumes_as_the_original(tmp_path):
     assert verify_run(tmp_path / "new").problems == []
 
 
-def test_the_command_resume_continues_a_compacted_run(tmp_path):
+def test_resume_command_continues_a_compacted_run(tmp_path):
     path, new = str(tmp_path / "run"), str(tmp_path / "new")
     main(["train", "gridworld", "--quiet", "--num-envs", "2", "--iterations", "10", "--epochs", "3", "--run", path])
     before = contents(tmp_path / "run")
@@ -198,7 +198,7 @@ def test_the_command_resume_continues_a_compacted_run(tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-def test_a_run_that_is_being_written_is_refused(tmp_path):
+def test_compacting_a_run_being_written_raises(tmp_path):
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     for trajectory in epochs(3):
         store.append(trajectory)
@@ -210,7 +210,7 @@ def test_a_run_that_is_being_written_is_refused(tmp_path):
     assert compact(store.path, tmp_path / "new").files == 1
 
 
-# Imports once and forks for each kill, which hits before the n-th call that changes the disk.
+# Imports once and forks for each kill. The process is killed before its n-th call that changes the disk.
 FORK_SERVER = """
 import os, signal, sys
 from pathlib import Path
@@ -238,7 +238,7 @@ for moment in map(int, sys.argv[2:]):
 """
 
 
-def test_a_killed_compaction_leaves_the_run_unchanged_and_no_new_folder(tmp_path):
+def test_killed_compaction_leaves_the_run_unchanged(tmp_path):
     path = tmp_path / "run"
     train(path, 4)
     before, data = contents(path), bits(path)
@@ -253,7 +253,7 @@ def test_a_killed_compaction_leaves_the_run_unchanged_and_no_new_folder(tmp_path
     assert bits(tmp_path / "new") == data
 
 
-def test_a_copy_that_differs_is_not_kept(tmp_path, monkeypatch):
+def test_copy_that_differs_is_removed(tmp_path, monkeypatch):
     path = write(tmp_path / "run", epochs(3))
     real = HDF5Store.append
     wrong = lambda self, given: real(self, given._replace(first_step=given.first_step + 1))  # noqa: E731
@@ -263,7 +263,7 @@ def test_a_copy_that_differs_is_not_kept(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_damaged_file_raises(tmp_path):
     path = write(tmp_path / "run", epochs(4))
     damaged = list_files(path / "trajectories")[2]
     content = bytearray(damaged.read_bytes())
@@ -274,14 +274,14 @@ def test_a_damaged_file_is_refused(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_an_epoch_of_which_a_part_is_missing_is_refused(tmp_path):
+def test_epoch_with_a_missing_part_raises(tmp_path):
     path = write(tmp_path / "run", epochs(3, steps=40), max_bytes=20_000)
     [file for file in list_files(path / "trajectories") if file.name.startswith("000002")][-1].unlink()
     with pytest.raises(StoreError, match=r"000002-part-01.h5: is incomplete"):
         compact(path, tmp_path / "new")
 
 
-def test_new_must_be_empty_and_outside_the_run(tmp_path):
+def test_new_folder_must_be_empty_and_outside_the_run(tmp_path):
     path = write(tmp_path / "run", epochs(2))
     (tmp_path / "new").mkdir()
     compact(path, tmp_path / "new")
@@ -297,12 +297,12 @@ def test_new_must_be_empty_and_outside_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])
-def test_other_arguments_are_refused_with_the_usage(words, capsys):
+def test_wrong_arguments_raise_with_the_usage(words, capsys):
     with pytest.raises(SystemExit):
         main(["compact", *words])
     assert "rein compact RUN NEW" in capsys.readouterr().err
 
 
-def test_a_folder_without_trajectories_is_refused(tmp_path):
+def test_folder_without_trajectories_raises(tmp_path):
     with pytest.raises(StoreError, match="give the folder of a run"):
         compact(tmp_path, tmp_path / "new")

@@ -1,4 +1,4 @@
-"""`rein evaluate`: the agent of a run plays new episodes, by whatever its files say of it."""
+"""`rein evaluate` with agents of recipes, Python programs and custom classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class Mine(PPO):
-    """Of a class that is not rein's."""
+    """Custom agent class."""
 
 
 def make_loop(kind: type[PPO] = Mine, store: rein.HDF5Store | None = None) -> rein.Loop:
@@ -33,7 +33,7 @@ def make_environment() -> CartPole:
 
 
 class Foreign(gymnasium.Env):
-    """Of Gymnasium, and not wrapped."""
+    """Gymnasium environment without a wrapper."""
 
 
 def make_number() -> int:
@@ -45,7 +45,7 @@ def make_loop_without() -> rein.Loop:
 
 
 def train(path: Path, kind: type[PPO]) -> Path:
-    """A run of three epochs of a Python program, whose best one is the first."""
+    """Return a run of three epochs of a Python program. The first epoch is the best."""
     store = rein.HDF5Store(path)
     loop = make_loop(kind, store)
 
@@ -65,81 +65,83 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     main(["evaluate", *map(str, words)])
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", *map(str, words)])
     assert ended.value.code == 1
     return capsys.readouterr().err
 
 
-def test_the_newest_checkpoint_of_a_python_program_plays(run, capsys):
-    shown = said(capsys, run, "--episodes", 20, "--seed", 5).splitlines()
+def test_newest_checkpoint_is_evaluated(run, capsys):
+    shown = output_of(capsys, run, "--episodes", 20, "--seed", 5).splitlines()
     newest = f"{run}/checkpoints/epoch-000003.h5"
-    assert shown[0] == f"{newest}, after 384 env steps, plays without exploring; seed 5"
+    assert shown[0] == f"{newest}: 384 env steps, deterministic, seed 5"
     assert shown[1].startswith("episodes  20, ")
     policy = rein.load_agent(run).policy()
     result = rein.evaluate(policy, CartPole(16, seed=5, max_episode_steps=20), episodes=20)
     value = result.episode_return
     mean, spread = f"{float(value.mean()):.6g}", f"{float(value.std(correction=0)):.6g}"
-    told = f"return    mean {mean}, standard deviation {spread}, from {float(value.min()):g} to {float(value.max()):g}"
-    assert shown[2].rstrip() == told
+    expected = (
+        f"return    mean {mean}, standard deviation {spread}, from {float(value.min()):g} to {float(value.max()):g}"
+    )
+    assert shown[2].rstrip() == expected
     assert shown[3].startswith(f"length    mean {mean}, ")
 
 
-def test_the_best_one_plays_and_any_other_that_is_named(run, capsys):
+def test_best_and_checkpoint_options(run, capsys):
     for words in (["--best"], ["--best", "score"]):
-        assert "best/epoch-000001.h5, after 128 env steps" in said(capsys, run, *words, "--episodes", 1)
-    assert "score (max): epoch-000001.h5" in refused(capsys, run, "--best", "loss")
+        assert "best/epoch-000001.h5: 128 env steps" in output_of(capsys, run, *words, "--episodes", 1)
+    assert "score (max): epoch-000001.h5" in error_of(capsys, run, "--best", "loss")
     second = run / "checkpoints/epoch-000002.h5"
-    assert f"{second}, after 256 env steps" in said(capsys, run, "--checkpoint", second, "--episodes", 1)
+    assert f"{second}: 256 env steps" in output_of(capsys, run, "--checkpoint", second, "--episodes", 1)
     rein.save(rein.load_agent(run), "agent.h5")
-    assert "agent.h5, after 384 env steps" in said(capsys, run, "--checkpoint", "agent.h5", "--episodes", 1)
-    assert "not both" in refused(capsys, run, "--best", "--checkpoint", second)
+    assert "agent.h5: 384 env steps" in output_of(capsys, run, "--checkpoint", "agent.h5", "--episodes", 1)
+    assert "cannot be combined" in error_of(capsys, run, "--best", "--checkpoint", second)
 
 
-def test_it_is_the_same_under_a_seed_and_explores_if_told(run, capsys):
+def test_seed_and_deterministic_options(run, capsys):
     words = [run, "--episodes", 8, "--seed", 3]
-    greedy, again = said(capsys, *words), said(capsys, *words)
+    greedy, again = output_of(capsys, *words), output_of(capsys, *words)
     assert greedy == again
-    explores = said(capsys, *words, "--no-deterministic")
-    assert "plays as it explores; seed 3" in explores
+    explores = output_of(capsys, *words, "--no-deterministic")
+    assert "with exploration, seed 3" in explores
     assert explores.splitlines()[1:] != greedy.splitlines()[1:]
-    drawn = {said(capsys, run, "--episodes", 1).splitlines()[0].rpartition(" ")[2] for _ in range(2)}
+    drawn = {output_of(capsys, run, "--episodes", 1).splitlines()[0].rpartition(" ")[2] for _ in range(2)}
     assert len(drawn) == 2
 
 
-def test_what_is_not_there_is_told(run, capsys):
-    assert "run.json cannot be read" in refused(capsys, "none")
+def test_missing_files_and_invalid_options_raise(run, capsys):
+    assert "run.json cannot be read" in error_of(capsys, "none")
     missing = run / "checkpoints/epoch-000009.h5"
-    assert f"no checkpoint; {run}/checkpoints has " in refused(capsys, run, "--checkpoint", missing)
-    assert "--episodes 0: give 1 or more" in refused(capsys, run, "--episodes", 0)
+    assert f"no checkpoint; {run}/checkpoints has " in error_of(capsys, run, "--checkpoint", missing)
+    assert "--episodes 0: must be 1 or more" in error_of(capsys, run, "--episodes", 0)
 
 
-def test_an_agent_of_ones_own_is_built_by_the_function_that_is_named(here, capsys):
-    path = train(here / "mine", Mine)
-    told = refused(capsys, path)
+def test_environment_option_builds_a_custom_agent(work_folder, capsys):
+    path = train(work_folder / "mine", Mine)
+    error = error_of(capsys, path)
     assert (
-        "not one of rein's own agents. Build the agent as it was, and use rein.load(agent, path) and rein.eva" in told
+        "not one of rein's own agents. Build the agent as it was, and use rein.load(agent, path) and rein.eva" in error
     )
-    assert "--environment my_module:make_loop" in told
-    shown = said(capsys, path, "--environment", "mine:make_loop", "--episodes", 4)
-    assert "epoch-000003.h5, after 384 env steps" in shown
+    assert "--environment my_module:make_loop" in error
+    shown = output_of(capsys, path, "--environment", "mine:make_loop", "--episodes", 4)
+    assert "epoch-000003.h5: 384 env steps" in shown
 
 
-def test_another_environment_may_be_named(run, capsys):
-    shown = said(capsys, run, "--environment", "mine:make_environment", "--episodes", 4)
+def test_environment_option_replaces_the_environment(run, capsys):
+    shown = output_of(capsys, run, "--environment", "mine:make_environment", "--episodes", 4)
     assert "episodes  4, 4 of them truncated" in shown
     assert "length    mean 5, standard deviation 0, from 5 to 5" in shown
 
@@ -147,52 +149,57 @@ def test_another_environment_may_be_named(run, capsys):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Foreign", "made Foreign, which is no environment of rein's (it has no num_envs, episode_seeds, reseed,"),
-        ("Foreign", "name a function that wraps it: rein.envs.gymnasium.GymnasiumEnvironment(Foreign,"),
-        ("make_number", "made int, which is no environment of rein's (it has no num_envs,"),
-        ("make_loop_without", "made a loop whose environment is None, which is no environment of rein's (it has"),
+        ("Foreign", "returned Foreign, which is not a rein environment (it lacks num_envs, episode_seeds, reseed,"),
+        ("Foreign", "give a function that wraps it: rein.envs.gymnasium.GymnasiumEnvironment(Foreign,"),
+        ("make_number", "returned int, which is not a rein environment (it lacks num_envs,"),
+        ("make_loop_without", "returned a loop whose environment is None, which is not a rein environment (it lacks"),
     ],
 )
-def test_what_is_no_environment_is_told(run, capsys, name, text):
-    said = refused(capsys, run, "--environment", f"mine:{name}")
-    assert said.startswith(f"rein: --environment mine:{name}: made ")
-    assert text in said
+def test_environment_option_of_wrong_type_raises(run, capsys, name, text):
+    error = error_of(capsys, run, "--environment", f"mine:{name}")
+    assert error.startswith(f"rein: --environment mine:{name}: returned ")
+    assert text in error
 
 
-def test_a_run_without_a_checkpoint_is_told_how_to_have_one(here, capsys):
+def test_error_without_checkpoint_explains_how_to_save_one(work_folder, capsys):
     store = rein.HDF5Store("new")
     make_loop(PPO, store).run()
     store.close()
     for words in ([], ["--best"]):
-        assert "the run has not saved any yet; call `checkpoint(loop, store)` before" in refused(capsys, "new", *words)
+        assert "the run has not saved any yet; call `checkpoint(loop, store)` before" in error_of(capsys, "new", *words)
 
 
-def test_a_run_of_a_recipe_plays_even_where_its_files_do_not_say_what_its_agent_was_built_for(here, capsys):
+def test_recipe_rebuilds_an_agent_without_saved_spaces(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--no-stop-when-solved", "--run", "grid", "--epochs", "2"])
     newest = Path("grid/checkpoints/epoch-000002.h5")
     _, state, about = read_checkpoint(newest)
     del about["builds"]
     write_checkpoint(newest, state, about)
     capsys.readouterr()
-    assert said(capsys, "grid", "--episodes", 3).startswith("grid/checkpoints/epoch-000002.h5, after ")
+    assert output_of(capsys, "grid", "--episodes", 3).startswith("grid/checkpoints/epoch-000002.h5: ")
 
 
-def test_a_film_of_every_episode(run, here, capsys):
+def test_video_of_every_episode(run, work_folder, capsys):
     pytest.importorskip("imageio_ffmpeg")
-    assert f"filmed: {here}/films\n" in said(capsys, run, "--episodes", 2, "--video", here / "films")
-    assert sorted(film.name for film in (here / "films").iterdir()) == ["episode-000001.mp4", "episode-000002.mp4"]
+    assert f"videos: {work_folder}/films\n" in output_of(capsys, run, "--episodes", 2, "--video", work_folder / "films")
+    assert sorted(film.name for film in (work_folder / "films").iterdir()) == [
+        "episode-000001.mp4",
+        "episode-000002.mp4",
+    ]
 
 
-def test_the_videos_have_the_frame_rate_that_is_given(run, here, capsys):
+def test_fps_option(run, work_folder, capsys):
     ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
-    said(capsys, run, "--episodes", 1, "--video", here / "videos", "--fps", 12)
-    told = subprocess.run([ffmpeg, "-i", here / "videos/episode-000001.mp4"], capture_output=True, text=True).stderr
-    assert " 12 fps" in told
-    assert "--video" in refused(capsys, run, "--fps", 12)
+    output_of(capsys, run, "--episodes", 1, "--video", work_folder / "videos", "--fps", 12)
+    text = subprocess.run(
+        [ffmpeg, "-i", work_folder / "videos/episode-000001.mp4"], capture_output=True, text=True
+    ).stderr
+    assert " 12 fps" in text
+    assert "--video" in error_of(capsys, run, "--fps", 12)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_run_in_processes_is_evaluated(here, capsys):
+def test_run_in_processes_is_evaluated(work_folder, capsys):
     environment = GymnasiumVectorEnvironment.in_processes("CartPole-v1", 2, 0, max_episode_steps=9)
     agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
     store = rein.HDF5Store("run")
@@ -201,4 +208,4 @@ def test_a_run_in_processes_is_evaluated(here, capsys):
     loop.run()
     store.close()
     environment.close()
-    assert "episodes  3, 3 of them truncated" in said(capsys, "run", "--episodes", 3)
+    assert "episodes  3, 3 of them truncated" in output_of(capsys, "run", "--episodes", 3)

@@ -1,4 +1,4 @@
-"""`rein export`: a run on the command line as a dataset of Minari."""
+"""`rein export` to Minari."""
 
 import minari
 import numpy as np
@@ -24,29 +24,29 @@ def train(path, environment, loop_options=None):
     return path
 
 
-def test_a_run_becomes_a_dataset_and_the_command_says_where_and_what_was_left(tmp_path, capsys):
+def test_export_writes_a_dataset_and_prints_omitted_steps(tmp_path, capsys):
     path = train(tmp_path / "run", CartPole(num_envs=3, seed=0))
     main(["export", str(path), "--to", "minari", "cartpole/mine-v0", "--author", "me"])
-    said, run = capsys.readouterr().out, rein.open_run(path)
+    output, run = capsys.readouterr().out, rein.open_run(path)
     dataset = minari.load_dataset("cartpole/mine-v0")
     assert dataset.total_episodes == len(run.episodes["id"]) > 3
-    assert f"{dataset.total_episodes} episodes of {dataset.total_steps} steps" in said
-    assert f"{3 * 3 * 40 - dataset.total_steps} steps of episodes that have not ended" in said
-    assert str(tmp_path / "datasets") in said
+    assert f"exported {dataset.total_episodes} episodes with {dataset.total_steps} steps" in output
+    assert f"{3 * 3 * 40 - dataset.total_steps} steps of episodes that are unfinished" in output
+    assert str(tmp_path / "datasets") in output
     assert dataset.storage.metadata["author"] == {"me"}
     assert dataset.storage.metadata["algorithm_name"] == "rein.agents.ppo.PPO"
     for episode, id in zip(dataset.iterate_episodes(), run.episodes["id"].tolist(), strict=True):
         assert np.array_equal(episode.rewards, run.episode(id).fields["reward"])
 
 
-def test_an_episodic_run_is_exported_whole(tmp_path, capsys):
+def test_episodic_run_is_exported_completely(tmp_path, capsys):
     path = train(tmp_path / "run", CartPole(num_envs=3, seed=0), {"episodic": True})
     main(["export", str(path), "--to", "minari", "mine-v0"])
     assert "left out" not in capsys.readouterr().out
     assert minari.load_dataset("mine-v0").total_steps == rein.open_run(path).episodes["length"].sum()
 
 
-def test_an_environment_of_gymnasium_is_named_in_the_dataset(tmp_path):
+def test_dataset_names_the_gymnasium_environment(tmp_path):
     path = train(tmp_path / "run", GymnasiumEnvironment("CartPole-v1", num_envs=2, seed=0))
     main(["export", str(path), "--to", "minari", "mine-v0"])
     assert minari.load_dataset("mine-v0").env_spec.id == "CartPole-v1"
@@ -55,12 +55,12 @@ def test_an_environment_of_gymnasium_is_named_in_the_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("to", "text"),
     [
-        (["csv", "mine"], "--to csv: `minari` is what there is"),
+        (["csv", "mine"], "--to csv: unknown format; use minari"),
         (["minari", "no version"], "no version"),
         (["minari", "twice-v0"], "twice-v0: the dataset exists already"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(tmp_path, capsys, to, text):
+def test_error_is_one_line(tmp_path, capsys, to, text):
     path = train(tmp_path / "run", CartPole(num_envs=3, seed=0))
     (tmp_path / "datasets/twice-v0").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Mistakes of newcomers, who know other libraries: each gives one line that names the mistake and the remedy."""
+"""Mistakes of users of other libraries: each error is one line with the mistake and a fix."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ from rein.training.supervised import train_step
 VECTOR, BUTTONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 NAMED = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "velocity": spaces.Box(-1.0, 1.0, (2,))})
 
-COMMANDS = [  # the words, and a part of the one line
+COMMANDS = [  # words, and a part of the error message
     ("trian cartpole", "did you mean rein train"),
     ("learn cartpole", "rein train"),
     ("eval RUN", "rein evaluate"),
@@ -80,7 +80,7 @@ COMMANDS = [  # the words, and a part of the one line
     ("train cartpole --resume", "--run"),
     ("train cartpole --run RUN", "rein resume"),
     ("resume", "PATH"),
-    ("resume nowhere", "no run to resume"),
+    ("resume nowhere", "cannot be resumed"),
     ("resume RUN --gamma 0.5", "leave out --gamma"),
     ("resume RUN --lr 0.5", "--learning-rate"),
     ("evaluate", "PATH"),
@@ -95,7 +95,7 @@ COMMANDS = [  # the words, and a part of the one line
     ("replay RUN --episode", "one value or more"),
     ("export RUN --to csv", "--to"),
     ("verify", "PATH"),
-    ("list cartpole", "nothing more"),
+    ("list cartpole", "no arguments"),
 ]
 
 
@@ -109,14 +109,14 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("words", "keyword"), COMMANDS)
-def test_a_mistake_on_the_command_line_is_explained_in_one_line(words, keyword, run, capfd, tmp_path, monkeypatch):
+def test_command_line_mistake_is_explained_in_one_line(words, keyword, run, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main([str(run) if word == "RUN" else word for word in words.split()])
-    told = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert ended.value.code == 1
-    assert (told.count("\n"), told[:6]) == (1, "rein: ")
-    assert keyword in told
+    assert (output.count("\n"), output[:6]) == (1, "rein: ")
+    assert keyword in output
     assert not (tmp_path / "runs/cartpole").exists()
 
 
@@ -138,7 +138,7 @@ def loop(**options):
 
 
 class Forgetful(gymnasium.Env):
-    """Its observations lack a key of its space."""
+    """Environment whose observations lack a key of the space."""
 
     observation_space, action_space = NAMED, BUTTONS
 
@@ -158,7 +158,7 @@ def lbfgs_step():
     train_step(model, torch.nn.functional.mse_loss, torch.optim.LBFGS(model.parameters()))
 
 
-API = {  # what a newcomer writes, and a part of the one line
+API = {  # mistake, and a part of the error message
     "PPO('MlpPolicy', env)": (lambda: PPO("MlpPolicy", CartPole(2)), "give an environment"),
     "PPO(gymnasium env)": (lambda: PPO(single()), "GymnasiumEnvironment"),
     "PPO()": (PPO, "'env'"),
@@ -212,12 +212,12 @@ API = {  # what a newcomer writes, and a part of the one line
     "train without a limit": (lambda: rein.train(on_cartpole(), CartPole(2)), "env_steps"),
     "training_loop(total_timesteps=)": (lambda: loop(total_timesteps=9), "env_steps"),
     "training_loop(max_epochs=)": (lambda: loop(max_epochs=9), "use epochs"),
-    "training_loop(env, agent)": (lambda: rein.training_loop(CartPole(2), on_cartpole()), "other way round"),
+    "training_loop(env, agent)": (lambda: rein.training_loop(CartPole(2), on_cartpole()), "swapped"),
     "PPO(actions, observations)": (
         lambda: rein.training_loop(
             PPO(CartPole(1).single_action_space, CartPole(1).single_observation_space), CartPole(2)
         ),
-        "other way round",
+        "swapped",
     ),
     "training_loop(PPO, env)": (lambda: rein.training_loop(PPO, CartPole(2)), "PPO(...)"),
     "training_loop(agent, gymnasium env)": (
@@ -244,7 +244,7 @@ API = {  # what a newcomer writes, and a part of the one line
         lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), n_eval_episodes=1),
         "use episodes",
     ),
-    "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "whole number"),
+    "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "integer"),
     "handlers.evaluate(loop, policy, gymnasium env)": (
         lambda: evaluate_during(loop(), on_cartpole().policy(), single(), episodes=1),
         "GymnasiumEnvironment",
@@ -282,7 +282,7 @@ API = {  # what a newcomer writes, and a part of the one line
 
 
 @pytest.mark.parametrize("mistake", API)
-def test_a_mistake_in_python_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
+def test_python_mistake_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, keyword = API[mistake]
     with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError)) as raised:
@@ -303,26 +303,26 @@ def test_a_mistake_in_python_is_explained_in_one_line(mistake, tmp_path, monkeyp
         functools.partial(rein.Loop, lambda state: None),
     ],
 )
-def test_a_device_that_torch_lacks_gives_the_same_message_everywhere(build):
+def test_missing_device_gives_the_same_message_everywhere(build):
     with pytest.raises(ValueError, match='device="cuda": torch finds no such device on this machine; use device="cpu"'):
         build(device="cuda")
 
 
-def test_env_steps_may_be_written_with_an_exponent(tmp_path, capsys):
+def test_env_steps_accept_an_exponent(tmp_path, capsys):
     main(["train", "cartpole", "--num-envs", "4", "--env-steps", "1e2", "--quiet", "--run", str(tmp_path / "run")])
-    told = capsys.readouterr().out
-    assert "env_steps has reached 100" in told
-    assert "not solved: episode_return_100 should reach 475" in told
+    output = capsys.readouterr().out
+    assert "env_steps has reached 100" in output
+    assert "not solved: episode_return_100 has no value at the end (threshold 475)" in output
 
 
-def test_an_unsolved_run_says_how_far_it_came(tmp_path, capsys):
+def test_unsolved_run_records_its_last_value(tmp_path, capsys):
     made = loop(epochs=1)
     solved(made, "policy_loss", at_least=1e9)
     state = made.run()
     assert state.memory["unsolved/policy_loss 1000000000.0"]["value"] == state.history[-1].metrics["policy_loss"]
 
 
-def test_the_name_of_the_folder_is_printed_after_the_options_were_accepted(tmp_path, capsys, monkeypatch):
+def test_folder_name_is_printed_only_for_valid_options(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/cartpole").mkdir(parents=True)
     with pytest.raises(SystemExit):
@@ -332,17 +332,17 @@ def test_the_name_of_the_folder_is_printed_after_the_options_were_accepted(tmp_p
     assert "runs/cartpole exists; this run goes to runs/cartpole-2" in capsys.readouterr().err
 
 
-def test_a_metric_that_no_step_reports_is_warned_of_once(caplog):
+def test_unreported_metric_warns_once(caplog):
     made = loop(epochs=3)
     made.metric("mine", "polcy_loss")
     made.run()
-    told = [record.message for record in caplog.records if "mine" in record.message]
-    assert len(told) == 1
-    assert "'polcy_loss'" in told[0]
-    assert "policy_loss" in told[0].replace("polcy_loss", "")
+    messages = [record.message for record in caplog.records if "mine" in record.message]
+    assert len(messages) == 1
+    assert "'polcy_loss'" in messages[0]
+    assert "policy_loss" in messages[0].replace("polcy_loss", "")
 
 
-def test_a_run_without_a_finished_file_says_so(tmp_path):
+def test_open_run_without_finished_files_raises(tmp_path):
     with (
         contextlib.closing(rein.HDF5Store(tmp_path / "run")) as store,
         pytest.raises(rein.StoreError, match="no file is finished"),
@@ -350,20 +350,20 @@ def test_a_run_without_a_finished_file_says_so(tmp_path):
         rein.open_run(store.path)
 
 
-def test_a_file_of_junk_is_refused_when_it_is_opened(tmp_path):
+def test_opening_a_file_of_junk_raises(tmp_path):
     (tmp_path / "junk.h5").write_bytes(b"junk" * 1000)
     with pytest.raises(rein.StoreError, match=r"junk\.h5"):
         rein.open_run(tmp_path / "junk.h5")
 
 
 @pytest.mark.parametrize("exist", ["error", "resume", "new"])
-def test_a_store_is_no_file(tmp_path, exist):
+def test_store_on_a_file_raises(tmp_path, exist):
     (tmp_path / "a_file").write_text("text")
     with pytest.raises(rein.StoreError, match="is a file"):
         rein.HDF5Store(tmp_path / "a_file", exist)
 
 
-def test_the_contracts_say_that_they_need_pytest():
+def test_contracts_need_pytest():
     code = "import sys; sys.modules['pytest'] = None; import rein.testing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith("ImportError: rein.testing needs pytest")

@@ -1,4 +1,4 @@
-"""What the command line prints cannot steer a terminal."""
+"""Output of the command line cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ PLAIN = "a?]0;owned??2J?b"
 
 
 @pytest.mark.parametrize("error", [False, True])
-def test_a_text_is_printed_without_control_characters(capsys, error):
+def test_text_is_printed_without_control_characters(capsys, error):
     output.say(f"{EVIL}\n\tnext", error=error)
     assert capsys.readouterr()[error] == f"{PLAIN}\n\tnext\n"
 
 
-def test_a_table_is_printed_without_control_characters(capsys):
+def test_table_is_printed_without_control_characters(capsys):
     table = Table("name")
     table.add_row(EVIL)
     output.say(table)
-    assert "a?]0;owned" in (said := capsys.readouterr().out)
-    assert all(line.isprintable() for line in said.splitlines())
+    assert "a?]0;owned" in (text := capsys.readouterr().out)
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 @pytest.mark.filterwarnings("always")
-def test_warnings_and_logged_messages_are_printed_without_control_characters(capsys):
+def test_warnings_and_log_messages_are_printed_without_control_characters(capsys):
     with output.plain_messages():
         assert "\x1b" not in warnings.formatwarning(EVIL, UserWarning, EVIL, 1)
         assert logging.lastResort is not None
@@ -41,14 +41,14 @@ def test_warnings_and_logged_messages_are_printed_without_control_characters(cap
     assert "\x1b" in warnings.formatwarning(EVIL, UserWarning, "", 1)
 
 
-def test_an_error_is_printed_without_control_characters(capsys):
+def test_error_is_printed_without_control_characters(capsys):
     with pytest.raises(SystemExit):
         main(["show", EVIL])
-    said = capsys.readouterr().err
-    assert PLAIN in said and "\x1b" not in said
+    text = capsys.readouterr().err
+    assert PLAIN in text and "\x1b" not in text
 
 
-def test_only_one_module_of_the_command_line_prints():
+def test_only_output_module_prints():
     printing = set()
     for path in Path(rein.cli.__file__).parent.glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]

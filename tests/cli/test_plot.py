@@ -1,4 +1,4 @@
-"""Pictures of runs: what is drawn is what was stored, and whoever looks at it can tell what it is."""
+"""Plots of runs: curves, fields, paths and values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UP, DOWN, RIGHT, LEFT = range(4)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two seeds of a recipe, one of other options, one of another recipe."""
+    """Two seeds of a recipe, one run with other options, and one of another recipe."""
     folder = tmp_path_factory.mktemp("runs")
     words = {
         "a": ["gridworld", "--seed", "0"],
@@ -71,56 +71,56 @@ def curve(values: Any, *, start: float = 0.0) -> Curve:
 
 
 class TestBand:
-    def test_its_mean_is_that_of_the_curves_and_lies_within(self) -> None:
+    def test_mean_lies_within_the_interval(self) -> None:
         curves = [curve([0, 1, 5]), curve([2, 3, 1]), curve([4, 8, 3])]
         found = band(curves)
         assert found.mean.tolist() == [2, 4, 3]
         assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
         assert (found.low >= [0, 1, 1]).all() and (found.high <= [4, 8, 5]).all()
 
-    def test_curves_that_agree_leave_nothing_open(self) -> None:
+    def test_equal_curves_have_no_interval(self) -> None:
         found = band([curve([1, 2, 3])] * 5)
         assert np.allclose(found.low, found.high)
 
-    def test_the_interval_is_the_classical_one_for_many_curves(self) -> None:
+    def test_interval_equals_the_normal_one_for_many_curves(self) -> None:
         values = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).numpy()
         found = band([Curve(np.zeros(1), row) for row in values])
         half = 1.96 * values.std() / np.sqrt(len(values))
         assert abs((found.high - found.low)[0] / (2.0 * half) - 1.0) < 0.1
 
-    def test_more_certainty_is_a_wider_band(self) -> None:
+    def test_higher_level_gives_a_wider_band(self) -> None:
         curves = [curve([k, k * k]) for k in range(8)]
         wide, narrow = band(curves, level=0.99), band(curves, level=0.5)
         assert (wide.low < narrow.low).all() and (wide.high > narrow.high).all()
 
-    def test_it_reaches_as_far_as_all_curves_do(self) -> None:
+    def test_band_covers_the_common_range(self) -> None:
         found = band([curve(np.zeros(10)), curve(np.ones(6), start=2.0)])
         assert (found.x[0], found.x[-1]) == (2.0, 7.0)
         assert np.allclose(found.mean, 0.5)
         assert len(band([curve([1, 2]), curve([1, 2], start=9.0)]).x) == 0
 
-    def test_between_its_points_a_curve_is_a_line(self) -> None:
+    def test_curves_are_interpolated_linearly(self) -> None:
         found = band(
             [Curve(np.array([0.0, 10.0]), np.array([0.0, 10.0])), Curve(np.array([0.0, 5.0, 10.0]), np.zeros(3))]
         )
         assert found.mean.tolist() == [0.0, 2.5, 5.0]
 
-    def test_it_is_the_same_every_time(self) -> None:
+    def test_band_is_deterministic(self) -> None:
         curves = [curve([0, 1, 5]), curve([2, 3, 1])]
         assert all(np.array_equal(a, b) for a, b in zip(band(curves), band(curves), strict=True))
 
-    def test_a_curve_without_a_point_is_refused(self) -> None:
+    def test_curve_without_points_raises(self) -> None:
         with pytest.raises(ValueError, match="points"):
             band([curve([]), curve([1])])
 
 
-def test_a_curve_has_the_points_that_are_known_in_the_order_of_the_clock() -> None:
+def test_curve_omits_nan_and_is_sorted_by_clock() -> None:
     found = curve_of(np.array([30.0, 10.0, 20.0, np.nan]), np.array([3.0, 1.0, np.nan, 4.0]))
     assert (found.x.tolist(), found.y.tolist()) == ([10.0, 30.0], [1.0, 3.0])
 
 
 class TestCurves:
-    def test_runs_that_differ_by_their_seeds_are_one_curve(self, runs: dict[str, Path]) -> None:
+    def test_runs_with_different_seeds_form_one_curve(self, runs: dict[str, Path]) -> None:
         columns = [read_columns(runs[name]) for name in ("a", "b", "c", "dqn")]
         found = grouped(columns, "episode_return", "env_steps")
         assert {label: len(curves) for label, curves in found.items()} == {
@@ -129,7 +129,7 @@ class TestCurves:
             "gridworld-dqn": 1,
         }
 
-    def test_a_run_that_is_there_twice_is_no_second_seed(self, runs: dict[str, Path], tmp_path: Path) -> None:
+    def test_copy_of_a_run_is_not_a_second_seed(self, runs: dict[str, Path], tmp_path: Path) -> None:
         shutil.copytree(runs["a"], tmp_path / "again")
         columns = [read_columns(path) for path in (runs["a"], tmp_path / "again")]
         found = grouped(columns, "episode_return", "env_steps")
@@ -138,7 +138,7 @@ class TestCurves:
             str(tmp_path / "again"): 1,
         }
 
-    def test_runs_of_python_programs_are_told_apart_too(self, tmp_path: Path) -> None:
+    def test_runs_of_python_programs_are_grouped(self, tmp_path: Path) -> None:
         for seed, gamma in ((0, 0.9), (1, 0.9), (0, 0.5)):
             environment = Gridworld(4, seed=seed)
             spaces = environment.single_observation_space, environment.single_action_space
@@ -151,7 +151,7 @@ class TestCurves:
         found = grouped([first, second, third], "episode_return", "epochs")
         assert sorted(map(len, found.values())) == [1, 1, 1]
 
-    def test_they_are_what_the_epochs_say(self, runs: dict[str, Path], tmp_path: Path) -> None:
+    def test_curves_equal_the_stored_metrics(self, runs: dict[str, Path], tmp_path: Path) -> None:
         table = rein.open_run(runs["a"]).epochs
         shutil.copytree(runs["a"], tmp_path / "run")
         (tmp_path / "run" / "metrics.csv").unlink()
@@ -162,7 +162,7 @@ class TestCurves:
             assert np.allclose(found.y, table["metrics"]["episode_return"])
             assert columns.clocks["epochs"].tolist() == [1, 2, 3, 4, 5, 6]
 
-    def test_the_return_is_drawn_where_nobody_says(self, runs: dict[str, Path]) -> None:
+    def test_default_metric_is_the_return(self, runs: dict[str, Path]) -> None:
         columns = [read_columns(runs[name]) for name in ("a", "dqn")]
         assert choose_metric(columns, None, "env_steps") == "episode_return"
         without = [
@@ -183,13 +183,13 @@ class TestCurves:
         named = [line for line in drawn.lines if not line.get_label().startswith("_")]
         assert len({line.get_color() for line in named}) == len({line.get_linestyle() for line in named}) == 4
 
-    def test_text_from_a_file_is_no_formula(self) -> None:
+    def test_text_from_a_file_is_not_a_formula(self) -> None:
         drawn = axes()
         draw_curves(drawn, {r"$\frac{1}{\x1b": [curve([1, 2])]}, metric=r"$\nonsense", clock="seconds")
         drawn.figure.canvas.draw()
 
 
-# what eyes see that lack one kind of cone, in linear RGB: Machado, Oliveira & Fernandes 2009, of severity 1
+# color vision deficiency in linear RGB at severity 1: Machado, Oliveira & Fernandes 2009
 BLIND = {
     "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
@@ -197,7 +197,7 @@ BLIND = {
 
 
 @pytest.mark.parametrize("lacking", BLIND)
-def test_colours_are_told_apart_by_the_colour_blind(lacking: str) -> None:
+def test_colors_are_distinct_for_color_blindness(lacking: str) -> None:
     def nearest(colours: Any) -> float:
         seen = np.clip(np.array([to_rgb(colour) for colour in colours]) ** 2.2 @ np.array(BLIND[lacking]).T, 0.0, 1.0)
         seen **= 1.0 / 2.2
@@ -207,12 +207,12 @@ def test_colours_are_told_apart_by_the_colour_blind(lacking: str) -> None:
     assert nearest(COLOURS) > max(0.1, 1.5 * nearest(usual))
 
 
-def test_large_counts_are_short() -> None:
+def test_large_counts_are_abbreviated() -> None:
     assert [short_number(x) for x in (0, 999, 1500, 2_000_000, 3.5e9)] == ["0", "999", "1.5k", "2M", "3.5G"]
 
 
 class TestFields:
-    def test_a_few_numbers_are_lines(self) -> None:
+    def test_few_numbers_are_lines(self) -> None:
         drawn = axes()
         values = np.arange(30.0).reshape(10, 3)
         draw_field(drawn, values, "observation")
@@ -220,14 +220,14 @@ class TestFields:
         assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["[0]", "[1]", "[2]"]
         assert (drawn.get_xlabel(), drawn.get_ylabel()) == ("step of the episode", "observation")
 
-    def test_counts_are_steps_and_measures_are_not(self) -> None:
+    def test_integers_are_drawn_as_steps(self) -> None:
         for values, style in ((np.array([1, 2, 0]), "steps-mid"), (np.array([0.5, 0.1]), "default")):
             drawn = axes()
             draw_field(drawn, values, "action")
             assert drawn.lines[0].get_drawstyle() == style
             assert drawn.get_legend() is None
 
-    def test_many_numbers_are_colours_each_from_its_least_to_its_greatest(self) -> None:
+    def test_many_numbers_are_colors_scaled_per_row(self) -> None:
         drawn = Figure().add_subplot()
         values = np.arange(40.0).reshape(4, 10) * np.arange(10)
         draw_field(drawn, values, "observation")
@@ -237,7 +237,7 @@ class TestFields:
         assert drawn.get_yticklabels()[2].get_text() == "[2]  4 to 64"
 
     @pytest.mark.parametrize("shape", [(12, 8, 9), (12, 8, 9, 1), (12, 4, 8, 9), (12, 3, 8, 9), (12, 8, 9, 3)])
-    def test_pictures_are_pictures(self, shape: tuple[int, ...]) -> None:
+    def test_images_are_drawn_as_images(self, shape: tuple[int, ...]) -> None:
         values = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
         drawn = axes()
         draw_field(drawn, values, "screen")
@@ -248,13 +248,13 @@ class TestFields:
         steps = [text.get_text() for text in drawn.texts]
         assert (steps[0], steps[-1], len(steps)) == ("step 0", "step 11", 8)
 
-    def test_an_episode_without_a_step_is_refused(self) -> None:
+    def test_episode_without_steps_raises(self) -> None:
         with pytest.raises(ValueError, match="the episode has no steps"):
             draw_field(axes(), np.zeros((0, 3)), "observation")
 
 
 class TestBoard:
-    def test_a_path_has_an_arrow_for_each_move_and_none_where_it_stayed(self) -> None:
+    def test_path_has_an_arrow_per_move(self) -> None:
         drawn = axes()
         path = np.array([(0, 0), (0, 0), (0, 1), (1, 1)])
         draw_paths(drawn, {"episode 3": path}, targets=[(1, 1)])
@@ -263,7 +263,7 @@ class TestBoard:
         assert arrows.get_offsets().tolist() == [[0, 0], [0, 1]]
         assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["target", "episode 3"]
 
-    def test_the_same_path_twice_is_seen_twice(self) -> None:
+    def test_equal_paths_are_drawn_side_by_side(self) -> None:
         drawn = axes()
         path = np.array([(0, 0), (0, 1)])
         draw_paths(drawn, {str(k): path for k in range(12)}, targets=[(0, 1)])
@@ -271,7 +271,7 @@ class TestBoard:
         assert len(begins) == 12
         assert all(abs(x) < 0.5 and abs(y) < 0.5 for x, y in begins)  # within its cell
 
-    def test_a_triangle_points_the_way_of_its_action_and_the_arrow_the_best_way(self) -> None:
+    def test_triangles_show_actions_and_arrow_the_best(self) -> None:
         drawn = axes()
         values = np.zeros((5, 5, 4))
         values[2, 3] = 1.0, 2.0, 3.0, 4.0
@@ -291,18 +291,18 @@ class TestBoard:
         assert u < 0 and v == 0
         assert (2.0, 4.0) not in arrows and len(arrows) == 24
 
-    def test_it_never_says_minus_zero(self) -> None:
+    def test_minus_zero_is_shown_as_zero(self) -> None:
         drawn = axes()
         draw_values(drawn, np.full((5, 5, 4), -0.01), target=(0, 0))
         assert {text.get_text() for text in drawn.texts} == {"0.0"}
 
 
 class TestCommand:
-    def test_a_picture_is_written_and_said(self, runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    def test_output_is_written_and_printed(self, runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
         output = tmp_path / "curves.png"
         plot(runs["a"], runs["b"], runs["c"], "--metric", "evaluation_return", "--clock", "seconds", "--output", output)
         assert output.read_bytes().startswith(PNG)
-        assert capsys.readouterr().out == f"the picture is {output}\n"
+        assert capsys.readouterr().out == f"wrote {output}\n"
         assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
     @pytest.mark.parametrize(
@@ -315,18 +315,16 @@ class TestCommand:
             (["--values"], "a-values.png"),
         ],
     )
-    def test_without_a_screen_it_writes_a_file(
+    def test_file_is_written_without_a_screen(
         self, words: list[str], name: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
     ) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("rein.cli.plot.has_screen", lambda: False)
         plot(runs["a"], *words)
         assert (tmp_path / name).read_bytes().startswith(PNG)
-        assert capsys.readouterr().out == f"the picture is {name}\n"
+        assert capsys.readouterr().out == f"wrote {name}\n"
 
-    def test_with_a_screen_it_opens_a_window_and_writes_nothing(
-        self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
-    ) -> None:
+    def test_window_is_opened_with_a_screen(self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
         from matplotlib import pyplot
 
         shown: list[Any] = []
@@ -338,7 +336,7 @@ class TestCommand:
         assert len(shown) == 1
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_backend_without_windows_is_no_screen(self, monkeypatch: Any) -> None:
+    def test_backend_without_windows_is_not_a_screen(self, monkeypatch: Any) -> None:
         from matplotlib import pyplot
 
         from rein.integrations.plot import has_screen
@@ -347,7 +345,7 @@ class TestCommand:
             monkeypatch.setattr(pyplot, "get_backend", lambda backend=backend: backend)
             assert has_screen() is screen
 
-    def test_paths_are_those_of_the_episodes(self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    def test_paths_equal_the_stored_episodes(self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
         drawn: dict[str, Any] = {}
         monkeypatch.setattr(
             "rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, targets=targets)
@@ -363,7 +361,7 @@ class TestCommand:
             assert (tuple(path[-1]) == (2, 4)) == episode.terminated
         assert drawn == {}
 
-    def test_values_of_a_table_are_those_of_the_agent(
+    def test_values_of_a_table_equal_those_of_the_agent(
         self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
     ) -> None:
         values = self.values(runs["a"], tmp_path, monkeypatch)
@@ -375,7 +373,7 @@ class TestCommand:
             expected = agent.q_values(environment.encode(x=x, y=y, target=(2, 4)))[0]
             assert np.array_equal(values[x, y], expected.numpy())
 
-    def test_values_of_networks_are_those_by_which_the_policy_acts(
+    def test_values_of_networks_agree_with_the_policy(
         self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
     ) -> None:
         values = self.values(runs["dqn"], tmp_path, monkeypatch)
@@ -390,7 +388,7 @@ class TestCommand:
         assert np.array_equal(values.argmax(-1).ravel(), action.numpy())
         assert not torch.equal(before, action)
 
-    def test_a_board_of_another_size_is_drawn_as_large_as_it_is(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_board_of_another_size(self, tmp_path: Path, monkeypatch: Any) -> None:
         drawn: dict[str, Any] = {}
         monkeypatch.setattr("rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, of=size))
         environment = Gridworld(4, [(6, 1)], seed=0, size=7, max_episode_steps=20)
@@ -422,15 +420,15 @@ class TestCommand:
         ("words", "text"),
         [
             (["--metric", "no_such"], "has no metric 'no_such'; there are episode_return"),
-            (["--field", "action"], "say of which episode, with --episode N"),
+            (["--field", "action"], "give the number of an episode with --episode N"),
             (["--episode", "1", "--field", "no_such"], "no field 'no_such'; there are action, observation"),
             (["--episode", "99999"], "no episode 99999 is stored"),
             (["--paths", "--values"], "give one of"),
             (["--output", "curves.nothing"], "nothing"),
-            (["b", "--values"], "are of one run, and 2 are named"),
+            (["b", "--values"], "need a single run, got 2"),
         ],
     )
-    def test_an_error_is_one_line(
+    def test_error_is_one_line(
         self, words: list[str], text: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -441,7 +439,7 @@ class TestCommand:
         assert text in error and error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_run_whose_first_epoch_has_not_ended_is_named_and_left_out(
+    def test_run_without_finished_epochs_is_reported_and_omitted(
         self, runs: dict[str, Path], tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         environment = Gridworld(4, seed=0)
@@ -465,7 +463,7 @@ class TestCommand:
         assert ended == [1]
         assert (tmp_path / "curves.png").exists() and not (tmp_path / "none.png").exists()
 
-    def test_fields_are_found_by_names_with_dots_in_them(self, tmp_path: Path) -> None:
+    def test_field_names_with_dots(self, tmp_path: Path) -> None:
         environment = CartPole(num_envs=2, seed=0)
         agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
         store = rein.HDF5Store(tmp_path / "run")
@@ -475,7 +473,7 @@ class TestCommand:
         plot(store.path, "--episode", "0", "--field", "a.b", "--output", tmp_path / "dot.png")
         assert (tmp_path / "dot.png").exists()
 
-    def test_other_boards_have_no_paths(self, tmp_path: Path, capsys: Any) -> None:
+    def test_paths_need_a_gridworld(self, tmp_path: Path, capsys: Any) -> None:
         environment = CartPole(num_envs=2, seed=0)
         agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
         store = rein.HDF5Store(tmp_path / "run")
@@ -483,15 +481,15 @@ class TestCommand:
         store.close()
         with pytest.raises(SystemExit):
             plot(store.path, "--paths")
-        assert "of the Gridworld; this run was in rein.envs.cartpole.CartPole" in capsys.readouterr().err
+        assert "need a run in the Gridworld, not in rein.envs.cartpole.CartPole" in capsys.readouterr().err
 
-    def test_a_missing_extra_is_named(self, runs: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
+    def test_missing_package_is_named(self, runs: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(SystemExit):
             plot(runs["a"], "--output", "curves.png")
         assert "pip install matplotlib" in capsys.readouterr().err
 
-    def test_a_run_json_that_says_nonsense_is_drawn_by_its_folder(self, runs: dict[str, Path], tmp_path: Path) -> None:
+    def test_invalid_run_json_is_labeled_by_its_folder(self, runs: dict[str, Path], tmp_path: Path) -> None:
         for number, parts in enumerate(
             [None, [], {"recipe": 3}, {"recipe": {"config": {"options": 3}}}, {"agent": []}]
         ):
@@ -549,7 +547,7 @@ class TestPlotFunction:
             rein.plot(runs["a"], clock="steps")  # type: ignore[arg-type]
 
 
-def test_the_page_on_looking_is_one_program_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
+def test_examples_of_the_trajectories_page_run(tmp_path: Path, monkeypatch: Any) -> None:
     page = (Path(__file__).parents[2] / "docs/reference/command_line.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     mine = "".join(text for name, text in sections if name in ("Plot", "Replay"))

@@ -1,4 +1,4 @@
-"""Stored episodes come out again as they were, to the bit, and what does not is found and told."""
+"""Stored episodes are reproduced bit by bit, and differences are found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NATIVE = {
 
 
 class Random:
-    """An agent that acts at random and learns nothing."""
+    """Agent that acts at random and does not learn."""
 
     device = torch.device("cpu")
     updates = 0
@@ -82,7 +82,7 @@ class Random:
 
 
 def record(environment: Any, path: Path, episodes: int, **options: Any) -> rein.Run:
-    """A run of so many episodes or more, acted at random."""
+    """Return a run with at least this number of episodes, acting at random."""
     store = rein.HDF5Store(path, exist="error")
     loop = rein.training_loop(Random(environment), environment, store, seed=0, iterations=50, epochs=None, **options)
 
@@ -101,18 +101,18 @@ def all_of(run: rein.Run, count: int) -> list[Any]:
 
 
 def agree(run: rein.Run, count: int) -> None:
-    """So many episodes come out again in the environment that `run.json` tells of; all that there is is compared."""
+    """Check that these episodes are reproduced in the rebuilt environment, with all fields compared."""
     episodes = all_of(run, count)
     assert len(episodes) == count
-    assert all(episode.final_observation is not None for episode in episodes)  # without one, none is compared
+    assert all(episode.final_observation is not None for episode in episodes)  # compared only if present
     results = replay(environment_of(run), episodes)
     assert [result.id for result in results] == [episode.id for episode in episodes]
     assert [result.difference for result in results] == [None] * count
     assert {result.compared for result in results} == {("observation", "reward", "terminated", "truncated")}
 
 
-def test_every_native_environment_is_among_them() -> None:
-    """Whatever acts, wraps nothing and is not there to be inherited from; one that could not be replayed too."""
+def test_every_native_environment_is_tested() -> None:
+    """Counts all concrete environments except wrappers, including those that cannot be replayed."""
     found = set()
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
         if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium")):
@@ -128,14 +128,14 @@ def test_every_native_environment_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_a_hundred_episodes_of_a_native_environment_come_out_again(name: str, tmp_path: Path) -> None:
+def test_native_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
     kind = NATIVE[name]
     limit = {"max_episode_steps": 20} if "max_episode_steps" in inspect.signature(kind).parameters else {}
     agree(record(kind(num_envs=8, seed=3, **limit), tmp_path / "run", 100), 100)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 500), ("Taxi-v4", 30), ("HalfCheetah-v5", 10)])
-def test_a_hundred_episodes_through_the_adapter_come_out_again(name: str, limit: int, tmp_path: Path) -> None:
+def test_gymnasium_episodes_are_reproduced(name: str, limit: int, tmp_path: Path) -> None:
     environment = GymnasiumEnvironment(name, num_envs=8, seed=3, max_episode_steps=limit)
     agree(record(environment, tmp_path / "run", 100), 100)
 
@@ -143,18 +143,18 @@ def test_a_hundred_episodes_through_the_adapter_come_out_again(name: str, limit:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NATIVE)
-def test_a_hundred_whole_episodes_of_a_native_environment_come_out_again(name: str, tmp_path: Path) -> None:
+def test_long_native_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
     agree(record(NATIVE[name](num_envs=8, seed=3), tmp_path / "run", 100), 100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["CartPole-v1", "Taxi-v4", "HalfCheetah-v5"])
-def test_a_hundred_whole_episodes_through_the_adapter_come_out_again(name: str, tmp_path: Path) -> None:
+def test_long_gymnasium_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
     agree(record(GymnasiumEnvironment(name, num_envs=8, seed=3), tmp_path / "run", 100), 100)
 
 
-def test_wrappers_are_built_again_around_what_they_wrapped_and_films_are_not(tmp_path: Path) -> None:
+def test_wrappers_except_record_video_are_rebuilt(tmp_path: Path) -> None:
     inside = ClipReward(CartPole(num_envs=4, seed=0), -0.5, 0.5)
     run = record(FrameStack(RecordVideo(inside, tmp_path / "videos", every=10**6), 3), tmp_path / "run", 20)
     built = environment_of(run)
@@ -163,21 +163,21 @@ def test_wrappers_are_built_again_around_what_they_wrapped_and_films_are_not(tmp
 
 
 @pytest.mark.parametrize("observation", ["cell", "vector"])
-def test_a_large_gridworld_is_built_again_as_large(observation: str, tmp_path: Path) -> None:
+def test_size_of_a_gridworld_is_rebuilt(observation: str, tmp_path: Path) -> None:
     environment = Gridworld(4, [(1, 0), (8, 0)], seed=0, size=9, observation=observation, max_episode_steps=30)
     run = record(environment, tmp_path / "run", 20)
     assert environment_of(run).size == 9
     agree(run, 20)
 
 
-def test_an_episode_that_training_cut_is_no_other_one(tmp_path: Path) -> None:
+def test_episode_cut_by_training_is_reproduced(tmp_path: Path) -> None:
     run = record(Gridworld(8, seed=0), tmp_path / "run", 30, episodic=True)
     cut = ~run.episodes["terminated"]
     assert cut.any()
     assert all(result.difference is None for result in replay(environment_of(run), all_of(run, len(cut))))
 
 
-def test_the_raw_reward_is_compared_where_what_was_learned_is_another(tmp_path: Path) -> None:
+def test_raw_reward_is_compared_if_rewards_were_shaped(tmp_path: Path) -> None:
     environment, store = CartPole(num_envs=2, seed=0), rein.HDF5Store(tmp_path / "run")
     loop = rein.training_loop(Random(environment), environment, store, iterations=100)
 
@@ -199,7 +199,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> rein.Run:
 
 
 def changed(episode: Any, name: str, step: int, change: Any) -> Any:
-    """The episode with another value at a step of a field."""
+    """Return the episode with another value at a step of a field."""
     values = np.array(episode.fields[name])
     values[step] = change(values[step])
     return episode._replace(fields={**episode.fields, name: values})
@@ -219,7 +219,7 @@ def next_float(x: np.ndarray) -> np.ndarray:
         ("action", lambda action: 1 - action),
     ],
 )
-def test_a_change_of_one_bit_is_found_where_it_is(cartpole: rein.Run, name: str, change: Any) -> None:
+def test_change_of_one_bit_is_found(cartpole: rein.Run, name: str, change: Any) -> None:
     episodes = all_of(cartpole, 12)
     step = 4
     other = changed(episodes[5], name, step, change)
@@ -227,14 +227,14 @@ def test_a_change_of_one_bit_is_found_where_it_is(cartpole: rein.Run, name: str,
     assert [result.difference is None for result in results] == [k != 5 for k in range(12)]
     difference = results[5].difference
     assert difference is not None
-    if name == "action":  # which shows in what it leads to
+    if name == "action":  # its effect appears in the next observation
         assert (difference.step, difference.field) == (step + 1, "observation")
     else:
         assert (difference.step, difference.field) == (step, name)
         assert 0.0 < difference.amount <= 1.0
 
 
-def test_an_observation_at_the_very_end_counts_too(cartpole: rein.Run) -> None:
+def test_final_observation_is_compared(cartpole: rein.Run) -> None:
     episode = cartpole.episode(0)
     other = episode._replace(final_observation=next_float(np.array(episode.final_observation)))
     (result,) = replay(environment_of(cartpole), [other])
@@ -242,14 +242,14 @@ def test_an_observation_at_the_very_end_counts_too(cartpole: rein.Run) -> None:
     assert (result.difference.step, result.difference.field) == (episode.length - 1, "final_observation")
 
 
-def test_an_end_that_was_not_stored_is_a_difference(cartpole: rein.Run) -> None:
+def test_missing_termination_is_a_difference(cartpole: rein.Run) -> None:
     episode = cartpole.episode(0)
     last = episode.length - 1
     (result,) = replay(environment_of(cartpole), [changed(episode, "terminated", last, np.logical_not)])
     assert result.difference is not None and result.difference.field == "terminated"
 
 
-def test_negative_zero_is_another_number() -> None:
+def test_negative_zero_differs_from_zero() -> None:
     environment = Gridworld(1, [(0, 1)], seed=0, observation="vector", start_columns=1)
     seed = torch.tensor([5])
     seen = environment.reset_to(seed)
@@ -262,11 +262,11 @@ def test_negative_zero_is_another_number() -> None:
     assert difference is not None and difference.amount == 0.0
 
 
-def test_names_with_dots_in_them_are_told_apart() -> None:
+def test_names_with_dots_are_distinguished() -> None:
     environment, seed = Gridworld(1, [(0, 1)], seed=0, observation="vector", start_columns=1), torch.tensor([5])
 
     class Split(Wrapper):
-        """The same board twice, under names that are one where they are joined by a dot."""
+        """The same board twice, under names that are equal when joined by a dot."""
 
         inner = environment
 
@@ -293,35 +293,35 @@ def test_names_with_dots_in_them_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda e: e._replace(seed=-1), "what it was reset with is not known"),
+        (lambda e: e._replace(seed=-1), "its seed is unknown"),
         (lambda e: e._replace(fields={k: v for k, v in e.fields.items() if k != "action"}), "actions were not stored"),
         (lambda e: e._replace(fields={**e.fields, "observation": e.fields["observation"][:, :2]}), "of shape"),
         (lambda e: e._replace(fields={**e.fields, "observation": {"camera": e.fields["observation"]}}), "camera"),
     ],
 )
-def test_what_cannot_be_played_again_is_told(cartpole: rein.Run, change: Any, text: str) -> None:
+def test_error_for_an_episode_that_cannot_be_replayed(cartpole: rein.Run, change: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         replay(environment_of(cartpole), [change(cartpole.episode(0))])
 
 
-def test_an_environment_that_is_not_replayable_is_refused(cartpole: rein.Run) -> None:
+def test_environment_that_is_not_replayable_raises(cartpole: rein.Run) -> None:
     environment = GymnasiumEnvironment("CartPole-v1", replayable=False)
     with pytest.raises(ValueError, match="not replayable"):
         replay(environment, [cartpole.episode(0)])
 
 
-def test_the_command_says_that_episodes_agree(cartpole: rein.Run, capsys: Any) -> None:
+def test_command_prints_that_episodes_agree(cartpole: rein.Run, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(cartpole.path), "--episode", "3", "7"])
     first, second = capsys.readouterr().out.splitlines()
     assert ended.value.code == 0
     length = cartpole.episode(3).length
-    assert first == f"episode 3: {length} steps played again; observations and rewards agree bit for bit"
+    assert first == f"episode 3: {length} steps replayed; observations and rewards agree bit by bit"
     assert second.startswith("episode 7: ")
 
 
 def edited(run: rein.Run, folder: Path, change: Any) -> Path:
-    """A copy of a run whose `run.json` says something else."""
+    """Return a copy of a run with a changed `run.json`."""
     (folder / "trajectories").mkdir(parents=True)
     for file in run.files:
         (folder / "trajectories" / file.name).write_bytes(file.read_bytes())
@@ -331,19 +331,19 @@ def edited(run: rein.Run, folder: Path, change: Any) -> Path:
     return folder
 
 
-def test_the_command_says_where_an_episode_differs_and_fails(cartpole: rein.Run, tmp_path: Path, capsys: Any) -> None:
+def test_command_prints_the_difference_and_fails(cartpole: rein.Run, tmp_path: Path, capsys: Any) -> None:
     def shorten(parts: Any) -> None:
         parts["environment"]["config"]["max_episode_steps"] = 2
 
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(edited(cartpole, tmp_path / "run", shorten)), "--episode", "3"])
     assert ended.value.code == 1
-    said = capsys.readouterr().out
-    assert re.fullmatch(r"episode 3: differs .* at step 1 \(of \d+ steps, from 0\): truncated by 1\n", said)
+    output = capsys.readouterr().out
+    assert re.fullmatch(r"episode 3: differs .* at step 1 \(of \d+ steps, from 0\): truncated by 1\n", output)
 
 
 def frames_of(film: Path, environment: Any) -> np.ndarray:
-    """Every frame that the file holds (imageio's own reader leaves its pipes open)."""
+    """Return all frames of a video. (imageio's reader leaves its pipes open.)"""
     environment.reset()
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", film, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     pixels = subprocess.run(command, capture_output=True, check=True).stdout
@@ -351,14 +351,14 @@ def frames_of(film: Path, environment: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("source", ["native", "adapter"])
-def test_a_film_has_a_frame_for_each_step(source: str, tmp_path: Path, capsys: Any) -> None:
+def test_video_has_a_frame_per_step(source: str, tmp_path: Path, capsys: Any) -> None:
     make: Any = {"native": CartPole, "adapter": lambda **how: GymnasiumEnvironment("CartPole-v1", **how)}[source]
     run = record(make(num_envs=2, seed=0), tmp_path / "run", 4)
     film = tmp_path / "film.mp4"
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(run.path), "--episode", "2", "--video", str(film)])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"filmed: {film}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"video: {film}"
     frames = frames_of(film, environment_of(run, filming=True))
     assert len(frames) == run.episode(2).length
     assert not np.array_equal(frames[0], frames[-1])
@@ -367,46 +367,42 @@ def test_a_film_has_a_frame_for_each_step(source: str, tmp_path: Path, capsys: A
 
 @pytest.fixture(scope="module")
 def in_processes(tmp_path_factory: pytest.TempPathFactory) -> rein.Run:
-    """A run whose environments had a process each."""
+    """Run whose environments had a process each."""
     environment = GymnasiumVectorEnvironment.in_processes("CartPole-v1", 2, 5, max_episode_steps=30)
     run = record(environment, tmp_path_factory.mktemp("in_processes") / "run", 8)
     environment.close()
     return run
 
 
-def test_a_run_in_processes_is_replayed(in_processes: rein.Run, tmp_path: Path, capsys: Any) -> None:
+def test_run_in_processes_is_replayed(in_processes: rein.Run, tmp_path: Path, capsys: Any) -> None:
     assert isinstance(environment_of(in_processes), GymnasiumEnvironment)
     agree(in_processes, 8)
     words = ["replay", str(in_processes.path), "--episode", "2", "--video", str(tmp_path / "video.mp4")]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
-    assert "agree bit for bit" in capsys.readouterr().out
+    assert "agree bit by bit" in capsys.readouterr().out
 
 
-def test_a_run_of_a_vector_environment_that_resets_by_itself_is_not_built_again(
-    in_processes: rein.Run, tmp_path: Path
-) -> None:
-    def resets_by_itself(parts: Any) -> None:
+def test_vector_environment_with_autoreset_is_not_rebuilt(in_processes: rein.Run, tmp_path: Path) -> None:
+    def set_autoreset(parts: Any) -> None:
         parts["environment"]["config"]["autoreset_mode"] = "NextStep"
 
-    run = rein.open_run(edited(in_processes, tmp_path / "run", resets_by_itself))
+    run = rein.open_run(edited(in_processes, tmp_path / "run", set_autoreset))
     with pytest.raises(ValueError, match="autoreset mode 'NextStep'"):
         environment_of(run)
 
 
-def test_the_frame_rate_of_a_video_is_that_of_the_environment_or_is_given(cartpole: rein.Run, tmp_path: Path) -> None:
+def test_frame_rate_of_a_video(cartpole: rein.Run, tmp_path: Path) -> None:
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     for words, fps in (([], "50 fps"), (["--fps", "12"], "12 fps")):
         with pytest.raises(SystemExit):
             main(["replay", str(cartpole.path), "--episode", "1", "--video", str(tmp_path / "video.mp4"), *words])
-        told = subprocess.run([ffmpeg, "-i", str(tmp_path / "video.mp4")], capture_output=True, text=True).stderr
-        assert f" {fps}" in told
+        text = subprocess.run([ffmpeg, "-i", str(tmp_path / "video.mp4")], capture_output=True, text=True).stderr
+        assert f" {fps}" in text
 
 
-def test_a_film_needs_an_extra_and_the_error_names_it(
-    cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_video_without_its_extra_raises(cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(cartpole.path), "--episode", "3", "--video", str(tmp_path / "film.mp4")])
@@ -433,7 +429,7 @@ EVIL = "raise SystemExit('the file chose what to run')"
         lambda parts: parts["environment"]["config"].update(no_such_option=1),
     ],
 )
-def test_a_file_chooses_no_code(change: Any, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any) -> None:
+def test_file_cannot_choose_code(change: Any, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -447,21 +443,19 @@ def adapter(name: str, **make_kwargs: Any) -> dict[str, Any]:
     return {"type": "rein.envs.gymnasium.adapter.GymnasiumEnvironment", "config": config}
 
 
-def test_a_recipe_of_reins_builds_what_its_configuration_cannot(cartpole: rein.Run, tmp_path: Path) -> None:
+def test_recipe_rebuilds_an_unknown_environment(cartpole: rein.Run, tmp_path: Path) -> None:
     def unknown(parts: Any) -> None:
         parts["environment"]["type"] = "my_module.CartPole"
         parts["recipe"] = {"config": {"name": "cartpole", "options": {"num_envs": 10**12, "hidden": [8]}, "given": []}}
 
     run = rein.open_run(edited(cartpole, tmp_path / "run", unknown))
     built = environment_of(run)
-    assert built.num_envs == 4  # as many as were stored, whatever the file says
+    assert built.num_envs == 4  # from the stored data, not from the file
     assert replay(built, [run.episode(0)])[0].difference is None
 
 
 @pytest.mark.parametrize("returns", ["environment", "rein.training_loop(Agent(environment), environment)"])
-def test_an_environment_that_is_named_is_used(
-    returns: str, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_environment_option(returns: str, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     agent = "lambda e: rein.agents.ppo.PPO(e.single_observation_space, e.single_action_space)"
     made = "environment = CartPole(num_envs=4)"
     source = f"import rein, rein.agents.ppo\nfrom rein.envs.cartpole import CartPole\nAgent = {agent}\n"
@@ -472,15 +466,15 @@ def test_an_environment_that_is_named_is_used(
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(cartpole.path), "--episode", "1", "--environment", "the_module:make"])
     assert ended.value.code == 0
-    assert "agree bit for bit" in capsys.readouterr().out
+    assert "agree bit by bit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["--episode", "99999"], "no episode 99999 is stored"),
-        (["--episode", "1", "2", "--video", "film.mp4"], "a film is of one episode"),
-        (["--episode", "1", "--video", "no/such/film.mp4"], "there is no folder no/such"),
+        (["--episode", "1", "2", "--video", "film.mp4"], "a video shows one episode"),
+        (["--episode", "1", "--video", "no/such/film.mp4"], "the folder no/such does not exist"),
         (["--episode", "1", "--environment", "cartpole"], "my_module:make"),
         (["--episode", "1", "--video", "video.txt"], ".mp4"),
         (["--episode", "1", "--video", "video"], ".mp4"),
@@ -488,7 +482,7 @@ def test_an_environment_that_is_named_is_used(
         (["--episode", "1", "--fps", "10"], "--video"),
     ],
 )
-def test_an_error_is_one_line(words: list[str], text: str, cartpole: rein.Run, capsys: Any) -> None:
+def test_error_is_one_line(words: list[str], text: str, cartpole: rein.Run, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(cartpole.path), *words])
     error = capsys.readouterr().err
@@ -496,9 +490,9 @@ def test_an_error_is_one_line(words: list[str], text: str, cartpole: rein.Run, c
     assert text in error and error.count("\n") == 1
 
 
-def test_an_episode_is_played_in_the_row_that_it_was_recorded_in(cartpole: rein.Run) -> None:
-    """Rows that are done go on with something else, which changes nothing in the others."""
-    episodes = {episode.environment: episode for episode in all_of(cartpole, 12)}  # the last one of each
+def test_episode_is_replayed_in_its_row(cartpole: rein.Run) -> None:
+    """Rows that have finished continue with other actions, which does not affect the other rows."""
+    episodes = {episode.environment: episode for episode in all_of(cartpole, 12)}  # the last one of each environment
     watched: list[Any] = []
 
     class Watched(CartPole):

@@ -1,4 +1,4 @@
-"""`rein resume` and `--resume`: a run of the command line goes on where it was, and says how."""
+"""`rein resume` and `--resume` continue runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN = ["train", "gridworld", "--quiet", "--no-stop-when-solved"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -36,20 +36,20 @@ def same_agent(one: str, other: str) -> bool:
     return bool((a == b).all())
 
 
-def test_a_run_that_has_ended_is_extended_with_all_the_options_it_had(here, capsys):
+def test_resume_extends_a_finished_run_with_its_options(work_folder, capsys):
     main([*TRAIN, "--run", "whole", "--epochs", "9", "--num-envs", "8", "--learning-rate", "0.3"])
     main([*TRAIN, "--run", "mine", "--epochs", "4", "--num-envs", "8", "--learning-rate", "0.3", "--threads", "1"])
     capsys.readouterr()
     main(["resume", "mine", "--epochs", "9", "--quiet"])
     shown = capsys.readouterr().out
-    assert shown.startswith("going on from mine/checkpoints/epoch-000004.h5, after 520 env steps\n")
+    assert shown.startswith("resuming from mine/checkpoints/epoch-000004.h5, after 520 env steps\n")
     assert same_agent("whole", "mine")
     assert rein.open_run("mine").epochs["number"].tolist() == list(range(1, 10))
     options = json.loads(Path("mine/run.json").read_text())["parts"]["recipe"]["config"]["options"]
     assert (options["learning_rate"], options["num_envs"], options["epochs"]) == (0.3, 8, 9)
 
 
-def test_options_that_json_cannot_say_are_left_to_the_recipes_defaults():
+def test_options_without_json_form_are_not_recorded():
     options = {"a": 1, "sizes": (1, 2), "path": Path("x"), "odd": object(), "several": [1, object()], "none": None}
     config = Recipe("name", options, ["--a", "--a"]).config
     assert config == {
@@ -60,16 +60,16 @@ def test_options_that_json_cannot_say_are_left_to_the_recipes_defaults():
     json.dumps(config)
 
 
-def test_train_with_resume_begins_and_goes_on(here, capsys):
+def test_train_with_resume_starts_and_continues(work_folder, capsys):
     for epochs in ("3", "6"):
         main([*TRAIN, "--run", "mine", "--resume", "--epochs", epochs])
-    assert "mine has no checkpoint; it begins anew\n" in (shown := capsys.readouterr().out)
-    assert "going on from mine/checkpoints/epoch-000003.h5" in shown
+    assert "mine has no checkpoint; starting from the beginning\n" in (shown := capsys.readouterr().out)
+    assert "resuming from mine/checkpoints/epoch-000003.h5" in shown
     main([*TRAIN, "--run", "whole", "--epochs", "6"])
     assert same_agent("whole", "mine")
 
 
-def test_another_configuration_is_refused_with_the_differences(here, capsys):
+def test_changed_configuration_raises_with_the_differences(work_folder, capsys):
     main([*TRAIN, "--run", "mine", "--epochs", "3"])
     with pytest.raises(SystemExit) as ended:
         main(["resume", "mine", "--gamma", "0.5"])
@@ -81,13 +81,13 @@ def test_another_configuration_is_refused_with_the_differences(here, capsys):
     ("words", "text"),
     [
         (["resume"], "rein resume PATH"),
-        (["resume", "nowhere"], "nowhere/run.json: cannot be read, so there is no run to resume"),
-        (["resume", "odd"], "odd/run.json: does not say by which recipe it was begun"),
-        (["train", "gridworld", "--resume"], "--resume: say which run with --run PATH"),
+        (["resume", "nowhere"], "nowhere/run.json: cannot be read, so the run cannot be resumed"),
+        (["resume", "odd"], "odd/run.json: does not name the recipe of the run"),
+        (["train", "gridworld", "--resume"], "--resume: give the run with --run PATH"),
         (["train", "gridworld", "--checkpoint-every", "-1"], "--checkpoint-every -1"),
     ],
 )
-def test_what_cannot_be_resumed_says_why(here, capsys, words, text):
+def test_error_names_why_a_run_cannot_be_resumed(work_folder, capsys, words, text):
     Path("odd").mkdir()
     Path("odd/run.json").write_text("{}")
     with pytest.raises(SystemExit) as ended:
@@ -96,7 +96,7 @@ def test_what_cannot_be_resumed_says_why(here, capsys, words, text):
     assert text in capsys.readouterr().err
 
 
-def test_a_run_folder_that_exists_names_both_ways_to_go_on(here, capsys):
+def test_error_for_an_existing_folder_suggests_resuming(work_folder, capsys):
     main([*TRAIN, "--run", "mine", "--epochs", "1"])
     with pytest.raises(SystemExit):
         main([*TRAIN, "--run", "mine"])
@@ -104,7 +104,7 @@ def test_a_run_folder_that_exists_names_both_ways_to_go_on(here, capsys):
     assert "`rein resume mine`" in error and "--resume" in error
 
 
-def test_checkpoints_come_every_so_many_epochs_and_at_the_end(here):
+def test_checkpoint_every_saves_periodically_and_at_the_end(work_folder):
     main([*TRAIN, "--run", "mine", "--epochs", "7", "--checkpoint-every", "3"])
     assert [path.stem for path in sorted(Path("mine/checkpoints").glob("*.h5"))] == [
         "epoch-000003",
@@ -116,17 +116,19 @@ def test_checkpoints_come_every_so_many_epochs_and_at_the_end(here):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_with_its_exit_code_and_the_command_that_goes_on(here, number):
+def test_signal_sets_the_exit_status_and_prints_the_resume_command(work_folder, number):
     command = [sys.executable, "-m", "rein", *TRAIN, "--run", "my run", "--epochs", "100000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     rows = Path("my run/metrics.csv")
-    while not rows.exists() or len(rows.read_bytes().splitlines()) < 2:  # an epoch has ended, and signals are caught
+    while (
+        not rows.exists() or len(rows.read_bytes().splitlines()) < 2
+    ):  # an epoch has ended, so signal handlers are installed
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     out, error = process.communicate()
     assert process.returncode == 128 + number
-    assert out.splitlines()[-1] == "go on with: rein resume 'my run'"
+    assert out.splitlines()[-1] == "continue with: rein resume 'my run'"
     assert f"rein: {number.name}: the run ends after this iteration and is saved" in error
     at = newest("my run").about["epoch"]
     main(["resume", "my run", "--quiet", "--epochs", str(at + 2)])
@@ -138,8 +140,8 @@ def recipe(run):
     return json.loads(Path(run, "run.json").read_text())["parts"]["recipe"]["config"]
 
 
-def test_a_new_limit_replaces_those_that_were_given_before(here, capsys):
-    """The value of a parameter of the recipe itself stays, and ends nothing."""
+def test_new_limit_replaces_earlier_limits(work_folder, capsys):
+    """A parameter of the recipe keeps its value, but no longer ends the run."""
     main([*TRAIN, "--run", "mine", "--epochs", "3", "--num-envs", "8"])
     steps = newest("mine").about["clocks"]["env_steps"]
     main(["resume", "mine", "--quiet", f"--env_steps={3 * steps}"])
@@ -147,21 +149,21 @@ def test_a_new_limit_replaces_those_that_were_given_before(here, capsys):
     assert recipe("mine")["options"]["epochs"] == 3 and recipe("mine")["options"]["env_steps"] == 3 * steps
     assert "--epochs" not in recipe("mine")["given"]
     reached = newest("mine").about["epoch"]
-    main(["resume", "mine", "--quiet"])  # the limit that stands is the new one
+    main(["resume", "mine", "--quiet"])  # the new limit still applies
     assert "env_steps has reached" in capsys.readouterr().out
     main(["resume", "mine", "--quiet", "--epochs", str(reached + 2)])
     assert capsys.readouterr().out.splitlines()[1].startswith("completed: ")
     assert newest("mine").about["epoch"] == reached + 2 and recipe("mine")["options"]["env_steps"] is None
 
 
-def test_limits_that_are_given_together_both_count(here, capsys):
+def test_limits_given_together_both_apply(work_folder, capsys):
     for first, second, end in (("3", "100000", "completed: "), ("100000", "300", "halted (env_steps has reached 300)")):
         main([*TRAIN, "--run", end, "--epochs", first, "--env-steps", second, "--num-envs", "4"])
         main(["resume", end, "--quiet"])
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(end)]
 
 
-def test_a_damaged_checkpoint_is_not_blamed_on_the_options(tmp_path, capsys):
+def test_error_for_a_damaged_checkpoint_does_not_name_options(tmp_path, capsys):
     run = tmp_path / "run"
     main(["train", "gridworld", "--epochs", "2", "--run", str(run), "--quiet"])
     for file in (run / "checkpoints").glob("*.h5"):
@@ -173,7 +175,7 @@ def test_a_damaged_checkpoint_is_not_blamed_on_the_options(tmp_path, capsys):
     assert "leave out" not in error
 
 
-def test_a_run_in_the_home_folder_is_found_by_its_short_path(tmp_path, monkeypatch):
+def test_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     main(["train", "gridworld", "--epochs", "2", "--run=~/run", "--quiet"])
     main(["resume", "~/run", "--epochs", "3", "--quiet"])

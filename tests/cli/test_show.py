@@ -20,108 +20,110 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
+def output(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     return lambda: re.sub(r" +", " ", capsys.readouterr().out)
 
 
-def test_a_run_is_told_by_its_files_its_numbers_and_its_fields(path, said):
+def test_show_prints_files_numbers_and_fields(path, output):
     show_command([str(path)])
-    text = said()
+    text = output()
     assert "run.json" in text
     assert "trajectories/ 6 files" in text
     assert "000001-000002.h5" in text and "000011-000011.h5" in text and "000005-000006.h5" not in text
     assert "epochs 11 (1 to 11), 5 of them halted" in text
-    assert "steps 110 of 3 environments, 330 in all" in text
+    assert "steps 110 in 3 environments, 330 in total" in text
     assert "episodes 33, 0 of them truncated" in text
     assert "length mean 13, from 13 to 13" in text
     assert "episode_return 1 in epoch 1, 11 in epoch 11" in text
-    assert "loss never a number" in text
+    assert "loss always NaN" in text
     assert "observation/camera/left uint8 110 x 3 x 4 x 5 x 3" in text
 
 
-def test_it_says_how_to_look_at_the_newest_file(path, said):
+def test_show_names_viewers_for_the_newest_file(path, output):
     show(path)
-    text = said()
+    text = output()
     assert f"{path}/trajectories/000011-000011.h5" in text
     for viewer in ("H5Web", "myhdf5.hdfgroup.org", "jupyterlab-h5web", "silx[full]", "h5glance"):
         assert viewer in text
 
 
-def test_one_file_is_shown_like_a_run(path, said):
+def test_show_a_single_file(path, output):
     show(path / "trajectories" / "000003-000004.h5")
-    assert "epochs 2 (3 to 4), 1 of them halted" in said()
+    assert "epochs 2 (3 to 4), 1 of them halted" in output()
 
 
-def test_a_run_without_a_step_or_an_episode_is_shown_too(tmp_path, said):
+def test_show_a_run_without_steps(tmp_path, output):
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1, steps=0)._replace(fields={}, metrics={}))
     store.close()
     show(store.path)
-    assert "steps 0 of 0 environments, 0 in all" in said()
+    assert "steps 0 in 0 environments, 0 in total" in output()
 
 
-def test_a_bad_file_is_an_error_before_anything_is_printed(path, said):
+def test_damaged_file_raises_before_printing(path, output):
     damaged = path / "trajectories" / "000003-000004.h5"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(StoreError, match="000003-000004"):
         show(path)
-    assert said() == ""
+    assert output() == ""
 
 
-def test_names_from_a_file_neither_steer_the_terminal_nor_are_read_as_markup(tmp_path, said):
+def test_names_from_a_file_are_escaped(tmp_path, output):
     store = HDF5Store(tmp_path / "run")
-    store.append(with_fields(make_trajectory(1)._replace(metrics={"[red]\x1b[2J": 1.0}), **{"[bold]\x1b]0;": given()}))
+    store.append(
+        with_fields(make_trajectory(1)._replace(metrics={"[red]\x1b[2J": 1.0}), **{"[bold]\x1b]0;": reward_field()})
+    )
     store.close()
     show(store.path)
-    text = said()
+    text = output()
     assert "[red]?[2J" in text and "[bold]?]0;" in text
     assert "\x1b[2J" not in text and "\x1b]0;" not in text
 
 
-def given():
+def reward_field():
     return make_trajectory(1).fields["reward"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--all"]])
-def test_a_wrong_command_line_is_an_error_with_the_usage(arguments):
+def test_wrong_arguments_raise_with_the_usage(arguments):
     with pytest.raises(ValueError, match="rein show PATH"):
         show_command(arguments)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
-def test_help_shows_the_usage(arguments, said):
+def test_help_shows_the_usage(arguments, output):
     show_command(arguments)
-    assert "usage: rein show PATH" in said()
+    assert "usage: rein show PATH" in output()
 
 
-def test_a_run_that_keeps_no_trajectories_is_shown_without(tmp_path, capsys):
+def test_show_a_run_without_trajectories(tmp_path, capsys):
     store = HDF5Store(tmp_path / "run", every=0)
     store.write_run({"versions": {}})
     store.close()
     show_command([str(tmp_path / "run")])
     shown = capsys.readouterr().out
-    assert "run.json" in shown and "no trajectories are kept" in shown
+    assert "run.json" in shown and "no trajectories are stored" in shown
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
-        ({"store": {"config": {"every": 1}}, "rows": {}}, "no file of trajectories is finished yet"),
-        ({"store": {"config": {"keep_best": [3, "r", "max"]}}, "rows": {}}, "no file of trajectories is finished yet"),
-        ({"store": {"config": {"every": 0}}, "rows": {}}, "no trajectories are kept"),
-        ({"store": {"config": {"every": 1}}}, "no trajectories are kept"),  # as a loop without environments has it
+        ({"store": {"config": {"every": 1}}, "rows": {}}, "no trajectory file is finished yet"),
+        ({"store": {"config": {"keep_best": [3, "r", "max"]}}, "rows": {}}, "no trajectory file is finished yet"),
+        ({"store": {"config": {"every": 0}}, "rows": {}}, "no trajectories are stored"),
+        ({"store": {"config": {"every": 1}}}, "no trajectories are stored"),  # a loop without environments
     ],
 )
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_run_that_has_just_begun_has_no_file_yet(tmp_path, capsys, parts, said, ended):
+def test_show_a_run_without_finished_files(tmp_path, capsys, parts, message, ended):
     store = HDF5Store(tmp_path / "run")
     store.write_run({"parts": {**parts, "metrics_files": {}}})
     if ended:
         (tmp_path / "run" / "metrics.csv").write_text("epoch\n1\n")
     show_command([str(tmp_path / "run")])
-    more = "`rein plot` draws the metrics" if ended else "no epoch has ended yet"
-    assert f"{said}; {more}" in " ".join(capsys.readouterr().out.split())
+    more = "plot the metrics with `rein plot`" if ended else "no epoch has ended yet"
+    assert f"{message}; {more}" in " ".join(capsys.readouterr().out.split())
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""The command line: real runs, readable errors."""
+"""`rein train`: runs, output and error messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nothing():
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -43,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_recipe_runs_and_says_where_its_trajectories_are(here, capsys):
+def test_train_prints_the_folder_of_trajectories(work_folder, capsys):
     main(["train", "gridworld", "--quiet"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("solved: evaluation_return") for line in lines)
@@ -52,65 +52,65 @@ def test_a_recipe_runs_and_says_where_its_trajectories_are(here, capsys):
     assert len(run.epochs) > 0
 
 
-def test_nothing_else_begins_a_line_with_solved(here, capsys):
+def test_unsolved_run_prints_no_line_that_starts_with_solved(work_folder, capsys):
     main(["train", "gridworld", "--epochs", "2"])
     captured = capsys.readouterr()
     assert not any(line.startswith("solved") for line in (captured.out + captured.err).splitlines())
 
 
-def test_without_a_name_every_run_gets_a_folder_of_its_own(here):
+def test_unnamed_runs_get_separate_folders(work_folder):
     for _ in range(2):
         main(["train", "gridworld", "--quiet", "--epochs", "1"])
-    assert sorted(path.name for path in (here / "runs").iterdir()) == ["gridworld", "gridworld-2"]
+    assert sorted(path.name for path in (work_folder / "runs").iterdir()) == ["gridworld", "gridworld-2"]
 
 
-def test_a_named_run_that_exists_is_an_error_and_stays_as_it_is(here, capsys):
+def test_existing_run_folder_raises_and_is_not_changed(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", "mine"])
-    before = sorted(str(path) for path in (here / "mine").rglob("*"))
+    before = sorted(str(path) for path in (work_folder / "mine").rglob("*"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "gridworld", "--run", "mine"])
     assert ended.value.code == 1
     assert "mine" in capsys.readouterr().err
-    assert sorted(str(path) for path in (here / "mine").rglob("*")) == before
+    assert sorted(str(path) for path in (work_folder / "mine").rglob("*")) == before
 
 
-def test_env_steps_end_a_run(here, capsys):
+def test_env_steps_end_a_run(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--env-steps", "1000", "--no-stop-when-solved"])
     assert "1,024 env steps" in capsys.readouterr().out  # the next multiple of 64 environments
 
 
-def test_a_function_of_ones_own_takes_its_parameters_as_flags(here, capsys):
+def test_parameters_of_a_custom_function_are_flags(work_folder, capsys):
     main(["train", "my_module:make_loop", "--steps", "5", "--quiet", "--epochs", "4"])
     assert "completed" in capsys.readouterr().out
     assert parse(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
 
 
-def test_its_help_shows_its_options_and_the_common_ones(here, capsys):
+def test_help_lists_custom_and_common_options(work_folder, capsys):
     with pytest.raises(SystemExit):
         main(["train", "my_module:make_loop", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "how many steps an epoch has" in text
-    assert "the run's folder" in text
+    assert "folder of the run" in text
     assert "--env-steps" in text
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["fly"], "there is no command 'fly'; the commands are train, resume, evaluate, show, "),
+        (["fly"], "unknown command 'fly'; the commands are train, resume, evaluate, show, "),
         (["train"], "name a recipe"),
-        (["train", "gridwrld"], "there is no recipe 'gridwrld'; did you mean 'gridworld'?"),
+        (["train", "gridwrld"], "unknown recipe 'gridwrld'; did you mean 'gridworld'?"),
         (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),
-        (["train", "no_such_module:f"], "there is no module 'no_such_module'"),
+        (["train", "no_such_module:f"], "no module named 'no_such_module'"),
         (["train", "my_module:no_such"], "my_module has no function 'no_such'"),
         (["train", "my_module:broken"], "RuntimeError('the module is broken')"),
         (["train", "my_module:nothing"], "returned int, not a rein.Loop"),
-        (["train", "gridworld", "--epochs", "0"], "epochs 0: give 1 or more"),
+        (["train", "gridworld", "--epochs", "0"], "epochs 0: must be 1 or more"),
         (["train", "gridworld", "--target-x", "9"], "9"),
         (["show", "no_such_run"], "no_such_run"),
     ],
 )
-def test_an_error_is_one_readable_line(here, capsys, words, text):
+def test_error_is_one_readable_line(work_folder, capsys, words, text):
     with pytest.raises(SystemExit) as ended:
         main(words)
     error = capsys.readouterr().err
@@ -120,19 +120,19 @@ def test_an_error_is_one_readable_line(here, capsys, words, text):
     assert error.count("\n") == 1
 
 
-def test_debug_gives_the_traceback(here):
+def test_debug_shows_the_traceback(work_folder):
     with pytest.raises(RuntimeError, match="the module is broken"):
         main(["train", "my_module:broken", "--debug"])
 
 
-def test_the_list_names_every_recipe(capsys):
+def test_list_names_every_recipe(capsys):
     main(["list"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipe_names())
     assert {"cartpole", "gridworld", "taxi"} <= set(recipe_names())
 
 
-def test_usage_and_version_are_there(capsys):
+def test_usage_and_version(capsys):
     main([])
     main(["--version"])
     shown = capsys.readouterr().out
@@ -140,17 +140,17 @@ def test_usage_and_version_are_there(capsys):
     assert rein.__version__ in shown
 
 
-def test_python_m_rein_is_the_same_program(tmp_path):
+def test_python_m_rein(tmp_path):
     command = [sys.executable, "-m", "rein", "train", "nonsense"]
     result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("rein: there is no recipe 'nonsense'")
+    assert result.stderr.startswith("rein: unknown recipe 'nonsense'")
 
 
 @pytest.mark.parametrize(
     "words", [["list"], ["--version"], ["show", "run"], ["train", "gridworld", "--epochs", "1"]], ids=lambda w: w[0]
 )
-def test_where_nobody_reads_what_it_says_it_ends_as_programs_do_and_without_a_word(words, tmp_path):
+def test_closed_pipe_ends_silently_with_status_141(words, tmp_path):
     main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", str(tmp_path / "run")])
     reader, writer = os.pipe()
     os.close(reader)
@@ -161,42 +161,42 @@ def test_where_nobody_reads_what_it_says_it_ends_as_programs_do_and_without_a_wo
     assert (result.returncode, result.stderr) == (141, b"")
 
 
-def test_the_commands_that_it_names_can_be_pasted_whatever_the_path(here, capsys):
+def test_printed_commands_quote_paths(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", "a b"])
-    assert "look at them: rein show 'a b'; " in capsys.readouterr().out
+    assert "summary: rein show 'a b'" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["train", "gridworld", "--run", "a b"])
-    assert "a b exists; `rein resume 'a b'` or --resume goes on with it" in capsys.readouterr().err
+    assert "a b exists; continue it with `rein resume 'a b'` or --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "options",
     [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"], ["--threads", "999999999"]],
 )
-def test_a_mistyped_command_leaves_no_folder_behind(here, options):
+def test_invalid_command_leaves_no_folder(work_folder, options):
     with pytest.raises(SystemExit):
         main(["train", "gridworld", *options])
     main(["train", "gridworld", "--quiet", "--epochs", "1"])
-    assert [path.name for path in (here / "runs").iterdir()] == ["gridworld"]
+    assert [path.name for path in (work_folder / "runs").iterdir()] == ["gridworld"]
 
 
-def test_env_steps_go_beyond_the_recipes_own_number_of_epochs(here, capsys):
+def test_env_steps_replace_the_epochs_of_the_recipe(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--env-steps", "200000", "--iterations", "40", "--no-stop-when-solved"])
     assert "halted (env_steps has reached 200,000): 200," in capsys.readouterr().out
 
 
-def test_a_folder_for_what_stores_nothing_is_refused(here, capsys):
-    (here / "bare.py").write_text(
+def test_run_folder_for_a_function_without_store_raises(work_folder, capsys):
+    (work_folder / "bare.py").write_text(
         "import rein\n\ndef make():\n    return rein.Loop(lambda state: None, iterations=2)\n"
     )
     with pytest.raises(SystemExit):
         main(["train", "bare:make", "--run", "x"])
     assert "make has no parameter `store`" in capsys.readouterr().err
     main(["train", "bare:make", "--quiet"])
-    assert not (here / "runs").exists()
+    assert not (work_folder / "runs").exists()
 
 
-def test_threads_are_those_asked_for(here):
+def test_threads_option(work_folder):
     before = torch.get_num_threads()
     try:
         main(["train", "gridworld", "--quiet", "--epochs", "1", "--threads", "2"])
@@ -206,7 +206,7 @@ def test_threads_are_those_asked_for(here):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_an_interrupt_that_breaks_everything_off_leaves_a_terminal_with_its_cursor(monkeypatch, capsys, terminal):
+def test_interrupt_shows_the_cursor_again(monkeypatch, capsys, terminal):
     def interrupted(*words: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`rein view`: which file is opened, with what, and what is said where there is nothing to open it with."""
+"""`rein view`: the file to open, the viewer, and other viewers."""
 
 import sys
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def extra(tmp_path, monkeypatch):
-    """Modules of the names that the extra has, which say what they were asked for."""
+    """Install replacements for the modules of the extra, which print their arguments."""
     for name in ("jupyterlab", "jupyterlab_h5web"):
         (tmp_path / "extra" / name).mkdir(parents=True)
         (tmp_path / "extra" / name / "__init__.py").touch()
@@ -40,7 +40,7 @@ def no_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
-def test_the_newest_trajectories_are_opened_first_unless_there_are_learning_curves(path):
+def test_first_file_is_learning_curves_or_newest_trajectories(path):
     newest = path / "trajectories" / "000002-000002.h5"
     assert first_file(path) == newest
     (path / "metrics.h5").write_bytes(newest.read_bytes())
@@ -48,7 +48,7 @@ def test_the_newest_trajectories_are_opened_first_unless_there_are_learning_curv
     assert first_file(newest) == newest
 
 
-def test_without_the_extra_it_says_which_viewers_open_the_file(path, no_extra, capsys):
+def test_other_viewers_are_listed_without_the_extra(path, no_extra, capsys):
     main(["view", str(path)])
     text = capsys.readouterr().out
     assert 'pip install "jupyterlab>=4" jupyterlab-h5web' in text
@@ -57,37 +57,37 @@ def test_without_the_extra_it_says_which_viewers_open_the_file(path, no_extra, c
     assert f"h5glance '{path}/my file.h5' (" in how_to_open(path / "my file.h5")
 
 
-def test_with_the_extra_jupyterlab_starts_in_the_folder_of_the_run(path, extra, capfd):
+def test_jupyterlab_starts_in_the_run_folder(path, extra, capfd):
     main(["view", str(path), "--no-browser"])
     text = capfd.readouterr().out
     assert "double-click trajectories/000002-000002.h5" in text
     assert f"['--ServerApp.root_dir={path}', '--no-browser']" in text
 
 
-def test_with_the_extra_one_file_is_opened_in_its_folder(path, extra, capfd):
+def test_jupyterlab_starts_in_the_folder_of_a_file(path, extra, capfd):
     main(["view", str(path / "trajectories" / "000001-000001.h5")])
     text = capfd.readouterr().out
     assert "double-click 000001-000001.h5" in text
     assert f"['--ServerApp.root_dir={path}/trajectories']" in text
 
 
-def test_how_jupyterlab_ended_is_how_the_command_ends(path, extra, tmp_path):
+def test_exit_status_of_jupyterlab_is_returned(path, extra, tmp_path):
     (tmp_path / "extra/jupyterlab/__main__.py").write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit) as ended:
         main(["view", str(path)])
     assert ended.value.code == 3
 
 
-def test_a_damaged_file_is_not_given_to_a_viewer(path, extra, capfd):
+def test_damaged_file_is_not_opened(path, extra, capfd):
     newest = path / "trajectories" / "000002-000002.h5"
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(SystemExit):
         main(["view", str(path)])
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "was truncated or extended" in said.err
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "was truncated or extended" in output.err
 
 
-def test_a_folder_without_files_is_an_error(tmp_path):
+def test_folder_without_files_raises(tmp_path):
     with pytest.raises(StoreError, match="no HDF5 file there"):
         first_file(tmp_path)

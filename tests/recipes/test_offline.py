@@ -62,7 +62,7 @@ def test_on_the_command_line_it_leaves_a_run_that_resumes(tmp_path, monkeypatch,
     assert (run / "metrics.csv").read_text().count("\n") == 3
     main(["resume", str(run), "--epochs", "4", "--quiet"])
     assert (run / "metrics.csv").read_text().count("\n") == 5
-    assert "going on from" in capsys.readouterr().out
+    assert "resuming from" in capsys.readouterr().out
 
 
 @pytest.mark.slow
