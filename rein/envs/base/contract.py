@@ -134,7 +134,7 @@ def check_observation(
     *,
     finite: bool = True,
 ) -> None:
-    """Check structure, shapes, dtypes and values of an observation (N, *O).
+    """Check structure, shapes, dtypes and values of an observation `(N, *O)`.
 
     Integers must be in the range of the space. Floats must be finite unless `finite=False`. Raises
     EnvironmentContractError.
@@ -234,7 +234,7 @@ def _range(space: spaces.Space[Any]) -> tuple[Any, Any]:
 
 
 def check_action(action: Tree, num_envs: int, action_space: spaces.Space[Any]) -> None:
-    """Check structure, shapes, kinds of dtype and values of an action (N, *A). Bounds of a Box are not checked.
+    """Check structure, shapes, kinds of dtype and values of an action `(N, *A)`. Bounds of a Box are not checked.
 
     Raises EnvironmentContractError.
     """

@@ -31,10 +31,10 @@ class EpisodeSeeds:
     Seeds and starts are computed K episodes ahead, because hashing takes a hundred small operations and a lookup two.
 
     Args:
-        num_envs: N.
+        num_envs: number of environments N.
         seed: random seed of all environments. By default the first `advance` draws it from the operating system.
         device: device of the tensors.
-        draw: stateless function from seeds (...) to the starts of their episodes (..., *S). By default the seeds
+        draw: stateless function from seeds (...) to the starts of their episodes `(..., *S)`. By default the seeds
             themselves.
     """
 
@@ -75,14 +75,14 @@ class EpisodeSeeds:
     def advance(self, mask: Tensor | None = None) -> Tensor:
         """Begin the next episode where `mask` (N,) is True, or of every environment without a mask.
 
-        Returns the starts (N, *S) of the current episodes. Rows where `mask` is False may be wrong.
+        Returns the starts `(N, *S)` of the current episodes. Rows where `mask` is False may be wrong.
         """
         place_N, start_PS = self.table()
         self.go_to(place_N + (1 if mask is None else mask))
         return start_PS.index_select(0, self._place_N)
 
     def begin(self, row_R: np.ndarray) -> np.ndarray:
-        """Begin the next episode of the environments `row_R` (R,) and return its start (R, *S). For the host only."""
+        """Begin the next episode of the environments `row_R` (R,) and return its start `(R, *S)`. For the host only."""
         place, start_PS = self.table()
         place_N = place.numpy()
         place_R = place_N[row_R] + 1
@@ -91,7 +91,7 @@ class EpisodeSeeds:
         return start_PS.numpy().take(place_R, 0)
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """Return the indices (N,) of the current episodes in the table of episode starts, and the table (P, *S).
+        """Return the indices (N,) of the current episodes in the table of episode starts, and the table `(P, *S)`.
 
         This is for pure functions. The next episode of an environment has the next index. Pass the new indices to
         `go_to` before the next call.
@@ -108,7 +108,7 @@ class EpisodeSeeds:
     def override(self, seeds: Tensor) -> Tensor:
         """Make the episodes with these seeds (N,) the current ones. Later episodes follow the streams.
 
-        Returns the starts (N, *S).
+        Returns the starts `(N, *S)`.
         """
         check_rows_of("reset_to", seeds, len(self._row_N), torch.int64)
         self.started = True

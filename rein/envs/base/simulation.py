@@ -43,7 +43,7 @@ class SimulatedEnvironment(ABC):
     Keep each constructor option as an attribute of the same name. `config` collects the options from there.
 
     Args:
-        num_envs: N.
+        num_envs: number of environments N.
         seed: random seed of all environments. By default it is drawn at the first reset.
         max_episode_steps: steps after which an episode is truncated; None for no limit.
         device: device of observations and actions.
@@ -99,7 +99,7 @@ class SimulatedEnvironment(ABC):
 
         Args:
             state: (S, N) float32.
-            action: (N, *A), or (N,) float32 if the environment has `action_values`. Actions in a Box are not clipped.
+            action: `(N, *A)`, or (N,) float32 if the environment has `action_values`. Actions in a Box are not clipped.
 
         Returns:
             next state (S, N) float32, reward (N,) float32, terminated (N,) bool.
@@ -167,7 +167,7 @@ class SimulatedEnvironment(ABC):
         return self._observation()
 
     def apply_action(self, action: Tensor) -> TimeStep:
-        """Step every environment with `action` (N, *A), and reset those whose episode ended.
+        """Step every environment with actions `(N, *A)`, and reset those whose episode ended.
 
         Raises RuntimeError before the first reset and EnvironmentContractError for an invalid action.
         """

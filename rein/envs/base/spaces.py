@@ -77,7 +77,7 @@ def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any],
 def widened(
     tensor: Tensor, dtype: Any, rounded: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 ) -> np.ndarray[Any, Any]:
-    """Return a new array (N, *A) of `dtype`. Values equal to a rounded bound become the exact bound.
+    """Return a new array `(N, *A)` of `dtype`. Values equal to a rounded bound become the exact bound.
 
     Otherwise a rounded value may exceed the bound.
     """
@@ -165,7 +165,7 @@ def column(
     shape: tuple[int, ...] = (),
     rows: Sequence[int] = _COUNTED,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return N values as one new array (N, *shape) of `dtype`. Casts may lose precision only.
+    """Return N values as one new array `(N, *shape)` of `dtype`. Casts may lose precision only.
 
     Raises EnvironmentContractError with the field and the row number in `rows`.
     """

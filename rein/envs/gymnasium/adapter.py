@@ -309,7 +309,7 @@ class GymnasiumEnvironment:
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment with `action` (N, *A).
+        """Step every environment with actions `(N, *A)`.
 
         Raises RuntimeError before the first reset, and EnvironmentContractError for an action or a result that does not
         fit its space. Exceptions of an environment get a note with the environment, the episode seed and the step.
@@ -320,7 +320,7 @@ class GymnasiumEnvironment:
         return time_step
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
-        """Step the environments where `mask` (N,) is True, with their rows of `action` (N, *A).
+        """Step the environments where `mask` (N,) is True, with their rows of `action`: `(N, *A)`.
 
         The other rows are not `valid`. Their reward is 0, and their observations do not change. Raises the errors of
         `apply_action`, and ValueError if `mask` has another shape or dtype.
@@ -415,7 +415,7 @@ class GymnasiumEnvironment:
             self._checked = True
 
     def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
-        """Step the environments in `rows` (R,) with their rows of `action` (N, *A). Returns R rows."""
+        """Step the environments in `rows` (R,) with their rows of `action`: `(N, *A)`. Returns R rows."""
         results = self._results(action, rows)
         try:
             observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
@@ -456,7 +456,7 @@ class GymnasiumEnvironment:
         return results
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
-        """Return the observations of the environments in `rows` (R,) as new tensors (R, *O)."""
+        """Return the observations of the environments in `rows` (R,) as new tensors `(R, *O)`."""
         return self._observations.stack(observations, rows)
 
     def _begin(self, seeds: Sequence[int]) -> Tree:

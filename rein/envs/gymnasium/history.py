@@ -25,7 +25,7 @@ _FIRST = 64  # initially allocated steps; doubled when used up
 
 
 class ActionHistory:
-    """Actions of the open episode of each environment in one array (N, C, *A), which grows up to C = `max_steps`.
+    """Actions of the open episode of each environment in one array `(N, C, *A)`, which grows up to C = `max_steps`.
 
     The actions of episodes longer than `max_steps` are not kept; only their steps are counted. The first such episode
     is logged as a warning that begins with `name`. With `max_steps=0` nothing is kept or logged.
@@ -48,7 +48,7 @@ class ActionHistory:
         self._steps_N[index] = 0
 
     def append(self, action: Tree, rows: Sequence[int]) -> None:
-        """Append their rows of `action` (N, *A) to the environments in `rows` (R,)."""
+        """Append their rows of `action`, `(N, *A)`, to the environments in `rows` (R,)."""
         if len(rows) == len(self._all_rows_N):
             row_R, step_R = self._all_rows_N, self._steps_N.copy()
             self._steps_N += 1
@@ -67,14 +67,14 @@ class ActionHistory:
             map_tree(lambda kept, new: _write(kept, row_R, step_R, new), self._actions, action)
 
     def restore(self, index: int, actions: Tree, steps: int) -> None:
-        """Set the actions (T, *A) of the open episode of one environment."""
+        """Set the actions `(T, *A)` of the open episode of one environment."""
         self._make_room(max(steps, self._bound))
         kept = min(steps, self._allocated)
         map_tree(lambda mine, given: _put(mine[index, :kept], given[:kept]), self._actions, actions)
         self._steps_N[index] = steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the actions (T, *A) and the number of steps T of each environment; -1 if the actions were not kept."""
+        """Return the actions `(T, *A)` and the number of steps T of each environment; -1 if actions were not kept."""
         kept = [steps if steps <= self._allocated else -1 for steps in self._steps_N.tolist()]
         return {
             "actions": [

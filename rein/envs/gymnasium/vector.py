@@ -375,7 +375,7 @@ class GymnasiumVectorEnvironment:
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment with `action` (N, *A).
+        """Step every environment with actions `(N, *A)`.
 
         Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
         fit its space.

@@ -16,7 +16,7 @@ from rein.types import TimeStep
 
 
 def action_bounds(wrapper: str, environment: Environment) -> tuple[spaces.Box, Tensor, Tensor]:
-    """Return the action space of an environment and its bounds `low` and `high` (*A).
+    """Return the action space of an environment and its bounds `low` and `high` `(*A)`.
 
     Raises TypeError if the space is not a Box of floating-point numbers.
     """

@@ -134,7 +134,7 @@ class Wrapper:
         return lambda mask: self._begin(inner(mask), mask)
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment with `action` (N, *A)."""
+        """Step every environment with actions `(N, *A)`."""
         return self._step(action, None)
 
     @property

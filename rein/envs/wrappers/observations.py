@@ -57,7 +57,7 @@ class FlattenObservation(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """Stack the last `length` observations, oldest first, along a new first axis: (L, *O).
+    """Stack the last `length` observations, oldest first, along a new first axis: `(L, *O)`.
 
     A stack contains observations of one episode only. At the start of an episode it is the first observation `length`
     times. `final_observation` is the stack after the last step. Each observation is kept in memory once. Raises
