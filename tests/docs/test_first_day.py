@@ -1,0 +1,127 @@
+"""Tasks of a first day with rein: each is one block of a how-to page, short enough to paste, and works."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import rein
+
+HOW_TO = Path(__file__).parents[2] / "docs/how_to"
+BLOCK = re.compile(r"^```(?:python|\{code-block\} python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
+
+
+def block(page: str, contains: str) -> str:
+    """Return the only Python block of a page that contains a text."""
+    found = [text for text in BLOCK.findall((HOW_TO / page).read_text(encoding="utf-8")) if contains in text]
+    assert len(found) == 1, f"{page}: {len(found)} blocks contain {contains!r}"
+    return found[0]
+
+
+def code_lines(program: str) -> int:
+    """Count the lines that are neither blank nor a comment."""
+    lines = [line.strip() for line in program.splitlines()]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def start(program: str, folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "script.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "script.py"]
+    return subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def run(program: str, folder: Path) -> str:
+    process = start(program, folder)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def test_resume_after_kill_9_in_8_lines(tmp_path: Path) -> None:
+    program = block("resume.md", "rein.resume(loop)")
+    assert code_lines(program) <= 8
+    run(program, tmp_path / "whole")
+    killed = start(program, tmp_path / "killed")
+    checkpoints = tmp_path / "killed/runs/cartpole/checkpoints"
+    while not list(checkpoints.glob("*.h5")):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert not (checkpoints / "epoch-000020.h5").exists()
+    run(program, tmp_path / "killed")
+    one, other = (rein.load_agent(tmp_path / name / "runs/cartpole").networks for name in ("whole", "killed"))
+    assert (checkpoints / "epoch-000020.h5").exists()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_evaluate_and_film_in_6_lines(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    run(block("evaluate_and_film.md", 'store="runs/film"'), tmp_path)
+    program = block("evaluate_and_film.md", "RecordVideo(")
+    assert code_lines(program) <= 6
+    run(program, tmp_path)
+    assert len(list((tmp_path / "videos").glob("*.mp4"))) == 3
+
+
+def test_custom_network_in_20_lines(tmp_path: Path) -> None:
+    program = block("custom_networks.md", "class Residual")
+    assert code_lines(program) <= 20
+    run(program, tmp_path)
+
+
+def test_ppo_on_pixels_in_20_lines(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+    pytest.importorskip("pygame")
+    program = block("custom_networks.md", "def pixels")
+    assert code_lines(program) <= 20
+    run(program, tmp_path)
+
+
+def test_dict_observations_of_an_environment_of_ones_own_in_25_lines(tmp_path: Path) -> None:
+    program = block("dict_observations.md", "class Corners")
+    assert code_lines(program) <= 25
+    assert float(run(program, tmp_path)) > 0.9
+
+
+def test_trajectories_with_h5py_and_pandas_in_12_lines(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    run(block("read_trajectories.md", "rein.train("), tmp_path)
+    program = block("read_trajectories.md", "import pandas")
+    assert code_lines(program) <= 12
+    assert "import rein" not in program
+    assert "return" in run(program, tmp_path)
+
+
+def test_weights_and_biases_offline_in_6_lines(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    program = block("log_metrics.md", "WandbLogger(")
+    assert code_lines(program) <= 6
+    run(program, tmp_path)
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def test_logger_of_ones_own_in_20_lines(tmp_path: Path) -> None:
+    program = block("own_store_or_logger.md", "class JSONLogger")
+    assert code_lines(program) <= 20
+    run(program, tmp_path)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_store_of_ones_own_in_20_lines(tmp_path: Path) -> None:
+    program = block("own_store_or_logger.md", "class NumpyStore")
+    assert code_lines(program) <= 20
+    assert run(program, tmp_path) == "(128, 8)\n"
