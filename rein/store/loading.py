@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -36,7 +36,11 @@ _NAMED = 6  # number of files that an error message lists, the newest ones
 logger = logging.getLogger(__name__)
 
 
-def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
+@overload
+def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint: ...
+@overload
+def resume(loop: Loop, path: None = None, *, strict: bool = True) -> Checkpoint | None: ...
+def resume(loop: Loop, path: str | Path | None = None, *, strict: bool = True) -> Checkpoint | None:
     """Restore the state of `loop` from a checkpoint. `loop.run()` then continues that run.
 
     `loop` must have the same parts as the loop that wrote the checkpoint. Files of the run that are newer than the
@@ -45,23 +49,30 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
     Example::
 
         loop = rein.training_loop(agent, environment, rein.HDF5Store("runs/mine", exist="resume"))
-        checkpoint(loop, loop.parts["store"])
-        rein.resume(loop, "runs/mine")
+        checkpoint(loop)
+        rein.resume(loop)
         loop.run(epochs=1000)
 
     Args:
         loop: loop that is not running.
-        path: checkpoint file, or folder of a run or of checkpoints, whose newest undamaged checkpoint is used.
+        path: checkpoint file, or folder of a run or of checkpoints, whose newest undamaged checkpoint is used. By
+            default the run folder of the loop's store.
         strict: raise if the configuration differs. If False, load the parts that fit and log the others.
 
     Returns:
-        The checkpoint that was loaded.
+        The checkpoint that was loaded. None if no `path` is given and the store has no checkpoint yet, so that one
+        script can start a run and resume it.
 
     Raises:
-        CheckpointError: no checkpoint exists, the file is damaged, or its configuration differs. The message lists the
-            differences.
+        CheckpointError: no checkpoint exists at `path`, the file is damaged, or its configuration differs. The message
+            lists the differences.
+        TypeError: no `path` is given and the loop has no HDF5Store.
+        ValueError: no `path` is given and the store was not opened with `exist="resume"`.
     """
     loop.check_idle("resume")
+    path = _checkpoints_in_store(loop) if path is None else path
+    if path is None:
+        return None
     found = find(path)
     theirs, mine = found.about.get("parts"), describe_parts(loop.parts)
     if strict and (differ := differences(theirs, mine, by_chance=loop.by_chance)):
@@ -76,6 +87,18 @@ def resume(loop: Loop, path: str | Path, *, strict: bool = True) -> Checkpoint:
     for line in left:
         logger.warning("%s: not loaded: %s", found.path, line)
     return found
+
+
+def _checkpoints_in_store(loop: Loop) -> Path | None:
+    """Return the folder of the checkpoints of the loop's store, or None if it has none yet."""
+    store = loop.parts.get("store")
+    if not isinstance(store, HDF5Store):
+        raise TypeError("resume(loop): the loop has no HDF5Store; give the path of the run")
+    if store.config["exist"] != "resume":
+        raise ValueError(
+            f'resume(loop): the store has a new folder, {store.path}; open the run with HDF5Store(path, "resume")'
+        )
+    return store.checkpoints.folder if saved_files(store.checkpoints.folder) else None
 
 
 def _set_aside(loop: Loop, found: Checkpoint) -> None:

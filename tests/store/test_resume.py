@@ -252,3 +252,26 @@ def test_repeatedly_resumed_run_equals_an_uninterrupted_run(tmp_path):
         state = finish(loop)
     assert first_difference(whole, state) is None
     same_trajectories(tmp_path / "whole", path)
+
+
+def test_one_script_starts_and_resumes_a_run(tmp_path):
+    whole = finish(make(tmp_path / "whole"))
+    first = make(tmp_path / "run")
+    assert rein.resume(first) is None
+    first.iteration_completed(once=24)(lambda state: first.interrupt("enough"))
+    first.run()
+    first.parts["store"].close()
+    again = make(tmp_path / "run")
+    assert rein.resume(again).path.parent == tmp_path / "run/checkpoints"
+    assert first_difference(whole, finish(again)) is None
+    same_trajectories(tmp_path / "whole", tmp_path / "run")
+
+
+def test_resume_without_a_path_refuses_a_new_folder_and_a_loop_without_a_store(tmp_path):
+    environment = Gridworld(4, seed=0)
+    agent = QLearning(environment, seed=0)
+    with pytest.raises(TypeError, match="no HDF5Store; give the path of the run"):
+        rein.resume(rein.training_loop(agent, environment))
+    loop = rein.training_loop(agent, environment, store=tmp_path / "run")
+    with pytest.raises(ValueError, match=r'new folder, .*run; open the run with HDF5Store\(path, "resume"\)'):
+        rein.resume(loop)
