@@ -472,7 +472,7 @@ def test_environment_option(returns: str, cartpole: rein.Run, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--episode", "99999"], "no episode 99999 is stored"),
+        (["--episode", "99999"], "no episode 99999; "),
         (["--episode", "1", "2", "--video", "film.mp4"], "a video shows one episode"),
         (["--episode", "1", "--video", "no/such/film.mp4"], "the folder no/such does not exist"),
         (["--episode", "1", "--environment", "cartpole"], "my_module:make"),
