@@ -17,7 +17,7 @@ from rein.schedules import Schedule
 class A2C(OnPolicyAgent):
     """Synchronous advantage actor-critic (Mnih et al. 2016): one policy-gradient update per rollout.
 
-    Observations and actions are those of PPO. The optimizer of the paper is
+    Supports the same observation and action spaces as PPO. The paper uses the optimizer
     `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`.
     """
 
@@ -27,7 +27,7 @@ class A2C(OnPolicyAgent):
     normalize_advantage: bool = option(default=False)
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Make one update from a full rollout."""
+        """Update the networks once with a full rollout and return the metrics."""
         ends = rollout["terminated"], rollout["truncated"]
         value_TN, valid_TN = rollout["value"], rollout.valid()
         settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}

@@ -1,6 +1,6 @@
 """Advantage-weighted actor-critic.
 
-Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
+Shapes: K critics, N environments, B rows of a batch, A action dimensions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from rein.types import Tree
 
 
 class AWAC(ReplayAgent):
-    """Advantage-weighted actor-critic (Nair et al. 2020): imitates recorded actions in proportion to their advantage.
+    """Advantage-weighted actor-critic (Nair et al. 2020): imitates recorded actions, weighted by their advantage.
+
+    Targets and losses::
 
         y    = r + gamma * min_k Q'_k(s', a'),  a' ~ pi(s'),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         A    = min_k Q_k(s, a) - min_k Q_k(s, b),  b ~ pi(s)
         L_pi = mean -w log pi(a | s),  w = exp(A / temperature), or B times the batch's softmax of A / temperature
 
-    With `prioritized`, importance weights apply to both losses. AWAC learns from a filled replay with
-    `rein.offline_loop`, and continues in environments with `rein.training_loop`.
+    With `prioritized`, importance weights apply to both losses. `rein.offline_loop` trains AWAC on recorded data, and
+    `rein.training_loop` continues in environments.
 
-    Observations are flattened. Actions: a Box with finite bounds.
+    Observations are flattened. The action space must be a Box with finite bounds.
     """
 
     learning_starts: int = option(default=0)
@@ -41,13 +43,13 @@ class AWAC(ReplayAgent):
         default=1.0,
         check=above_zero,
         fixed=True,
-        help="advantage, in units of the return, that multiplies a weight by e",
+        help="increase of the advantage, in units of the return, that multiplies a weight by e",
     )
     weights: str = option(
         default="softmax",
         check=one_of("softmax", "exp"),
         fixed=True,
-        help='"softmax" for weights with mean 1 in a batch, or "exp"',
+        help='"softmax" for weights whose mean over a batch is 1, or "exp"',
     )
     max_weight: float = option(default=100.0)
     actor_learning_rate: float | Schedule | None = option(default=None)
@@ -55,33 +57,33 @@ class AWAC(ReplayAgent):
     reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
-        """Make actor, critics, target critics and their learners."""
+        """Build the actor, critics, target critics and their learners."""
         shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = ContinuousNetworks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
-        written = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
+        closed = has_closed_form(networks.critics)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
         self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
         self.follow(networks.target_critics, networks.critics)
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the middle of the distribution, or a sample (N, ...)."""
+        """Return the tanh of the mean, scaled to the bounds, or a sample if `explore` is set; (N, ...)."""
         return self.networks.act(observation, self.generator if explore else None)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update critics and actor from a sample."""
+        """Update the critics and the actor with a batch."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
         batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         advantage_B = self._advantage(features, action_BA)
-        imitated_B = advantage_weight(advantage_B / self.temperature, self.weights)
-        imitated_B = imitated_B.clamp_(max=self.max_weight)
-        recorded = Batch(features, action_BA, weight=imitated_B if weight_B is None else imitated_B * weight_B)
+        imitation_B = advantage_weight(advantage_B / self.temperature, self.weights)
+        imitation_B = imitation_B.clamp_(max=self.max_weight)
+        recorded = Batch(features, action_BA, weight=imitation_B if weight_B is None else imitation_B * weight_B)
         metrics |= self._actor.step(recorded, None, report=report)
         if report:
-            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
+            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitation_B.amax()}
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
 
@@ -95,10 +97,10 @@ class AWAC(ReplayAgent):
     @without_gradient
     def _advantage(self, features: Tensor, action_BA: Tensor) -> Tensor:
         networks = self.networks
-        own_BA = networks.actor.distribution(features).sample(self.generator).tanh()
-        return networks.critics(features, action_BA).amin(0) - networks.critics(features, own_BA).amin(0)
+        sampled_BA = networks.actor.distribution(features).sample(self.generator).tanh()
+        return networks.critics(features, action_BA).amin(0) - networks.critics(features, sampled_BA).amin(0)
 
 
 def advantage_weight(advantage_B: Tensor, weights: str) -> Tensor:
-    """exp A, or B times the softmax of A over the batch; (B,)."""
+    """Return exp(A), or the softmax of A over the batch times B; (B,)."""
     return advantage_B.exp() if weights == "exp" else advantage_B.softmax(0) * len(advantage_B)

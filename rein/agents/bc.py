@@ -1,6 +1,6 @@
 """Behaviour cloning.
 
-Shapes: N environments, B rows of a batch, A numbers or number of actions.
+Shapes: N environments, B rows of a batch, A action dimensions or number of actions.
 """
 
 from __future__ import annotations
@@ -28,39 +28,41 @@ from rein.types import Tree
 class BC(DiscreteActions, ReplayAgent):
     """Behaviour cloning (Pomerleau 1988): imitates recorded actions.
 
+    Loss::
+
         L = mean -log pi(a | s),  or mean |mu(s) - a|^2 for continuous actions without `stochastic`
 
-    Discrete actions have a categorical distribution, continuous ones a squashed Gaussian. BC learns from a filled
-    replay with `rein.offline_loop`; it ignores rewards, ends of episodes and next observations.
+    The policy is a categorical distribution for discrete actions and a squashed Gaussian for continuous actions.
+    `rein.offline_loop` trains BC on recorded data. Rewards, episode ends and next observations are ignored.
 
-    Observations are flattened; images require Discrete actions or an `encoder`. Actions: Discrete, or a Box with finite
-    bounds.
+    Observations are flattened; images require Discrete actions or an `encoder`. The action space must be Discrete, or a
+    Box with finite bounds.
     """
 
     learning_starts: int = option(default=0)
     stochastic: bool = option(
-        default=True, check=flag, fixed=True, help="fit a distribution of continuous actions; False fits their mean"
+        default=True, check=flag, fixed=True, help="fit a distribution of continuous actions; False fits the mean only"
     )
 
     reports = ("actor_loss", "grad_norm")
     values = False
 
     def build_networks(self, generator: torch.Generator) -> nn.Module:
-        """Make the network of the actor and its learner."""
+        """Build the actor and its learner."""
         self._discrete = isinstance(self.action_space, spaces.Discrete)
         shape = self.options("hidden", "activation", "encoder", "normalize_observation", "scale_images")
-        given = (self.observation_space, self.action_space, generator)
+        arguments = (self.observation_space, self.action_space, generator)
         if self._discrete:
-            networks: nn.Module = QNetwork(*given, **shape, layer_norm=False)
+            networks: nn.Module = QNetwork(*arguments, **shape, layer_norm=False)
             self._learner = self.add_learner("actor", networks, cross_entropy_loss)
             return networks
-        networks = _ActorAlone(*given, **shape, stochastic=self.stochastic)
+        networks = _ActorNetworks(*arguments, **shape, stochastic=self.stochastic)
         loss = likelihood_loss if self.stochastic else squared_action_loss
         self._learner = self.add_learner("actor", networks.actor, loss)
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the most probable action or the middle of the distribution, or a sample (N, ...)."""
+        """Return the most probable action or the mean action, or a sample if `explore` is set; (N, ...)."""
         networks = self.networks
         x = networks.preprocess(observation)
         if self._discrete:
@@ -74,7 +76,7 @@ class BC(DiscreteActions, ReplayAgent):
         return networks.scale.to_action(sample.tanh())
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the actor from a sample."""
+        """Update the actor with a batch."""
         networks = self.networks
         action = self.action_index(sample.action) if self._discrete else networks.scale.from_action(sample.action)
         batch = Batch(networks.preprocess(sample.observation), action, weight=weight_B)
@@ -82,8 +84,8 @@ class BC(DiscreteActions, ReplayAgent):
         return metrics, metrics.pop("error")
 
 
-class _ActorAlone(nn.Module):
-    """The parts of `rein.networks.actor_critic.ContinuousNetworks` that act."""
+class _ActorNetworks(nn.Module):
+    """`rein.networks.actor_critic.ContinuousNetworks` without critics."""
 
     def __init__(
         self,
@@ -104,8 +106,8 @@ class _ActorAlone(nn.Module):
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.preprocess.images and encoder is None:
             raise ValueError(
-                f"there are images in {observation_space}: BC clones continuous actions from vectors; give encoder= for"
-                " images"
+                f"BC with continuous actions cannot process the images in {observation_space}: give encoder=, a factory"
+                " of a features extractor"
             )
         shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
         self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
@@ -114,7 +116,7 @@ class _ActorAlone(nn.Module):
 def squared_action_loss(
     actor: Actor, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean w |mu(s) - a|^2 of a deterministic actor; reports the squares as `error` (B,)."""
+    """Compute mean w |mu(s) - a|^2 of a deterministic actor. The metrics contain the squared errors `error` (B,)."""
     error_B = (actor.action(batch.features) - batch.action).square().sum(1)
     return weighted_mean(error_B, error_B, batch.weight, report)
 
@@ -122,6 +124,6 @@ def squared_action_loss(
 def cross_entropy_loss(
     networks: nn.Module, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean -w log pi(a | s) of Discrete actions from logits; reports -log pi as `error` (B,)."""
+    """Compute mean -w log pi(a | s) of Discrete actions from logits. The metrics contain -log pi as `error` (B,)."""
     error_B = F.cross_entropy(networks(batch.features), batch.action, reduction="none")
     return weighted_mean(error_B, error_B, batch.weight, report)

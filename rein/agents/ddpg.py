@@ -10,10 +10,12 @@ from rein.agents.base.options import option
 class DDPG(DeterministicAgent):
     """Deep deterministic policy gradient (Lillicrap et al. 2016): the actor follows the gradient of one critic.
 
+    Target of the critic::
+
         y = r + gamma * Q'(s', mu'(s')),  or r at a terminal state
 
-    Observations are flattened; wrappers in `rein.envs.wrappers.observations` stack the last few. Actions: a Box with
-    finite bounds.
+    Observations are flattened. To stack the last observations, use a wrapper of `rein.envs.wrappers.observations`. The
+    action space must be a Box with finite bounds.
     """
 
     noise: ActionNoise | float = option(default=OrnsteinUhlenbeck())

@@ -27,13 +27,15 @@ from rein.types import Tree
 class DiscreteSAC(DiscreteActions, ReplayAgent):
     """Soft actor-critic for A discrete actions (Christodoulou 2019): expectations over actions are exact sums.
 
+    Targets and losses::
+
         V(s) = sum_a pi(a | s) (min_k Q'_k(s, a) - alpha log pi(a | s))
         y    = r + gamma V(s'),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_pi = mean sum_a pi(a | s) (alpha log pi(a | s) - min_k Q_k(s, a))
         L_a  = mean sum_a -pi(a | s) log alpha (log pi(a | s) + target_entropy)
 
-    Observations are flattened. Actions: Discrete.
+    Observations are flattened. The action space must be Discrete.
     """
 
     critics: int = option(default=2)
@@ -46,11 +48,11 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
-        """Make actor, critics, target critics, temperature and their learners."""
+        """Build the actor, critics, target critics, temperature and their learners."""
         check_learned(self, self.temperature, self.temperature_learning_rate)
         shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = _Networks(self.observation_space, self.action_space, generator, **shape)
-        fixed, wanted = self.temperature, self.target_entropy
+        fixed = self.temperature
         networks.temperature = Temperature(
             self.initial_temperature if fixed is None else fixed, torch.device(self.device)
         )
@@ -61,19 +63,19 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
             settings = networks.temperature, temperature_loss, temperature_gradient
             self._temperature = self.add_learner("temperature", *settings)
         self.follow(networks.target_critics, networks.critics)
-        most = math.log(int(self.action_space.n))  # type: ignore[attr-defined]  # the networks want Discrete
-        self._target_entropy = 0.5 * most if wanted is None else wanted
+        largest_entropy = math.log(int(self.action_space.n))  # type: ignore[attr-defined]  # networks require Discrete
+        self._target_entropy = 0.5 * largest_entropy if self.target_entropy is None else self.target_entropy
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the most probable action, or a sample (N,)."""
+        """Return the most probable action, or a sample if `explore` is set; (N,)."""
         networks = self.networks
         distribution = networks.actor(networks.preprocess(observation))
         sample = distribution.sample(self.generator) if explore else distribution.mode()
         return networks.policy_head.to_action(distribution, sample)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update critics, actor and temperature from a sample."""
+        """Update the critics, the actor and the temperature with a batch."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
@@ -102,7 +104,10 @@ class _Networks(DiscreteNetworks):
 def critic_loss(
     critics: ActionValues, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the mean squared error of each critic, summed; the mean absolute errors of the rows as `td_error` (B,)."""
+    """Compute half the mean squared error, summed over critics.
+
+    The metrics contain the mean absolute error of each row as `td_error` (B,).
+    """
     value_KBA = critics(batch.features)
     action_KB1 = batch.action.view(1, -1, 1).expand(len(value_KBA), -1, 1)
     return squared_errors(value_KBA.gather(2, action_KB1).squeeze(2), batch, report)
@@ -111,7 +116,10 @@ def critic_loss(
 def actor_loss(
     actor: DiscreteActor, batch: Batch, coefficients: Any, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """mean sum_a pi (alpha log pi - min_k Q_k); and the mean log-probabilities of the rows, (B,)."""
+    """Compute mean sum_a pi(a | s) (alpha log pi(a | s) - min_k Q_k(s, a)).
+
+    The metrics contain the expected log probability of each row as `log_prob` (B,).
+    """
     critics, alpha = coefficients
     with torch.no_grad():
         value_BA = critics(batch.features).amin(0)

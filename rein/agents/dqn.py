@@ -20,22 +20,25 @@ from rein.replay.replay import Sample
 
 
 class DQN(ValueAgent):
-    """Deep Q-network (Mnih et al. 2015), with double targets by default (van Hasselt et al. 2016).
+    """Deep Q-network (Mnih et al. 2015), with double Q-learning by default (van Hasselt et al. 2016).
 
-        y = r + gamma * Q'(s', argmax_a Q(s', a)),  or r + gamma * max_a Q'(s', a) if not double,  or r at a terminal
-        state
+    Target::
 
-    The target network Q' follows Q by `tau` every `target_frequency` updates; `tau=1` copies. With `n_step`,
-    `prioritized` and `dueling` it is most of Rainbow (Hessel et al. 2018).
+        y = r + gamma * Q'(s', argmax_a Q(s', a))    with `double`
+        y = r + gamma * max_a Q'(s', a)              otherwise
+        y = r                                        at a terminal state
 
-    Observations: images go through convolutions, other observations are flattened. Actions: Discrete.
+    The target network Q' moves toward Q by `tau` every `target_frequency` updates; `tau=1` copies Q. The options
+    `n_step`, `prioritized` and `dueling` add most extensions of Rainbow (Hessel et al. 2018).
+
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
     """
 
     dueling: bool = option(default=False)
     layer_norm: bool = option(default=False)
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QNetwork]:
-        """Make the Q-network, its target network and the learner."""
+        """Build the Q-network, its target network and the learner."""
         shape = self.options(
             "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
         )
@@ -46,7 +49,7 @@ class DQN(ValueAgent):
         return networks
 
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
-        """Return the rows of a sample with their targets and importance weights."""
+        """Return a batch with targets and importance weights for a sample of the replay."""
         online = self.networks.online
         target_B = self._target(sample, online.preprocess(sample.next_observation))
         features = online.preprocess(sample.observation)
@@ -66,9 +69,11 @@ class DQN(ValueAgent):
 def td_loss(
     networks: QNetwork, batch: Batch, delta: float | None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean Huber loss of TD errors, or half their mean square without `delta`; reports `td_error` (M,).
+    """Compute the mean Huber loss of TD errors, or half the mean squared error if `delta` is None.
 
-    Source: Mnih et al. 2015, who clip the error to [-1, 1], which is delta = 1.
+    The metrics contain the absolute errors `td_error` (M,).
+
+    Source: Mnih et al. 2015. They clip the error to [-1, 1], which is equivalent to delta = 1.
     """
     value_M = networks(batch.features).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     error_M = value_M - batch.target

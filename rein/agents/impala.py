@@ -1,4 +1,4 @@
-"""Actor-critic with V-trace corrections for data of an older policy.
+"""Actor-critic with V-trace correction for off-policy data.
 
 Shapes: T steps of a rollout, N environments, M minibatches.
 """
@@ -20,28 +20,30 @@ from rein.replay.rollout import Rollout
 class IMPALA(OnPolicyAgent):
     """V-trace actor-critic of IMPALA (Espeholt et al. 2018), in one process.
 
-    Before each of `update_epochs` passes over a rollout, values and probabilities are computed again, and V-trace makes
-    targets and advantages for the present policy from data of an older one. The behaviour policy may also be another
-    program that puts its `log_prob` into the extras of its transitions. With a recurrent `core`, rows that bootstrap
-    are valued by the present networks from the carry of acting, which is exact in the first pass.
+    Before each of `update_epochs` passes over a rollout, V-trace computes targets and advantages with the current
+    values and log probabilities. They correct for the difference between the current policy and the policy that acted.
+    Another program can act too, if it adds its `log_prob` to the extras of the transitions.
 
-    Observations and actions are those of PPO.
+    With a recurrent `core`, bootstrap values are computed by the current networks from the carry recorded while acting.
+    These values are exact in the first pass only.
+
+    Supports the same observation and action spaces as PPO.
     """
 
     vtrace_lambda: float = option(
-        default=1.0, check=in_unit_interval, help="lambda of V-trace: 0 corrects one step, 1 to the end of the rollout"
+        default=1.0, check=in_unit_interval, help="lambda of V-trace: 0 uses one-step TD errors, 1 the whole rollout"
     )
     rho_clip: float = option(
-        default=1.0, check=above_zero, help="bound of the importance weights of TD errors, which sets the policy valued"
+        default=1.0, check=above_zero, help="bound of the importance weights of TD errors; sets the fixed point"
     )
     c_clip: float = option(
-        default=1.0, check=above_zero, help="bound of the importance weights of the trace, which sets the speed"
+        default=1.0, check=above_zero, help="bound of the importance weights of the trace; sets the speed"
     )
     update_epochs: int = option(default=1)
     minibatches: int = option(default=1)
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Make `update_epochs` passes over a full rollout; returns the mean metrics of all updates."""
+        """Make `update_epochs` passes over a full rollout and return the mean metrics of all updates."""
         reward_TN, valid_TN = self.rewards(), rollout.valid()
         entropy = self.entropy_coefficient(**self.counts)  # type: ignore[operator]
         coefficients = Coefficients(None, self.value_coefficient, entropy)
@@ -53,11 +55,11 @@ class IMPALA(OnPolicyAgent):
             for index_B in minibatches(batch.size, self.minibatches, self.generator):
                 self.updates += 1
                 metrics.append(self._learner.step(batch.rows(index_B), coefficients))
-        return mean_metrics(metrics, first)  # type: ignore[arg-type]  # there is at least one pass
+        return mean_metrics(metrics, first)  # type: ignore[arg-type]  # update_epochs is at least 1
 
     @torch.no_grad()
     def _corrected(self, rollout: Rollout, reward_TN: Tensor, valid_TN: Tensor | None) -> Batch:
-        """Return the rollout with targets and advantages for the present policy."""
+        """Return the rollout with targets and advantages for the current policy."""
         zeros_TN = torch.zeros_like(reward_TN)
         batch = self.batch(zeros_TN, zeros_TN, valid_TN)
         distribution, value = self.networks.look(batch.features, batch.carry, batch.reset)

@@ -1,6 +1,6 @@
 """Implicit Q-learning.
 
-Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
+Shapes: K critics, N environments, B rows of a batch, A action dimensions.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from rein.types import Tree
 
 def _between_zero_and_one(value: Any) -> float:
     if not 0.0 < in_unit_interval(value) < 1.0:
-        raise ValueError("give a number between 0 and 1, both excluded")
+        raise ValueError("give a number above 0 and below 1")
     return float(value)
 
 
 class IQL(ReplayAgent):
-    """Implicit Q-learning (Kostrikov et al. 2022): learns the best recorded actions without evaluating others.
+    """Implicit Q-learning (Kostrikov et al. 2022): offline learning that evaluates recorded actions only.
+
+    Targets and losses::
 
         L_V  = mean |expectile - [e < 0]| e^2,  e = min_k Q'_k(s, a) - V(s)
         y    = r + gamma * V(s'),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_pi = mean -min(exp(inverse_temperature * e), max_weight) log pi(a | s)
 
-    The target networks Q' follow the K critics by `tau`. With `prioritized`, importance weights apply to all three
-    losses. IQL learns from a filled replay with `rein.offline_loop`, and continues in environments with
-    `rein.training_loop`.
+    The target networks Q' move toward the K critics by `tau`. With `prioritized`, importance weights apply to all three
+    losses. `rein.offline_loop` trains IQL on recorded data, and `rein.training_loop` continues in environments.
 
-    Observations are flattened. Actions: a Box with finite bounds.
+    Observations are flattened. The action space must be a Box with finite bounds.
     """
 
     learning_starts: int = option(default=0)
@@ -52,10 +53,10 @@ class IQL(ReplayAgent):
         default=0.7,
         check=_between_zero_and_one,
         fixed=True,
-        help="expectile of the values of recorded actions: 0.5 is their mean, toward 1 the best action",
+        help="expectile of the values of recorded actions: 0.5 is the mean, values near 1 approach the maximum",
     )
     inverse_temperature: float = option(
-        default=3.0, check=not_negative, fixed=True, help="weight of an advantage in the exponent; 0 clones behaviour"
+        default=3.0, check=not_negative, fixed=True, help="factor of the advantage in the exponent; 0 clones behaviour"
     )
     max_weight: float = option(default=100.0)
     actor_learning_rate: float | Schedule | None = option(default=None)
@@ -63,45 +64,45 @@ class IQL(ReplayAgent):
     reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
-        """Make actor, critics, target critics, state value and their learners."""
+        """Build the actor, critics, target critics, state value and their learners."""
         shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
         networks = _Networks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
         sizes = networks.preprocess.features, tuple(self.hidden), self.activation
         encoder = encoder_for(self.observation_space, generator, self.encoder)
         networks.state_value = StateValue(*sizes, generator, encoder=encoder)
-        written = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
+        closed = has_closed_form(networks.critics)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
         self._value = self.add_learner("value", networks.state_value, expectile_loss)
         self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
         self.follow(networks.target_critics, networks.critics)
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the middle of the distribution, or a sample (N, ...)."""
+        """Return the tanh of the mean, scaled to the bounds, or a sample if `explore` is set; (N, ...)."""
         return self.networks.act(observation, self.generator if explore else None)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update state value, actor and critics from a sample."""
+        """Update the state value, the actor and the critics with a batch."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)
-        done_B = self._done(features, action_BA)
-        metrics = self._value.step(Batch(features, target=done_B, weight=weight_B), self.expectile, report=report)
+        q_B = self._q_values(features, action_BA)
+        metrics = self._value.step(Batch(features, target=q_B, weight=weight_B), self.expectile, report=report)
         value_B, next_value_B = self._values(features, next_features)
-        advantage_B = done_B - value_B
-        imitated_B = (advantage_B * self.inverse_temperature).exp_()
-        imitated_B = imitated_B.clamp_(max=self.max_weight)
+        advantage_B = q_B - value_B
+        imitation_B = (advantage_B * self.inverse_temperature).exp_()
+        imitation_B = imitation_B.clamp_(max=self.max_weight)
         target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
-        recorded = Batch(features, action_BA, weight=imitated_B if weight_B is None else imitated_B * weight_B)
+        recorded = Batch(features, action_BA, weight=imitation_B if weight_B is None else imitation_B * weight_B)
         metrics |= self._actor.step(recorded, None, report=report)
         metrics |= self._critics.step(Batch(features, action_BA, target=target_B, weight=weight_B), None, report=report)
         if report:
-            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitated_B.amax()}
+            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitation_B.amax()}
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
 
     @without_gradient
-    def _done(self, features: Tensor, action_BA: Tensor) -> Tensor:
+    def _q_values(self, features: Tensor, action_BA: Tensor) -> Tensor:
         return self.networks.target_critics(features, action_BA).amin(0)
 
     @without_gradient
@@ -116,11 +117,11 @@ class _Networks(ContinuousNetworks):
 def expectile_loss(
     value: StateValue, batch: Batch, tau: float | Tensor, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean w |tau - [e < 0]| e^2 of e = y - V(s): V learns the value of the better recorded actions.
+    """Compute the expectile loss mean w `|tau - [e < 0]| e^2` of e = y - V(s).
 
     Source: Kostrikov et al. 2022 (IQL), equation 5.
     """
     value_B = value(batch.features)
-    loss_B = expectile(batch.target - value_B, tau)  # type: ignore[arg-type]  # where it is compiled, a tensor
+    loss_B = expectile(batch.target - value_B, tau)  # type: ignore[arg-type]  # a tensor if compiled
     loss = (loss_B if batch.weight is None else loss_B * batch.weight).mean()
     return loss, {"value_loss": loss.detach(), "value": value_B.detach().mean()} if report else {}

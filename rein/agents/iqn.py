@@ -1,6 +1,6 @@
-"""Deep Q-learning of the distribution of returns, from replay.
+"""Distributional deep Q-learning from replay.
 
-Shapes: B rows of a batch, F features of an observation, Q levels, S samples of a target, A actions.
+Shapes: B rows of a batch, F features of an observation, Q quantile levels, S samples of a target, A actions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from rein.replay.replay import Sample
 def quantile_loss(
     networks: QuantileNetwork, batch: Batch, kappa: float, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean of `rein.ops.losses.quantile_huber`; reports mean absolute errors as `td_error` (B,).
+    """Compute the mean of `rein.ops.losses.quantile_huber`.
+
+    The metrics contain the mean absolute error of each row as `td_error` (B,).
 
     Source: Dabney et al. 2018 (IQN), equation 3.
     """
@@ -41,21 +43,26 @@ def quantile_loss(
 
 def _risk(value: Any) -> float:
     if not (value := in_unit_interval(value)) > 0.0:
-        raise ValueError("give a number above 0, up to 1 for all returns")
+        raise ValueError("give a number above 0 and at most 1")
     return value
 
 
 class IQN(ValueAgent):
     """Implicit quantile networks (Dabney et al. 2018).
 
-        y_j = r + gamma * Z'_tau_j(s', a*),  or r at a terminal state        a* = argmax_a mean_k Z'_tau_k(s', a)
+    Samples of the target::
 
-    Z_tau(s, a) is the quantile tau of the return. It is learned at `quantiles` levels from `target_quantiles` samples
-    y_j; both are uniform on (0, 1) and drawn for each row. The target network Z' follows Z by `tau` every
-    `target_frequency` updates. Action values are means over `action_quantiles` evenly spaced levels. With `double`, Z
-    chooses a*. Priorities are the mean absolute error over all pairs of a quantile and a sample.
+        y_j = r + gamma * Z'(s', a*, l_j),  or r at a terminal state
+        a*  = argmax_a mean_k Z'(s', a, l_k)
 
-    Observations: images go through convolutions, other observations are flattened. Actions: Discrete.
+    Z(s, a, l) is the quantile of the return at level l. It is learned at `quantiles` levels from `target_quantiles`
+    samples y_j. All levels are drawn uniformly from (0, 1) for each row. Action values are means over
+    `action_quantiles` evenly spaced levels. With `double`, Z selects a* instead of Z'.
+
+    The target network Z' moves toward Z by `tau` every `target_frequency` updates. Priorities are the mean absolute
+    error over all pairs of a quantile and a sample.
+
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
     """
 
     double: bool = option(default=False)
@@ -63,28 +70,26 @@ class IQN(ValueAgent):
         default=1.0,
         check=above_zero,
         fixed=True,
-        help="error at which the Huber loss becomes linear; blurs quantiles that are closer to each other",
+        help="error at which the Huber loss becomes linear; quantiles closer than this are blurred",
     )
-    quantiles: int = option(default=8, check=at_least_one, fixed=True, help="levels at which a row is learned")
-    target_quantiles: int = option(
-        default=8, check=at_least_one, fixed=True, help="levels at which a target is sampled"
-    )
+    quantiles: int = option(default=8, check=at_least_one, fixed=True, help="levels learned per row")
+    target_quantiles: int = option(default=8, check=at_least_one, fixed=True, help="samples of the target per row")
     action_quantiles: int = option(
-        default=32, check=at_least_one, fixed=True, help="levels whose mean is the value of an action"
+        default=32, check=at_least_one, fixed=True, help="levels averaged to compute an action value"
     )
     drawn_levels: bool = option(
-        default=True, check=flag, fixed=True, help="draw the levels; False spaces them evenly, as QR-DQN does"
+        default=True, check=flag, fixed=True, help="draw levels at random; False spaces them evenly, as in QR-DQN"
     )
     risk: float = option(
         default=1.0,
         check=_risk,
         fixed=True,
-        help="fraction of returns, from the lowest, that counts when an action is chosen; below 1 is risk-averse",
+        help="fraction of lowest returns that action selection considers; below 1 is risk-averse",
     )
-    cosines: int = option(default=64, check=at_least_one, fixed=True, help="cosine features of a level")
+    cosines: int = option(default=64, check=at_least_one, fixed=True, help="cosine features per level")
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
-        """Make the quantile network, its target network and the learner."""
+        """Build the quantile network, its target network and the learner."""
         names = (
             "hidden",
             "activation",
@@ -103,7 +108,7 @@ class IQN(ValueAgent):
 
     @without_gradient
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
-        """Return the rows of a sample with their targets and importance weights, at levels drawn here."""
+        """Return a batch with levels, targets and importance weights for a sample of the replay."""
         online, target = self.networks.online, self.networks.target
         next_features = online.preprocess(sample.next_observation)
         best_B = (online if self.double else target)(next_features).argmax(1)

@@ -29,15 +29,15 @@ def _segments(value: Any) -> Segments:
 
 
 class PPO(OnPolicyAgent):
-    """Proximal policy optimization (Schulman et al. 2017) in N environments.
+    """Proximal policy optimization (Schulman et al. 2017).
 
     After every `rollout_steps` vector steps, PPO makes `update_epochs` passes over the rollout with `minibatches`
-    updates each. With a recurrent `core`, a minibatch consists of whole sequences with their true initial carry.
-    Advantages are generalized advantage estimates (Schulman et al. 2016): a truncated episode bootstraps from its final
-    observation, a terminated episode does not.
+    updates each. With a recurrent `core`, a minibatch consists of whole sequences, each with its recorded initial
+    carry. Advantages are generalized advantage estimates (Schulman et al. 2016): a truncated episode bootstraps from
+    its final observation, a terminated episode does not.
 
-    Observations: images go through convolutions, other observations are flattened. Actions: Discrete, MultiDiscrete,
-    or a Box of one dimension.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete, MultiDiscrete,
+    or a one-dimensional Box.
     """
 
     gae_lambda: float = option(default=0.95)
@@ -47,10 +47,10 @@ class PPO(OnPolicyAgent):
         default=0.2, check=not_negative, help="clip range of the probability ratio; a number or a schedule"
     )
     value_clip: float | None = option(
-        default=None, check=above_zero, help="clip range of the value, in its units; None for no clipping"
+        default=None, check=above_zero, help="clip range of the value, in units of the return; None for no clipping"
     )
     target_kl: float | None = option(
-        default=None, check=finite, help="stop the passes after one whose mean approx_kl is larger; None for never"
+        default=None, check=finite, help="skip the remaining passes once the mean approx_kl of a pass exceeds this"
     )
     normalize_advantage: bool = option(default=True)
     reward_smoothing: float = option(
@@ -65,7 +65,7 @@ class PPO(OnPolicyAgent):
     )
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Make `update_epochs` passes over a full rollout; returns the mean metrics of the last pass."""
+        """Make `update_epochs` passes over a full rollout and return the mean metrics of the last pass."""
         ends = rollout["terminated"], rollout["truncated"]
         value_TN, valid_TN = rollout["value"], rollout.valid()
         settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
@@ -93,7 +93,7 @@ class PPO(OnPolicyAgent):
         return Coefficients(self.clip(**counts), self.value_coefficient, entropy, self.value_clip)  # type: ignore[operator]
 
     def _pass(self, batch: Batch, sequences: SegmentSampler | None, report: bool) -> list[dict[str, Tensor]]:
-        """Make one update per minibatch and return the metrics of each."""
+        """Update once per minibatch and return the metrics of each update."""
         coefficients, metrics, parts = self._coefficients(), [], self._shuffled(batch)
         if sequences is not None:
             parts = sequences.minibatches(self.minibatches, self.generator, self.counts)
@@ -108,9 +108,9 @@ class PPO(OnPolicyAgent):
         return metrics
 
     def _shuffled(self, batch: Batch) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield minibatches of all rows, or sequences, in random order."""
+        """Yield minibatches of all rows (or sequences) in random order."""
         order_MB = minibatches(batch.size, self.minibatches, self.generator)
-        shuffled = batch.rows(order_MB.flatten())  # one gather per pass; minibatches are slices
+        shuffled = batch.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
         size = order_MB.shape[1]
         for start in range(0, self.minibatches * size, size):
             yield shuffled.rows(slice(start, start + size)), None

@@ -1,4 +1,4 @@
-"""Parallelized Q-learning without replay and without a target network.
+"""Parallelized Q-learning without a replay and without a target network.
 
 Shapes: T steps of a rollout, N environments, M minibatches of B rows, A actions.
 """
@@ -29,20 +29,20 @@ from rein.types import Transition, Tree
 
 
 class PQN(EpsilonGreedy, NetworkAgent):
-    """Parallelized Q-network (Gallici et al. 2024): Q(lambda) from the rollouts of N environments, without replay.
+    """Parallelized Q-network (Gallici et al. 2024): Q(lambda) from rollouts of N environments, without a replay.
 
-    After every `rollout_steps` vector steps, targets are computed once with the values of the network during the
-    rollout and learned in `update_epochs` passes of `minibatches` updates:
+    After every `rollout_steps` vector steps, targets are computed once, with the values recorded during the rollout.
+    They are learned in `update_epochs` passes of `minibatches` updates::
 
         G_t  = r_t + gamma * ((1 - q_lambda) * max_a Q(s_t+1, a) + q_lambda * G_t+1)
         loss = (Q(s_t, a_t) - G_t)^2 / 2
 
-    A trace ends with its episode and with the rollout, where G_t = r_t + gamma * max_a Q(s_t+1, a): a truncated episode
-    bootstraps from its final observation, a terminated episode does not. As in the paper and in Peng's Q(lambda) (Peng
-    & Williams 1996), exploratory actions do not cut the trace. Layer normalization replaces the target network.
+    At the end of the rollout and of a truncated episode, G_t bootstraps: `r_t + gamma * max_a Q(s_t+1, a)`. A
+    terminated episode does not bootstrap. As in the paper and in Peng's Q(lambda) (Peng & Williams 1996), exploratory
+    actions do not cut the trace. Layer normalization replaces the target network.
 
-    Observations: images go through convolutions, other observations are flattened. Actions: Discrete. The optimizer of
-    the paper is `torch.optim.RAdam`.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. The paper uses
+    the optimizer `torch.optim.RAdam`.
     """
 
     learning_rate: float | Schedule = option(default=1e-3)
@@ -62,7 +62,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the Q-network, its learner and the rollout."""
+        """Build the Q-network, its learner and the rollout."""
         shape = self.options(
             "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
         )
@@ -71,19 +71,19 @@ class PQN(EpsilonGreedy, NetworkAgent):
         self._graph = graph(self.networks, self.device) if self.compile else None  # type: ignore[arg-type]
         self.rollout = Rollout(self.rollout_steps)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
-        self._selected: tuple[Any, Any] = None, None  # action of the present step, and the value of the best one
+        self._selected: tuple[Any, Any] = None, None  # action of the current step, and the largest action value
 
     @staticmethod
     def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Make Adam with the epsilon that policy-gradient methods are tuned with."""
+        """Return Adam with epsilon 1e-5."""
         return default_optimizer(parameters)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return actions (N,), greedy or epsilon-greedy."""
+        """Return greedy or epsilon-greedy actions (N,)."""
         return self.choose(self._values(observation), explore)
 
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return epsilon-greedy actions (N,) and `value` (N,), that of the best action."""
+        """Return epsilon-greedy actions (N,) and the largest action values `value` (N,)."""
         value_NA = self._values(observation)
         self._selected = self.choose(value_NA, True), value_NA.amax(1)
         return self._selected[0], {"value": self._selected[1]}
@@ -93,11 +93,11 @@ class PQN(EpsilonGreedy, NetworkAgent):
         return (self._graph or self.networks)(self.networks.preprocess(observation))
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return epsilon-greedy indices (N,) of actions."""
+        """Return epsilon-greedy action indices (N,)."""
         return epsilon_greedy(value_NA, self.epsilon(**self.counts), self.generator)  # type: ignore[operator]
 
     def record_observation(self, transition: Transition) -> None:
-        """Add a transition to the rollout; computes `value` if this agent did not select the action."""
+        """Add a transition to the rollout. Computes `value` if this agent did not select the action."""
         action_N, value_N = self._selected
         if action_N is not transition.action:
             transition = transition._replace(action=cast_action(transition.action, self.action_space))
@@ -107,13 +107,13 @@ class PQN(EpsilonGreedy, NetworkAgent):
         self.env_steps += len(transition.reward)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """Cut targets of the environments in `mask` (N,), which were reset outside a step."""
+        """End the traces of the environments in `mask` (N,), which were reset outside a step."""
         if self.reward_normalizer is not None and not len(self.rollout):
             self.reward_normalizer.observe_reset(mask)
         self.rollout.observe_reset(mask)
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Make `update_epochs` passes over a full rollout; returns the mean metrics of the last pass, and epsilon."""
+        """Make `update_epochs` passes over a full rollout. Returns the mean metrics of the last pass, and epsilon."""
         self.compare_processes()
         self.set_learning_rates()
         batch = self.batch(rollout)
@@ -125,7 +125,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         return {**mean_metrics(metrics, batch), "epsilon": epsilon}
 
     def batch(self, rollout: Rollout) -> Batch:
-        """Return the rollout as rows, with targets made by the present network."""
+        """Return the rollout as rows, with targets."""
         valid_TN = rollout.valid()
         next_value_TN = rollout.next_values(rollout["value"], lambda observation: self._values(observation).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
@@ -141,16 +141,16 @@ class PQN(EpsilonGreedy, NetworkAgent):
         )
 
     def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
-        """Make one pass over all rows and return the metrics of each update."""
+        """Update once per minibatch of all rows and return the metrics of each update."""
         order_MB = minibatches(batch.size, self.minibatches, self.generator)
-        shuffled = batch.rows(order_MB.flatten())  # one gather per pass; minibatches are slices
+        shuffled = batch.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
         size = order_MB.shape[1]
         self.updates += self.minibatches
         parts = (shuffled.rows(slice(start, start + size)) for start in range(0, self.minibatches * size, size))
         return [self._learner.step(part, None, report=report) for part in parts]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it belongs to an agent with other options."""
+        """Load a state that `state_dict` returned. Raises ValueError if the options of the agent differ."""
         super().load_state_dict(state)
         self._selected = None, None
 
@@ -158,7 +158,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
 def squared_error(
     networks: QNetwork, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute half the mean squared error of the values of recorded actions."""
+    """Compute half the mean squared error of the values of the recorded actions."""
     value_M = networks(batch.features).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     loss = masked_mean((value_M - batch.target).square(), batch.valid) * 0.5
     if not report:

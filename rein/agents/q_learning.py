@@ -22,15 +22,17 @@ from rein.types import Transition
 
 
 class QLearning(EpsilonGreedy, Agent):
-    """Off-policy control with a table of action values (Watkins & Dayan 1992; Sutton & Barto 2018, 6.5).
+    """Tabular Q-learning (Watkins & Dayan 1992; Sutton & Barto 2018, section 6.5).
+
+    Update::
 
         Q(s, a) <- Q(s, a) + learning_rate * (r + gamma * max_a' Q(s', a') - Q(s, a))
 
-    without the second term if s' is terminal. Learns from the last recorded transition; `rein.ops.values.step_toward_`
-    describes updates from several environments in the same state. `table` (S, A) is initialized uniformly on [-0.1,
-    0.1). The row of a state is the row-major index of its observation.
+    The term `gamma * max_a' Q(s', a')` is left out if s' is terminal. Each update uses the last recorded transition.
+    `rein.ops.values.step_toward_` describes the update if several environments are in the same state. `table` (S, A) is
+    initialized uniformly on [-0.1, 0.1). The row of a state is the row-major index of its observation.
 
-    Observations: Discrete or MultiDiscrete. Actions: Discrete.
+    The observation space must be Discrete or MultiDiscrete, the action space Discrete.
     """
 
     learning_rate: float | Schedule = option(
@@ -40,27 +42,27 @@ class QLearning(EpsilonGreedy, Agent):
     epsilon: float | Schedule = option(default=0.1)
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the table."""
+        """Build the table."""
         if not isinstance(self.action_space, spaces.Discrete):
-            raise ValueError(f"QLearning: the action space is {self.action_space}; a table requires Discrete actions")
+            raise ValueError(f"QLearning requires a Discrete action space, got {self.action_space}")
         self._row = _RowIndex(self.observation_space, self.device)  # type: ignore[arg-type]
         shape = self._row.states, int(self.action_space.n)
         self.table = torch.empty(shape, dtype=torch.float32, device=self.device)
         self.table.uniform_(-0.1, 0.1, generator=self.generator)
         self._cells = self.table.view(-1)
         self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
-        self._share, self._share_of = torch.empty(0, dtype=torch.float64, device="cpu"), (0.0, 0)  # see _shares
+        self._share, self._share_key = torch.empty(0, dtype=torch.float64, device="cpu"), (0.0, 0)  # see _shares
 
     def act(self, observation: Tensor, explore: bool | float) -> Tensor:
-        """Return actions (N,), greedy or epsilon-greedy, for an observation (N,) or (N, K)."""
+        """Return greedy or epsilon-greedy actions (N,) for observations (N,) or (N, K)."""
         return self.choose(self.table.index_select(0, self._row(observation)), explore)
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return epsilon-greedy indices (N,) of actions."""
+        """Return epsilon-greedy action indices (N,)."""
         return epsilon_greedy(value_NA, self._epsilon(), self.generator)
 
     def update(self, batch: Transition) -> dict[str, Any]:
-        """Learn from a transition; `td_error` is the mean absolute error of its valid rows before the update."""
+        """Update the table. The metric `td_error` is the mean absolute error of valid rows before the update."""
         action_N = batch.action - self.first_action if self.first_action else batch.action
         cell_N = torch.add(action_N, self._row(batch.observation), alpha=self.table.shape[1])
         next_value_N = self.table.index_select(0, self._row(batch.next_observation)).amax(dim=1)
@@ -72,14 +74,14 @@ class QLearning(EpsilonGreedy, Agent):
         return {"td_error": td_error, "epsilon": self._epsilon()}
 
     def q_values(self, observation: Tensor) -> Tensor:
-        """Return a copy of the values (N, A) of all actions."""
+        """Return a copy of the action values (N, A)."""
         return self.table.index_select(0, self._row(observation))
 
     def _shares(self, rows: int) -> Tensor:
-        """Return the weight of each of n duplicates; computed again if the learning rate or N changes."""
-        share_of = self.learning_rate(**self.counts), rows  # type: ignore[operator]
-        if self._share_of != share_of:
-            self._share, self._share_of = share_of_duplicates(*share_of, self.device), share_of  # type: ignore[arg-type]
+        """Return the weight of each of n duplicates. It is cached until the learning rate or N changes."""
+        key = self.learning_rate(**self.counts), rows  # type: ignore[operator]
+        if self._share_key != key:
+            self._share, self._share_key = share_of_duplicates(*key, self.device), key  # type: ignore[arg-type]
         return self._share
 
     def _epsilon(self) -> float:
@@ -87,7 +89,7 @@ class QLearning(EpsilonGreedy, Agent):
 
 
 class _RowIndex:
-    """The table's row of an observation: row-major, counted from the `start` of each dimension."""
+    """Maps an observation to its row of the table: the row-major index, counted from the `start` of each dimension."""
 
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
         if isinstance(space, spaces.Discrete):
@@ -95,7 +97,7 @@ class _RowIndex:
         elif isinstance(space, spaces.MultiDiscrete):
             sizes, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
         else:
-            raise ValueError(f"QLearning: the observation space is {space}; a table needs Discrete or MultiDiscrete")
+            raise ValueError(f"QLearning requires a Discrete or MultiDiscrete observation space, got {space}")
         strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
         self.states = math.prod(sizes)
         self._shape = space.shape or ()
@@ -105,7 +107,7 @@ class _RowIndex:
     def __call__(self, observation: Tensor) -> Tensor:
         if observation.shape[1:] != self._shape:
             expected = ", ".join(["N", *map(str, self._shape)])
-            raise ValueError(f"QLearning: an observation of shape {tuple(observation.shape)}; expected ({expected})")
+            raise ValueError(f"QLearning: expected observations of shape ({expected}), got {tuple(observation.shape)}")
         if self._shape:
             observation = (observation.flatten(1) * self._stride).sum(dim=1)
         return observation - self._first if self._first else observation

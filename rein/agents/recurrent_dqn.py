@@ -1,7 +1,7 @@
 """Deep Q-learning from replay with a recurrent network.
 
-Shapes: T steps that are learned from, P burn-in steps before them, B sequences, N environments, F features of an
-observation, C features of a carry, A actions.
+Shapes: T learned steps, P burn-in steps before them, B sequences, N environments, F features of an observation,
+C features of a carry, A actions.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from rein.types import Transition, Tree
 def sequence_td_loss(
     networks: RecurrentQNetwork, batch: Batch, delta: float | None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean Huber loss over valid steps; reports the mean `td_error` (B,) of each sequence."""
+    """Compute the mean Huber loss over valid steps. The metrics contain the mean `td_error` (B,) of each sequence."""
     valid_TB: Any = batch.valid
-    value_TBA = networks.sequence(batch.features, batch.carry)  # type: ignore[arg-type]  # sequences have a carry
+    value_TBA = networks.sequence(batch.features, batch.carry)  # type: ignore[arg-type]  # set for sequences
     value_TB = value_TBA.gather(2, batch.action.unsqueeze(2)).squeeze(2)
     error_TB = value_TB - batch.target
     loss_TB = huber(error_TB, delta)
     loss = masked_mean(loss_TB, valid_TB)
-    size_TB = torch.where(valid_TB, error_TB.detach().abs(), 0.0)
-    metrics = {"td_error": size_TB.sum(0) / valid_TB.sum(0).clamp(min=1)}
+    absolute_TB = torch.where(valid_TB, error_TB.detach().abs(), 0.0)
+    metrics = {"td_error": absolute_TB.sum(0) / valid_TB.sum(0).clamp(min=1)}
     if report:
         metrics |= {"value_loss": loss.detach(), "action_value": masked_mean(value_TB.detach(), valid_TB)}
     return loss, metrics
@@ -53,18 +53,20 @@ CORE = functools.partial(LSTM, features=64)
 
 
 class RecurrentDQN(EpsilonGreedy, ReplayAgent):
-    """Recurrent deep Q-network with double targets (van Hasselt et al. 2016).
+    """Recurrent deep Q-network, with double Q-learning by default (van Hasselt et al. 2016).
 
-        y = r + gamma * Q'(h', argmax_a Q(h, a)) of the next step, or r at a terminal state
+    Target, with the values of the next step::
 
-    h and h' are the carries of Q and of the target network Q'. Learns from sequences of `sequence_length` steps within
-    one episode. Before them, up to `burn_in` steps run through both networks without gradients, starting from the carry
-    recorded while acting; burn-in corrects for the age of that carry.
+        y = r + gamma * Q'(h', argmax_a Q(h, a)),  or r at a terminal state
+
+    h and h' are the carries of Q and of the target network Q'. The agent learns from sequences of `sequence_length`
+    steps within one episode. The carry recorded while acting is out of date. Therefore up to `burn_in` steps before the
+    sequence first run through both networks, from that carry and without gradients.
+
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
 
     Sources: Hausknecht & Stone 2015 (DRQN, random updates); Kapturowski et al. 2019 (R2D2), section 3, without value
     rescaling, priorities and n-step returns.
-
-    Observations: images go through convolutions, other observations are flattened. Actions: Discrete.
     """
 
     learning_rate: float | Schedule = option(default=1e-3)
@@ -73,10 +75,10 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     max_grad_norm: float | None = option(default=10.0)
     core: CoreFactory = option(default=CORE)
     sequence_length: int = option(
-        default=20, check=at_least_one, fixed=True, help="steps of a sequence; batch_size counts sequences"
+        default=20, check=at_least_one, fixed=True, help="learned steps per sequence; batch_size counts sequences"
     )
     burn_in: int = option(
-        default=10, check=not_below_zero, fixed=True, help="steps before a sequence that are not learned"
+        default=10, check=not_below_zero, fixed=True, help="steps before a sequence that only update the carry"
     )
     epsilon: float | Amount = option(default=linear(1.0, 0.05, env_steps=10_000), **EPSILON)
     double: bool = option(default=True)
@@ -86,21 +88,21 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     reports = ("value_loss", "action_value", "grad_norm", "epsilon")
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the replay of sequences, the networks and their learner."""
+        """Build the replay of sequences, the networks and their learner."""
         if self.n_step != 1 or self.prioritized:
-            raise ValueError("RecurrentDQN: n_step and prioritized are not supported; leave them at their defaults")
+            raise ValueError("RecurrentDQN does not support n_step and prioritized; leave them at their defaults")
         self.exploration = self.epsilon
         super().build(generator)
-        self._next_carry: Tensor | None = None  # (N, C) after the present step
-        self._selected: Tensor | None = None  # action of the present step
+        self._next_carry: Tensor | None = None  # (N, C) after the current step
+        self._selected: Tensor | None = None  # action of the current step
 
     def build_replay(self) -> SequenceReplay:
-        """Make the replay of sequences."""
-        how: dict[str, Any] = {"before": self.burn_in, "storage": self.storage, "device": self.device}
-        return SequenceReplay(self.capacity, self.sequence_length, **how)
+        """Build the replay of sequences."""
+        settings: dict[str, Any] = {"before": self.burn_in, "storage": self.storage, "device": self.device}
+        return SequenceReplay(self.capacity, self.sequence_length, **settings)
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[RecurrentQNetwork]:
-        """Make the Q-network, its target network and the learner."""
+        """Build the Q-network, its target network and the learner."""
         shape = self.options(
             "core", "hidden", "activation", "dueling", "encoder", "normalize_observation", "scale_images"
         )
@@ -110,19 +112,19 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return actions (N,), greedy or exploring, and advance the carry."""
+        """Return greedy or exploring actions (N,) and advance the carry."""
         value_NA = self._values(observation)
         self.carry, self._next_carry = self._next_carry, None
         return self.choose(value_NA, explore)
 
     def explore(self, observation: Tree) -> Tensor:
-        """Return exploring actions (N,) for training; `record_observation` advances the carry."""
+        """Return exploring actions (N,) for training. The carry advances in `record_observation`."""
         self._selected = self.choose(self._values(observation), True)
         return self._selected
 
     @torch.no_grad()
     def _values(self, observation: Tree) -> Tensor:
-        """Return the values (N, A) of all actions."""
+        """Return the action values (N, A)."""
         online = self.networks.online
         x = online.preprocess(observation)
         if self.carry is None:
@@ -131,11 +133,11 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return value_NA
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return epsilon-greedy indices (N,) of actions."""
+        """Return epsilon-greedy action indices (N,)."""
         return epsilon_greedy(value_NA, self.exploration(**self.counts), self.generator)
 
     def record_observation(self, transition: Transition) -> None:
-        """Append a transition to the replay, with the carry before it."""
+        """Add a transition and the carry before it to the replay."""
         if self._next_carry is None or self._selected is not transition.action:
             self._values(transition.observation)
         self._selected = None
@@ -146,22 +148,22 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return {"carry": self.carry}  # type: ignore[dict-item]
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """Cut sequences and carry of the environments in `mask` (N,), which were reset outside a step."""
+        """End the sequences and zero the carry of the environments in `mask` (N,), which were reset outside a step."""
         self._next_carry = None
         super().observe_reset(observation, mask)
 
     def begin_episodes(self, mask_N: Tensor) -> None:
-        """Advance the carry, and zero it in the environments of `mask_N`."""
+        """Advance the carry and zero it in the environments of `mask_N`."""
         carry = self.carry if self._next_carry is None else self._next_carry
         if carry is not None:
             self.carry, self._next_carry = carry.masked_fill(mask_N.unsqueeze(1), 0.0), None
 
     def sample(self) -> tuple[Clips, None]:
-        """Draw sequences from the replay."""
+        """Sample sequences from the replay."""
         return self.replay.clips(self.batch_size, self.generator, begin=("carry",)), None
 
     def update_from(self, sample: Clips, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Learn from sequences of the replay."""
+        """Update the Q-network with a batch of sequences."""
         metrics = self._learner.step(self.batch(sample), self.huber, report=report)
         if report:
             metrics["epsilon"] = torch.as_tensor(
@@ -171,41 +173,41 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
 
     @without_gradient
     def batch(self, clips: Clips) -> Batch:
-        """Return the steps of sequences after the burn-in, with the targets of their values."""
-        warm = self.replay.before
-        burn_in, features = self._features(clips).tensor_split([warm])
+        """Return the steps after the burn-in, with targets."""
+        burn_in = self.replay.before
+        burn_in_features, features = self._features(clips).tensor_split([burn_in])
         online_carry, target_carry = (
-            networks.warm_up(burn_in, clips.begin["carry"], clips.valid[:warm])
+            networks.warm_up(burn_in_features, clips.begin["carry"], clips.valid[:burn_in])
             for networks in (self.networks.online, self.networks.target)
         )
         next_value_TB = self._next_values(features, online_carry, target_carry)
         return Batch(
             features=features[:-1],
             carry=online_carry,
-            action=self.action_index(clips.action[warm:]),
-            target=td_target(clips.reward[warm:], clips.terminated[warm:], next_value_TB, self.gamma),
-            valid=clips.valid[warm:],
+            action=self.action_index(clips.action[burn_in:]),
+            target=td_target(clips.reward[burn_in:], clips.terminated[burn_in:], next_value_TB, self.gamma),
+            valid=clips.valid[burn_in:],
         )
 
     def _features(self, clips: Clips) -> Tensor:
-        """Of the observations (P + T + 1, B, F) of all steps, and of what came after the last one; 0 after an end.
+        """Return features (P + T + 1, B, F) of all observations, including the one after the last step.
 
-        What comes after an end is no step of a sequence and may be anything, even NaN. A loss that does not count its
-        value would still send 0 * NaN back to the parameters.
+        Features after a terminal state are 0. The next observation of a terminal state may contain NaN, and 0 * NaN
+        would reach the gradients even though the loss masks it.
         """
-        warm, (steps, rows) = self.replay.before, clips.valid.shape
+        burn_in, (steps, rows) = self.replay.before, clips.valid.shape
         observation = map_tree(
-            lambda before, after: torch.cat((before[: warm + 1], after[warm:])).flatten(0, 1),
+            lambda before, after: torch.cat((before[: burn_in + 1], after[burn_in:])).flatten(0, 1),
             clips.observation,
             clips.next_observation,
         )
         features = self.networks.preprocess(observation).unflatten(0, (steps + 1, rows))
-        ended = clips.terminated[warm:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
-        features[warm + 1 :].masked_fill_(ended, 0)  # in memory of its own: the observations were put together here
+        ended = clips.terminated[burn_in:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
+        features[burn_in + 1 :].masked_fill_(ended, 0)  # in place, since torch.cat above made a copy
         return features
 
     def _next_values(self, features: Tensor, online_carry: Tensor, target_carry: Tensor) -> Tensor:
-        """(T, B) of what came next, of which every step of an episode knows all that was before."""
+        """Return the values (T, B) of the next observations."""
         value_TBA = self.networks.target.sequence(features, target_carry)[1:]
         if not self.double:
             return value_TBA.amax(2)
@@ -213,6 +215,6 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return value_TBA.gather(2, best_TB1).squeeze(2)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it belongs to an agent with other options."""
+        """Load a state that `state_dict` returned. Raises ValueError if the options of the agent differ."""
         super().load_state_dict(state)
         self._next_carry = self._selected = None

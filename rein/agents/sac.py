@@ -1,6 +1,6 @@
 """Soft actor-critic.
 
-Shapes: K critics, N environments, B rows of a batch, A numbers of an action.
+Shapes: K critics, N environments, B rows of a batch, A action dimensions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from rein.types import Tree
 class SAC(ReplayAgent):
     """Soft actor-critic (Haarnoja et al. 2018): maximizes expected return plus entropy.
 
+    Targets and losses::
+
         y    = r + gamma * (min_k Q'_k(s', a') - alpha * log pi(a' | s')),  a' ~ pi(s'),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_pi = mean (alpha * log pi(a | s) - min_k Q_k(s, a)),  a ~ pi(s)
         L_a  = mean -log alpha * (log pi(a | s) + target_entropy)
 
-    The target networks Q' follow the K critics by `tau`. Critics see actions scaled to [-1, 1], and densities are those
-    of the scaled actions, so `target_entropy` does not depend on the bounds of the action space.
+    The target networks Q' move toward the K critics by `tau`. Critics receive actions scaled to [-1, 1]. Log
+    probabilities refer to scaled actions too, so `target_entropy` does not depend on the bounds of the action space.
 
-    Observations are flattened. Actions: a Box with finite bounds.
+    Observations are flattened. The action space must be a Box with finite bounds.
     """
 
     critics: int = option(default=2)
@@ -48,7 +50,7 @@ class SAC(ReplayAgent):
     reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
-        """Make actor, critics, target critics, temperature and their learners."""
+        """Build the actor, critics, target critics, temperature and their learners."""
         check_learned(self, self.temperature, self.temperature_learning_rate)
         networks = _Networks(
             self.observation_space,
@@ -61,26 +63,26 @@ class SAC(ReplayAgent):
         networks.temperature = Temperature(
             self.initial_temperature if fixed is None else fixed, torch.device(self.device)
         )
-        written = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if written else None)
-        climb = soft_actor_gradient if written else None
-        self._actor = self.add_learner("actor", networks.actor, soft_actor_loss, climb)
+        closed = has_closed_form(networks.critics)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
+        actor_gradient = soft_actor_gradient if closed else None
+        self._actor = self.add_learner("actor", networks.actor, soft_actor_loss, actor_gradient)
         self._temperature = None
         if fixed is None:
             self._temperature = self.add_learner(
                 "temperature", networks.temperature, temperature_loss, temperature_gradient
             )
         self.follow(networks.target_critics, networks.critics)
-        wanted = self.target_entropy
-        self._target_entropy = -float(networks.scale.actions) if wanted is None else wanted
+        target_entropy = self.target_entropy
+        self._target_entropy = -float(networks.scale.actions) if target_entropy is None else target_entropy
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the middle of the distribution, or a sample (N, ...)."""
+        """Return the tanh of the mean, scaled to the bounds, or a sample if `explore` is set; (N, ...)."""
         return self.networks.act(observation, self.generator if explore else None)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update critics, actor and temperature from a sample."""
+        """Update the critics and, if it is due, the actor and the temperature with a batch."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         shape = 2, len(sample.reward), networks.scale.actions
@@ -90,7 +92,7 @@ class SAC(ReplayAgent):
         batch = Batch(features, networks.scale.from_action(sample.action), target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
-        if (self.updates + 1) % self.actor_frequency == 0:  # so that a whole round reports it
+        if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
             metrics |= self._step_actor(Batch(features, noise=noise_BA[1]), alpha, report)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
@@ -117,7 +119,9 @@ class _Networks(ContinuousNetworks):
 def soft_actor_loss(
     actor: Actor, batch: Batch, coefficients: Any, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean(alpha * log pi(a | s) - min_k Q_k(s, a)) for samples a; reports their log probabilities (B,).
+    """Compute mean (alpha * log pi(a | s) - min_k Q_k(s, a)) for samples a.
+
+    The metrics contain the log probabilities `log_prob` (B,).
 
     Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 7.
     """

@@ -1,4 +1,4 @@
-"""Named runs: each module holds one function of the same name that returns a loop, ready to run.
+"""Named runs. Each module defines a function with the name of the module, which returns a loop.
 
 The other public names are in `__init__.pyi`.
 """

@@ -25,8 +25,8 @@ def acrobot(build: Builder, learning_rate: float = 5e-3, decay: int = 300_000, s
     """PPO on Acrobot-v1: solved when the last 100 training episodes have a mean return of at least -83.
 
     Args:
-        learning_rate: learning rate at first; it falls to a tenth.
-        decay: env steps over which the learning rate falls.
+        learning_rate: initial learning rate; decreases to a tenth.
+        decay: env steps over which the learning rate decreases.
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, learning_rate / 10.0, env_steps=decay))

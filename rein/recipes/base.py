@@ -1,4 +1,6 @@
-"""Recipes: functions that build a loop, with every option of its environment, its agent and its run as a keyword.
+"""Recipes: functions that build a loop and accept all options of its environment, agent and run as keyword arguments.
+
+Example::
 
     @recipe(CartPole, PPO, num_envs=128, gamma=0.98, epochs=100, iterations=64)
     def cartpole(build: Builder, stop_when_solved: bool = True) -> Loop:
@@ -11,10 +13,9 @@
 
     loop = cartpole(store, num_envs=64, clip=0.1)
 
-The decorated function takes a store and keyword arguments: the options that its environment and its agent declare,
-those of the run (`seed`, `device`, `epochs`, `iterations`), and its own parameters. A parameter of the function
-replaces an option of the same name. The signature and the docstring list all options, and the command line makes its
-flags from them.
+The decorated function accepts a store and, as keyword arguments, the options of the environment, the agent and the run
+(`seed`, `device`, `epochs`, `iterations`), and its own parameters. A parameter replaces an option of the same name. The
+signature and the docstring list all options, and the command line derives its flags from them.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from rein.training.training_loop import training_loop
 RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128}
 HELP = {
     "store": "store of the trajectories, or None",
-    "num_envs": "environments stepped together",
+    "num_envs": "number of environments",
     "seed": "seed of all random streams",
-    "device": "device of the agent, and of environments that are simulated in torch",
-    "compile": "compile losses, and environments that are simulated in torch, with torch.compile",
-    "epochs": "epochs at most",
-    "env_steps": "env steps in all",
-    "iterations": "steps of every environment in an epoch",
+    "device": "device of the agent and of environments simulated in torch",
+    "compile": "compile losses and environments simulated in torch with torch.compile",
+    "epochs": "maximum number of epochs",
+    "env_steps": "total number of env steps",
+    "iterations": "vector steps per epoch",
     "rollout_steps": "vector steps per rollout; None for one rollout per epoch",
-    "evaluate_every": "epochs from one evaluation of the greedy policy to the next",
-    "evaluation_episodes": "episodes of an evaluation",
-    "stop_when_solved": "end the run when the task is solved",
+    "evaluate_every": "epochs between evaluations of the greedy policy",
+    "evaluation_episodes": "episodes per evaluation",
+    "stop_when_solved": "stop the run when the task is solved",
 }
-_LEFT_OUT = ("threads",)  # of an agent: on the command line, --threads sets torch's number of threads
+_LEFT_OUT = ("threads",)  # option of agents; on the command line, --threads sets torch's number of threads
 
 Parameters = dict[str, inspect.Parameter]
 
 
 @attrs.frozen
 class Builder:
-    """Builds the parts of a recipe with the options that the recipe declares or that its caller gives.
+    """Builds the parts of a recipe with the options of the recipe or its caller.
 
-    Keyword arguments of the methods replace these options.
+    Keyword arguments of the methods override these options.
     """
 
     options: Mapping[str, Any]
@@ -72,12 +73,12 @@ class Builder:
         return self.environment_class(**self._of(_environment_options(self.environment_class), replaced))
 
     def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
-        """Build an environment for evaluations, with a seed that differs from that of training."""
+        """Build an environment for evaluation, with a different seed than the training environment."""
         seed = stream_seed(self.options["seed"], "evaluation")
         return self.environment(num_envs=num_envs, seed=seed, **replaced)
 
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
-        """Build the agent, or one of another class with the options that this class has."""
+        """Build the agent. If `agent_class` is given, build this class instead with the options that it has."""
         agent_class = agent_class or self.agent_class
         known = _agent_options(agent_class)
         if "rollout_steps" in known and self.options.get("rollout_steps") is None:
@@ -85,9 +86,9 @@ class Builder:
         return agent_class(environment, **self._of(known, replaced))
 
     def loop(self, agent: Any, environment: Any, **options: Any) -> Loop:
-        """Build the training loop; `options` are further ones of `rein.training_loop`.
+        """Build the training loop. `options` are passed to `rein.training_loop`.
 
-        If the recipe has an option `env_steps`, the run has as many epochs as these take, rounded up.
+        If the recipe has an option `env_steps`, the number of epochs is computed from it and rounded up.
         """
         run = {name: self.options[name] for name in ("seed", "epochs", "iterations") if name in self.options}
         if "env_steps" in self.options:
@@ -101,39 +102,40 @@ class Builder:
 def recipe(
     environment: Callable[..., Any] | str, agent: type[Any], *, computed: Collection[str] = (), **defaults: Any
 ) -> Callable[[Callable[..., Loop]], Callable[..., Loop]]:
-    """Decorate a function that builds a loop with a `Builder`, its first argument.
+    """Decorate a function that builds a loop. Its first argument is a `Builder`.
 
     Args:
-        environment: class or function that makes the environment, or an id of Gymnasium's.
-        agent: class of the agent.
-        computed: options of the environment or the agent that the function computes, and its caller cannot give.
-        defaults: defaults of the recipe that differ from those of the environment, the agent and the run.
+        environment: Class or function that creates the environment, or a Gymnasium id.
+        agent: Class of the agent.
+        computed: Options of the environment or the agent that the function computes. Callers cannot give them.
+        defaults: Default values of the recipe for options of the environment, the agent and the run.
 
-    Raises TypeError if no part of the recipe has one of these options.
+    Raises:
+        TypeError: If no part of the recipe has one of the options in `defaults`.
     """
     make = functools.partial(GymnasiumEnvironment, environment) if isinstance(environment, str) else environment
 
     def decorate(function: Callable[..., Loop]) -> Callable[..., Loop]:
-        own = dict([*inspect.signature(function, eval_str=True).parameters.items()][1:])
+        declared = dict([*inspect.signature(function, eval_str=True).parameters.items()][1:])
         run = {name: _parameter(name, default, type(default)) for name, default in RUN.items()}
-        if "env_steps" in own:
+        if "env_steps" in declared:
             del run["epochs"]
         parts = _environment_options(make) | _agent_options(agent)
-        known = {**own, **run, **parts, **run, **own}  # in this order, where the first two replace options of the parts
+        known = {**declared, **run, **parts, **run, **declared}  # the first two set the order, the last two the values
         known = {name: parameter for name, parameter in known.items() if name not in computed}
         refuse_unknown(f"@recipe of {function.__name__}", defaults, known)
         parameters = {
             name: parameter.replace(kind=parameter.KEYWORD_ONLY, default=defaults.get(name, parameter.default))
             for name, parameter in known.items()
         }
-        always = {name: parameters[name].default for name in (*run, *own, *defaults)}
+        always = {name: parameters[name].default for name in (*run, *declared, *defaults)}
 
         @functools.wraps(function)
         def build(store: Store | None = None, **options: Any) -> Loop:
             refuse_unknown(function.__name__, options, parameters)
             options = always | options
             builder = Builder(options, store, make, agent)
-            return function(builder, **{name: options[name] for name in own})
+            return function(builder, **{name: options[name] for name in declared})
 
         store = inspect.Parameter(
             "store", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Store | None
@@ -167,14 +169,14 @@ def _agent_options(agent: type[Any]) -> Parameters:
 
 
 def _document(text: str, names: Collection[str], agent: type[Any], environment: Any) -> str:
-    """Return the docstring of a recipe with a line for each option that it does not describe itself."""
+    """Return the docstring of a recipe with a line for each option that it does not describe."""
     missing = [name for name in names if not re.search(rf"^    {name}: ", text, re.MULTILINE)]
     lines = [f"    {name}: {_help(name, agent, environment)}." for name in missing]
     return "\n".join([text if "Args:\n" in text else f"{text}\n\nArgs:", *lines])
 
 
 def _help(name: str, agent: type[Any], environment: Any) -> str:
-    """Return the help of an option: the common one, that of the agent, or a docstring line of the environment."""
+    """Return the help text of an option: from `HELP`, the agent, or the docstring of the environment."""
     if name in HELP:
         return HELP[name]
     if name in options_of(agent):

@@ -26,7 +26,7 @@ def cartpole(build: Builder, learning_rate: float = 6e-3, stop_when_solved: bool
     """PPO on CartPole-v1: solved when the last 100 training episodes have a mean return of at least 475 of 500.
 
     Args:
-        learning_rate: learning rate at first; it falls to a twelfth over 150,000 env steps.
+        learning_rate: initial learning rate; decreases to a twelfth over 150,000 env steps.
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, learning_rate / 12.0, env_steps=150_000))

@@ -30,16 +30,16 @@ def cartpole_dqn(
     evaluate_every: int = 5,
     stop_when_solved: bool = True,
 ) -> Loop:
-    """DQN on CartPole-v1: solved when the greedy policy has a mean return of at least 475; 100,000 env steps at most.
+    """DQN on CartPole-v1: solved at a mean greedy return of at least 475. Takes at most 100,000 env steps.
 
     Args:
-        epsilon: probability of a random action at the end; it falls from 1.
-        epsilon_env_steps: env steps over which epsilon falls.
+        epsilon: final probability of a random action; decreases from 1.
+        epsilon_env_steps: env steps over which epsilon decreases.
     """
     environment = build.environment()
     agent = build.agent(environment, epsilon=linear(1.0, epsilon, env_steps=epsilon_env_steps))
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), proving_ground, episodes=100, every=evaluate_every)
+    test_environment = build.evaluation_environment(100)
+    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=475.0, stop=stop_when_solved)
     return loop

@@ -20,10 +20,10 @@ def gridworld(
     evaluate_every: int = 5,
     stop_when_solved: bool = True,
 ) -> Loop:
-    """Tabular Q-learning on a 5 x 5 Gridworld, an episode an epoch; solved within 0.5 of the best return.
+    """Tabular Q-learning on a 5 x 5 Gridworld, one episode per epoch: solved within 0.5 of the best return.
 
     Args:
-        iterations: steps after which an episode is cut.
+        iterations: maximum number of steps per episode.
         target_x: column of the target, 0 to 4.
         target_y: row of the target, 0 to 4; episodes start in row 0.
     """
@@ -31,7 +31,7 @@ def gridworld(
     environment = build.environment(possible_targets=targets)
     agent = build.agent(environment)
     loop = build.loop(agent, environment, episodic=True)
-    proving_ground = build.evaluation_environment(200, possible_targets=targets)
-    evaluate(loop, agent.policy(), proving_ground, episodes=200, max_episode_steps=iterations, every=evaluate_every)
+    test_environment = build.evaluation_environment(200, possible_targets=targets)
+    evaluate(loop, agent.policy(), test_environment, episodes=200, max_episode_steps=iterations, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=optimal_return(target_x, target_y) - 0.5, stop=stop_when_solved)
     return loop

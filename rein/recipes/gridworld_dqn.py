@@ -42,14 +42,14 @@ def gridworld_dqn(
     Args:
         target_x: column of the target, 0 to 4.
         target_y: row of the target, 0 to 4; episodes start in row 0.
-        epsilon: probability of a random action at the end; it falls from 1.
-        epsilon_env_steps: env steps over which epsilon falls.
+        epsilon: final probability of a random action; decreases from 1.
+        epsilon_env_steps: env steps over which epsilon decreases.
     """
     targets = [(target_x, target_y)]
     environment = build.environment(possible_targets=targets)
     agent = build.agent(environment, epsilon=linear(1.0, epsilon, env_steps=epsilon_env_steps))
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(200, possible_targets=targets, max_episode_steps=None)
-    evaluate(loop, agent.policy(), proving_ground, episodes=200, max_episode_steps=50, every=evaluate_every)
+    test_environment = build.evaluation_environment(200, possible_targets=targets, max_episode_steps=None)
+    evaluate(loop, agent.policy(), test_environment, episodes=200, max_episode_steps=50, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=optimal_return(target_x, target_y) - 0.5, stop=stop_when_solved)
     return loop

@@ -19,10 +19,10 @@ from rein.schedules import linear
     iterations=256,
 )
 def halfcheetah_ppo(build: Builder, learning_rate: float = 1e-3, env_steps: int = 409_600) -> Loop:
-    """PPO on HalfCheetah-v5: in 410,000 env steps, a minute on one core, to a mean return of 2,000 to 2,800.
+    """PPO on HalfCheetah-v5: a mean return of 2,000 to 2,800 after 410,000 env steps, one minute on one core.
 
     Args:
-        learning_rate: learning rate at first; it falls to 0 over the run.
+        learning_rate: initial learning rate; decreases to 0 over the run.
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, 0.0, env_steps=env_steps))

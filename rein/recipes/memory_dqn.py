@@ -41,23 +41,23 @@ def memory_dqn(
     evaluate_every: int = 1,
     stop_when_solved: bool = True,
 ) -> Loop:
-    """Recurrent DQN on Memory: solved at 95 of 100 right answers; without memory they stay at chance (try --core none).
+    """Recurrent DQN on Memory: solved at 95 % correct answers. Without memory, answers are random (try --core none).
 
     Args:
         core: recurrent core: lstm, gru or mingru; none for DQN, a network without memory.
         features: units of the hidden layer and of the core.
-        epsilon: probability of a random action at the end; it falls from 1.
-        epsilon_env_steps: env steps over which epsilon falls.
+        epsilon: final probability of a random action; decreases from 1.
+        epsilon_env_steps: env steps over which epsilon decreases.
     """
     environment = build.environment()
-    made = core_factory(core, features)
+    factory = core_factory(core, features)
     schedule = linear(1.0, epsilon, env_steps=epsilon_env_steps)
-    if made is None:
+    if factory is None:
         agent = build.agent(environment, DQN, epsilon=schedule, hidden=(features,))
     else:
-        agent = build.agent(environment, epsilon=schedule, hidden=(features,), core=made)
+        agent = build.agent(environment, epsilon=schedule, hidden=(features,), core=factory)
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), proving_ground, episodes=100, every=evaluate_every)
+    test_environment = build.evaluation_environment(100)
+    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=0.95, stop=stop_when_solved)
     return loop

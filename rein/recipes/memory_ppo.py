@@ -24,7 +24,7 @@ from rein.recipes.tasks import core_factory
     iterations=40,
 )
 def memory_ppo(build: Builder, core: str = "lstm", features: int = 64, stop_when_solved: bool = True) -> Loop:
-    """Recurrent PPO on Memory: solved at 95 of 100 right answers; without memory they stay at chance (try --core none).
+    """Recurrent PPO on Memory: solved at 95 % correct answers. Without memory, answers are random (try --core none).
 
     Args:
         core: recurrent core: lstm, gru or mingru; none for a network without memory.

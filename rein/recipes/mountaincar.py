@@ -27,13 +27,13 @@ def mountaincar(
 ) -> Loop:
     """PPO on MountainCar-v0: solved at a mean greedy return of at least -112 over 100 episodes.
 
-    Only the flag ends the negative rewards, and it is first reached by chance: sooner by many environments than by few.
-    Greedy episodes reach it long before those of training do.
+    Rewards are negative until the car reaches the flag. Exploration first reaches it by chance, sooner with more
+    environments. Greedy episodes reach the flag long before training episodes do.
     """
     environment = build.environment()
     agent = build.agent(environment)
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(evaluation_episodes)
-    evaluate(loop, agent.policy(), proving_ground, episodes=evaluation_episodes, every=evaluate_every)
+    test_environment = build.evaluation_environment(evaluation_episodes)
+    evaluate(loop, agent.policy(), test_environment, episodes=evaluation_episodes, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=-112.0, stop=stop_when_solved)
     return loop

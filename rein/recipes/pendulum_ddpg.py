@@ -24,15 +24,15 @@ from rein.recipes.base import Builder, recipe
     iterations=250,
 )
 def pendulum_ddpg(build: Builder, sigma: float = 0.2, evaluate_every: int = 2, stop_when_solved: bool = True) -> Loop:
-    """DDPG on Pendulum-v1: solved when the greedy policy has a mean return of at least -200; 20,000 env steps at most.
+    """DDPG on Pendulum-v1: solved at a mean greedy return of at least -200. Takes at most 20,000 env steps.
 
     Args:
-        sigma: standard deviation of a step of the Ornstein-Uhlenbeck noise, of actions between -1 and 1.
+        sigma: standard deviation per step of the Ornstein-Uhlenbeck noise on actions scaled to [-1, 1].
     """
     environment = build.environment()
     agent = build.agent(environment, noise=OrnsteinUhlenbeck(sigma=sigma))
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), proving_ground, episodes=100, every=evaluate_every)
+    test_environment = build.evaluation_environment(100)
+    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=-200.0, stop=stop_when_solved)
     return loop

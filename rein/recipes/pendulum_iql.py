@@ -1,4 +1,4 @@
-"""Offline learning on Pendulum-v1, from a recording of SAC that also takes random actions."""
+"""Offline learning on Pendulum-v1, from a recording of SAC with additional random actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rein.training.training_loop import training_loop
 logger = logging.getLogger("rein")
 
 RECORDED = "runs/pendulum-data"
-STUMBLES = 0.3  # probability of a random action in the recording
+RANDOM_ACTIONS = 0.3  # probability of a random action in the recording
 ALGORITHMS = {"iql": IQL, "awac": AWAC, "bc": BC}
 
 
@@ -52,13 +52,13 @@ def pendulum_iql(
     evaluation_episodes: int = 20,
     stop_when_solved: bool = True,
 ) -> Loop:
-    """IQL on recorded Pendulum-v1, without acting in it: solved at a mean greedy return of at least -250.
+    """IQL on recorded data of Pendulum-v1: solved at a mean greedy return of at least -250.
 
     Args:
         data: folder of the run to learn from; None for runs/pendulum-data, which is recorded first if it is missing.
-        data_env_steps: env steps of SAC for this recording. Most of its actions are bad, three of ten are random.
-        algorithm: "iql", "awac", or "bc", which imitates good and bad actions alike.
-        updates_per_iteration: updates of an iteration.
+        data_env_steps: env steps of SAC for this recording. Most of its actions are bad, and 30 % are random.
+        algorithm: "iql", "awac", or "bc", which imitates good and bad actions equally.
+        updates_per_iteration: updates per iteration.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r}: use one of {', '.join(ALGORITHMS)}")
@@ -80,19 +80,19 @@ def pendulum_iql(
 
 
 def record(path: Path, env_steps: int, seed: int) -> None:
-    """Train SAC for `env_steps` and store the run in the folder `path`, which appears when the run is complete."""
-    logger.warning("%s: nothing is recorded there yet; SAC is trained for %s env steps first", path, f"{env_steps:,}")
+    """Train SAC for `env_steps` and store the run in the folder `path`, which is created when the run is complete."""
+    logger.warning("%s does not exist; training SAC for %s env steps to record it", path, f"{env_steps:,}")
     environment = Pendulum(1, seed=seed)
     learning_starts = min(1_000, env_steps // 2)
     agent = SAC(environment, learning_rate=1e-3, hidden=(64, 64), learning_starts=learning_starts, seed=seed)
     store = HDF5Store(path.with_name(f"{path.name}-unfinished"), exist="new")
     loop = training_loop(agent, environment, store, epochs=1, iterations=env_steps)
-    drawn = generator(seed, "stumbling")
+    noise = generator(seed, "stumbling")
 
     @loop.action_selected
-    def stumble(state: State) -> None:
-        if torch.rand((), generator=drawn, dtype=torch.float32, device="cpu") < STUMBLES:
-            action = random_action(environment.single_action_space, state.step_state.observation, drawn)
+    def act_randomly(state: State) -> None:
+        if torch.rand((), generator=noise, dtype=torch.float32, device="cpu") < RANDOM_ACTIONS:
+            action = random_action(environment.single_action_space, state.step_state.observation, noise)
             state.step_state = state.step_state._replace(action=action)
 
     loop.run()

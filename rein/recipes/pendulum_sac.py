@@ -12,11 +12,11 @@ from rein.recipes.base import Builder, recipe
 
 @recipe(Pendulum, SAC, num_envs=4, learning_rate=1e-3, hidden=(64, 64), capacity=20_000, epochs=20, iterations=250)
 def pendulum_sac(build: Builder, evaluate_every: int = 2, stop_when_solved: bool = True) -> Loop:
-    """SAC on Pendulum-v1: solved when the greedy policy has a mean return of -200; 20,000 env steps at most."""
+    """SAC on Pendulum-v1: solved at a mean greedy return of at least -200. Takes at most 20,000 env steps."""
     environment = build.environment()
     agent = build.agent(environment)
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), proving_ground, episodes=100, every=evaluate_every)
+    test_environment = build.evaluation_environment(100)
+    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=-200.0, stop=stop_when_solved)
     return loop

@@ -1,4 +1,4 @@
-"""PPO on Atari's Pong, from its screen."""
+"""PPO on Atari Pong, from images of the screen."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rein.schedules import linear
 def pong(
     build: Builder, learning_rate: float = 5e-4, env_steps: int = 10_000_000, stop_when_solved: bool = True
 ) -> Loop:
-    """PPO on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 20 of 21 in 100 training episodes.
+    """PPO on Atari Pong from images, 10 M env steps: solved at a mean return of 20 of 21 in 100 training episodes.
 
-    The run takes three to six hours on one core, and its end has not been measured. With 2 M env steps in all, 76
-    minutes on one core, one run (seed 0) rose from -20.4 to -0.4 in its last 100 training episodes.
+    The run takes three to six hours on one core. Its final return has not been measured. In a run of 2 M env steps
+    (seed 0, 76 minutes on one core), the mean return of 100 training episodes increased from -20.4 to -0.4.
 
     Args:
-        learning_rate: learning rate at first; it falls to 0 over the run.
+        learning_rate: initial learning rate; decreases to 0 over the run.
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, 0.0, env_steps=env_steps))

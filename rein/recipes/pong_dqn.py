@@ -1,4 +1,4 @@
-"""DQN on Atari's Pong, from its screen."""
+"""DQN on Atari Pong, from images of the screen."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def pong_dqn(
     env_steps: int = 10_000_000,
     stop_when_solved: bool = True,
 ) -> Loop:
-    """DQN on Atari's Pong from its screen, for 10 M env steps; solved at a mean of 18 of 21 in 100 training episodes.
+    """DQN on Atari Pong from images, 10 M env steps: solved at a mean return of 18 of 21 in 100 training episodes.
 
-    The replay stores each screen once, as bytes: 100,000 transitions take 0.7 GB instead of 5.6. The defaults are
-    those of rl-baselines3-zoo for Atari, but learning starts after 50,000 env steps as in Mnih et al. (2015). The run
-    takes a day or more on one core; give device="cuda" if there is a GPU.
+    The replay stores each frame once, as bytes: 100,000 transitions take 0.7 GB instead of 5.6 GB. The defaults are
+    those of rl-baselines3-zoo for Atari, except that learning starts after 50,000 env steps as in Mnih et al. (2015).
+    The run takes a day or more on one core. Use device="cuda" if a GPU is available.
 
     Args:
-        epsilon: probability of a random action at the end; it falls from 1.
-        epsilon_env_steps: env steps over which epsilon falls.
+        epsilon: final probability of a random action; decreases from 1.
+        epsilon_env_steps: env steps over which epsilon decreases.
     """
     environment = build.environment()
     agent = build.agent(environment, epsilon=linear(1.0, epsilon, env_steps=epsilon_env_steps))

@@ -15,29 +15,32 @@ CORES = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU, "none": None}
 
 
 def optimal_return(target_x: int, target_y: int) -> float:
-    """Compute the best mean return on the 5 x 5 Gridworld: the mean of -(d - 1) - ... - 1 - 0 over five distances d."""
+    """Compute the best mean return on the 5 x 5 Gridworld.
+
+    It is the mean of -(d - 1) - ... - 1 - 0 over the distances d from the five initial positions.
+    """
     distances = [target_y + abs(target_x - x) for x in range(5)]
     return -sum(d * (d - 1) / 2 for d in distances) / len(distances)
 
 
 def pong_screens(num_envs: int = 8, seed: int | None = None, *, size: int = 84) -> FrameStack:
-    """Make environments of Pong that observe the last four frames.
+    """Create Pong environments that observe the last four frames.
 
     Args:
-        size: pixels of a side of the screen; 84 in Mnih et al. (2015), 42 takes a quarter of the time.
+        size: width and height of the screen in pixels; 84 in Mnih et al. (2015), 42 takes a quarter of the time.
     """
     return FrameStack(GymnasiumEnvironment(screen, num_envs, seed, size=size), 4)
 
 
 def screen(size: int) -> Any:
-    """Make Pong as in Mnih et al. (2015): every fourth frame, maximum of two frames, `size` x `size` in grey."""
-    # the wrapper reads the emulator itself; grey is the cheapest observation that Gymnasium returns besides
+    """Create Pong as in Mnih et al. (2015): every fourth frame, maximum of two frames, grayscale, `size` x `size`."""
+    # the wrapper reads the emulator directly, so choose the cheapest observation for Gymnasium: grayscale
     raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
     return AtariPreprocessing(raw, screen_size=size)
 
 
 def core_factory(core: str, features: int) -> Any:
-    """Return the factory of a recurrent core by its name; None for "none". Raises ValueError for another name."""
+    """Return the factory of a recurrent core by name, or None for "none". Raises ValueError for unknown names."""
     if core not in CORES:
         raise ValueError(f"core={core!r}: use one of {', '.join(CORES)}")
     kind = CORES[core]

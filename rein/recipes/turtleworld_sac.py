@@ -1,4 +1,4 @@
-"""SAC in the Turtleworld: turn and walk to a target."""
+"""SAC on the Turtleworld: turn and walk to a target."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from rein.recipes.base import Builder, recipe
 def turtleworld_sac(
     build: Builder, target_x: float = 2.0, target_y: float = 4.0, evaluate_every: int = 2, stop_when_solved: bool = True
 ) -> Loop:
-    """SAC in the Turtleworld: solved at a mean greedy return of at least -110; walking straight ahead has -107.
+    """SAC on the Turtleworld: solved at a mean greedy return of at least -110. Walking straight ahead gives -107.
 
     Args:
-        target_x: x of the target, 0 to 5.
-        target_y: y of the target, 0 to 5; turtles start at 0.
+        target_x: x coordinate of the target, 0 to 5.
+        target_y: y coordinate of the target, 0 to 5; turtles start at 0.
     """
     targets = [(target_x, target_y)]
     environment = build.environment(possible_targets=targets)
     agent = build.agent(environment)
     loop = build.loop(agent, environment)
-    proving_ground = build.evaluation_environment(100, possible_targets=targets)
-    evaluate(loop, agent.policy(), proving_ground, episodes=100, every=evaluate_every)
+    test_environment = build.evaluation_environment(100, possible_targets=targets)
+    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
     solved(loop, "evaluation_return", at_least=-110.0, stop=stop_when_solved)
     return loop

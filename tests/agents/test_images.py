@@ -45,5 +45,5 @@ def test_an_image_beside_other_numbers_is_learned_from(name: str) -> None:
 @pytest.mark.parametrize("agent", [SAC, DiscreteSAC, BC], ids=lambda agent: agent.__name__)
 def test_who_learns_from_vectors_alone_refuses_it(agent: type) -> None:
     action_space = spaces.Discrete(2) if agent is DiscreteSAC else BOX
-    with pytest.raises(ValueError, match=r"images.* from vectors"):
+    with pytest.raises(ValueError, match=r"images"):
         agent(SPACE, action_space)

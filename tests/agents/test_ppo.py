@@ -486,7 +486,7 @@ def test_numbers_that_would_train_backwards_are_refused(options):
 
 
 def test_an_update_of_one_row_cannot_be_normalized():
-    with pytest.raises(ValueError, match="an update of one row"):
+    with pytest.raises(ValueError, match="an update has one row only"):
         learned(steps=8, minibatches=64)
     assert learned(steps=8, minibatches=64, normalize_advantage=False).updates == 2 * 64
 

@@ -160,7 +160,7 @@ def test_a_walk_begins_anew_where_an_episode_ends_or_is_left():
 @pytest.mark.parametrize("noise", [0.05, GaussianNoise(0.05)])
 def test_a_noise_that_is_assigned_after_building_is_refused_there_and_the_agent_goes_on(kind, noise):
     agent = kind(BOX, BOX, noise=0.2, seed=0, **SMALL)
-    with pytest.raises(AttributeError, match=rf"{kind.__name__}\.noise is read when the agent is built.*constructor"):
+    with pytest.raises(AttributeError, match=rf"{kind.__name__}\.noise cannot be changed after the agent is built.*constructor"):
         agent.noise = noise
     assert agent.noise.amount() == agent.exploration() == 0.2
     assert given(agent, 20).updates

@@ -82,7 +82,7 @@ def test_the_deviation_may_follow_a_schedule_or_a_plateau() -> None:
 def test_actions_of_another_shape_are_refused() -> None:
     noise, stream = OrnsteinUhlenbeck(), generator(0, "noise")
     noise(torch.zeros(2, 3), stream)
-    with pytest.raises(ValueError, match=r"\(2, 3\) before and are \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"changed from \(2, 3\) to \(4, 3\)"):
         noise(torch.zeros(4, 3), stream)
 
 

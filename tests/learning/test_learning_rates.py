@@ -127,7 +127,7 @@ def test_so_does_the_temperature(kind: Any) -> None:
     agent, environment = made(kind, learning_rate=1e-3, temperature_learning_rate=3e-2)
     rein.train(agent, environment, env_steps=8)
     assert rates(agent) == {"critics": 1e-3, "actor": 1e-3, "temperature": 3e-2}
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(temperature=0.2, .* is not learned; give one of the two"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(temperature=0.2, .* is not learned; give only one of the two"):
         made(kind, temperature=0.2, temperature_learning_rate=1e-3)
 
 
@@ -188,4 +188,4 @@ def test_an_optimizer_of_matrices_is_told_that_networks_lie_stacked() -> None:
     with pytest.raises(ValueError, match="Muon only supports 2D parameters") as caught:
         made(PPO, optimizer=torch.optim.Muon)
     assert "ActorCritic, of the shapes (2, 1, 8)" in caught.value.__notes__[0]
-    assert "lie stacked along a leading axis" in caught.value.__notes__[0]
+    assert "stacked along a leading axis" in caught.value.__notes__[0]

@@ -233,7 +233,7 @@ def test_what_may_be_assigned_in_mid_run_is_checked_and_leaves_the_configuration
 def test_options_of_pqn_that_are_read_only_once_are_refused_in_mid_run(name) -> None:
     environment = CartPole(2)
     agent = PQN(environment.single_observation_space, environment.single_action_space, seed=0)
-    with pytest.raises(AttributeError, match=rf"PQN.{name} is read when the agent is built"):
+    with pytest.raises(AttributeError, match=rf"PQN.{name} cannot be changed after the agent is built"):
         setattr(agent, name, 1)
 
 
@@ -316,7 +316,7 @@ def test_an_agent_that_holds_transitions_is_not_seeded_anew() -> None:
     agent.replay.append(
         Transition(torch.zeros(1, 3), torch.zeros(1, 1), *rows(1)[2:5], torch.zeros(1, 3), *rows(1)[6:])
     )
-    with pytest.raises(RuntimeError, match="1 transitions"):
+    with pytest.raises(RuntimeError, match="1 recorded transitions"):
         rein.train(agent, environment, env_steps=5, seed=0)
 
 
@@ -400,7 +400,7 @@ def test_exploring_by_a_temperature_is_reported_as_that() -> None:
 @pytest.mark.parametrize("option", ["epsilon", "tau", "update_to_data", "learning_starts"])
 def test_assigning_what_is_read_only_once_is_an_error(option: str) -> None:
     agent = made(DQN, CartPole(num_envs=2, seed=0))
-    with pytest.raises(AttributeError, match=rf"DQN.{option} is read when the agent is built"):
+    with pytest.raises(AttributeError, match=rf"DQN.{option} cannot be changed after the agent is built"):
         setattr(agent, option, 0.5)
 
 

@@ -62,4 +62,5 @@ def test_a_run_is_stored_epoch_by_epoch():
 def test_cartpole_is_solved(seed):
     state = cartpole(seed=seed).run()
     assert state.reason == "solved"
-    assert state.clocks.env_steps <= 150_000
+    # Usually 100,000 to 150,000. Rounding differs between processors, and seeds 1, 3 and 4 have taken up to 196,608.
+    assert state.clocks.env_steps <= 250_000

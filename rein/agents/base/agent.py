@@ -47,26 +47,29 @@ class _HasOptions:
 
 @foreign_names.explain(foreign_names.AGENT_METHODS)
 class Agent(_HasOptions, abc.ABC):
-    """Base class of agents: subclasses give `build`, `act` and `update`, and declare their options.
+    """Base class of agents. Subclasses declare options and implement `build`, `act` and `update`.
 
-    - `build(generator)` makes networks, optimizers and memory and assigns them to attributes. It runs when the agent is
-      built, and again if a seed is given later. Draw parameters under `generator`.
-    - `act(observation, explore)` returns a distribution or an action (N, ...), or a pair of it and a dictionary of
-      tensors (N, ...) to record with it. It runs without gradients. If it draws, it draws from `self.generator`.
-    - `update(batch)` learns and returns metrics as tensors without gradients. If `build` assigned `self.rollout`, it is
-      called with the full rollout. If it assigned `self.replay`, it is called with a sample in every step after
-      `learning_starts` env steps (0 without such an option) of `batch_size` rows (64 without such an option), with
-      `n_step` and `gamma` if the agent has these options. Otherwise it is called with the last `Transition`.
-    - If there is an option `learning_rate` that may be a schedule, its present value is written into every optimizer
-      before each call of `update`.
+    - `build(generator)` creates networks, optimizers and memory and assigns them to attributes. It runs when the agent
+      is constructed, and again if a seed is given later. Initialize parameters with `generator`.
+    - `act(observation, explore)` returns a distribution or an action (N, ...), optionally as a pair with a dictionary
+      of tensors (N, ...) to record. It runs without gradients. Draw random numbers from `self.generator`.
+    - `update(batch)` learns from a batch and returns metrics as tensors without gradients. The type of the batch
+      depends on the attributes that `build` assigns:
+
+      - `self.rollout`: the full rollout.
+      - `self.replay`: a sample of `batch_size` rows (default 64), at every step after `learning_starts` env steps
+        (default 0). The options `n_step` and `gamma` are passed to the replay if the agent has them.
+      - neither: the last `Transition`.
+
+    - If the option `learning_rate` is a schedule, its current value is set in every optimizer before each `update`.
 
     The state of an agent is every attribute without a leading underscore that is not an option: modules, optimizers,
     generators, objects with `state_dict`, tensors, numbers, None, and dictionaries and lists of these. It is saved with
     the run and restored bit for bit.
 
     Args:
-        env: an environment, or the space of one environment's observations.
-        action_space: the space of one environment's actions, if `env` is a space.
+        env: Environment, or observation space of one environment.
+        action_space: Action space of one environment, if `env` is a space.
     """
 
     observation_space: Any = attrs.field(alias="env", kw_only=False)
@@ -74,7 +77,7 @@ class Agent(_HasOptions, abc.ABC):
     seed: int | None = option(default=None, check=checked_seed, fixed=True, help="seed of all random streams")
     device: Any = option(default="cpu", check=checked_device, fixed=True, help="device of networks and memory")
 
-    reports: ClassVar[tuple[str, ...]] = ()  # metrics of `update` that every epoch has, NaN without an update
+    reports: ClassVar[tuple[str, ...]] = ()  # metrics that every epoch reports; NaN without an update
 
     def __attrs_post_init__(self) -> None:
         if self.action_space is None and hasattr(self.observation_space, "single_action_space"):
@@ -90,7 +93,7 @@ class Agent(_HasOptions, abc.ABC):
             if not isinstance(space := getattr(self, name), spaces.Space):
                 hint = "give an environment, or the observation space and the action space of one environment"
                 if hasattr(space, "unwrapped"):
-                    hint = "wrap it first, environment = GymnasiumEnvironment(id_or_factory, num_envs)"
+                    hint = "wrap it first: environment = GymnasiumEnvironment(id_or_factory, num_envs)"
                 raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
         self._config = self._describe()
         options = {name: getattr(self, name) for name in options_of(type(self))}
@@ -100,10 +103,10 @@ class Agent(_HasOptions, abc.ABC):
         self._start(secrets.randbits(31) if self.seed is None else self.seed)
 
     def _start(self, seed: int) -> None:
-        """Draw everything under this seed."""
+        """Build the agent and start its random streams from `seed`."""
         self._root_seed = seed
         vars(self).update(copy.deepcopy(self._stateful_options))  # agents never share noise or normalizers
-        self.last_transition: Transition | None = None  # recorded and not learned from yet
+        self.last_transition: Transition | None = None  # recorded, not yet learned
         self.learners: dict[str, Any] = {}
         self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
         self.generator = generator(seed, "agent", rank(), device=self.device)
@@ -112,19 +115,19 @@ class Agent(_HasOptions, abc.ABC):
 
     @abc.abstractmethod
     def build(self, generator: torch.Generator) -> None:
-        """Make networks, optimizers and memory."""
+        """Create networks, optimizers and memory."""
 
     @abc.abstractmethod
     def act(self, observation: Tree, explore: bool | float) -> Any:
-        """Return a distribution or an action (N, ...), optionally with a dictionary of what to record with it."""
+        """Return a distribution or an action (N, ...), optionally with a dictionary of tensors to record."""
 
     @abc.abstractmethod
     def update(self, batch: Any, /) -> Mapping[str, Tensor]:
-        """Learn from a full rollout, a sample of the replay or a transition, and return metrics."""
+        """Learn from a full rollout, a replay sample or a transition, and return metrics."""
 
     @property
     def loaded(self) -> bool:
-        """Whether a state was loaded; a seed that is given later then leaves the parameters alone."""
+        """Whether a state was loaded. If so, `reseed` keeps the parameters."""
         return self._loaded
 
     @loaded.setter
@@ -133,23 +136,23 @@ class Agent(_HasOptions, abc.ABC):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The clocks of schedules."""
+        """The counts that schedules depend on."""
         return {"env_steps": self.env_steps, "updates": self.updates}
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
-        """Return an exploring action (N, ...) and what to record with it."""
+        """Return an exploring action (N, ...) and the tensors to record with it."""
         with torch.no_grad():
             return self._sampled(self.act(observation, True), True)
 
-    def _sampled(self, chosen: Any, explore: bool | float) -> tuple[Tree, dict[str, Tensor]]:
-        """Return the action and the extras for what `act` returned."""
-        action, extras = chosen if type(chosen) is tuple else (chosen, {})
+    def _sampled(self, result: Any, explore: bool | float) -> tuple[Tree, dict[str, Tensor]]:
+        """Return action and extras, given the result of `act`."""
+        action, extras = result if type(result) is tuple else (result, {})
         if hasattr(action, "log_prob"):
             action = action.sample(self.generator) if explore else action.mode()
         return action, extras
 
     def record_observation(self, transition: Transition) -> None:
-        """Add one transition of every environment to the memory."""
+        """Add one transition of each environment to the memory."""
         if (memory := self._memory) is None:
             self.last_transition = transition
         else:
@@ -162,12 +165,12 @@ class Agent(_HasOptions, abc.ABC):
         return attributes.get("rollout", attributes.get("replay"))
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """Cut the running episodes of the environments in `mask` (N,), which were reset outside a step."""
+        """End the current episodes of the environments in `mask` (N,), which were reset outside a step."""
         if (memory := self._memory) is not None:
             memory.observe_reset(mask)
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Call `update` if there is something to learn from, and return its metrics."""
+        """Call `update` if a batch is available, and return its metrics."""
         if (batch := self._batch()) is None:
             return {}
         before = self.updates
@@ -190,29 +193,29 @@ class Agent(_HasOptions, abc.ABC):
         return transition
 
     def sample(self) -> Any:
-        """Draw a batch from `self.replay`."""
+        """Sample a batch from `self.replay`."""
         settings = {name: getattr(self, name) for name in ("n_step", "gamma") if hasattr(self, name)}
         return self.replay.sample(getattr(self, "batch_size", 64), self.generator, **settings)  # type: ignore[attr-defined]
 
     def set_learning_rates(self) -> None:
-        """Set the learning rate of every optimizer to the present value of the option `learning_rate`."""
+        """Set the learning rate of every optimizer to the current value of the option `learning_rate`."""
         if isinstance(rate := getattr(self, "learning_rate", None), Schedule):
             for value in vars(self).values():
                 if hasattr(value, "param_groups"):
                     set_learning_rate(value, rate(**self.counts))
 
     def policy(self, deterministic: bool = True) -> AgentPolicy:
-        """Return a policy that follows the parameters of the agent; acting with it does not change the agent."""
+        """Return a policy that uses the current parameters of the agent. Acting with it does not change the agent."""
         return AgentPolicy(self, not deterministic)
 
     def reseed(self, seed: int) -> None:
-        """Start all random streams from `seed`; parameters that were loaded stay.
+        """Start all random streams from `seed`. Loaded parameters are kept.
 
-        Raises RuntimeError if the agent has learned or recorded anything.
+        Raises RuntimeError if the agent has already recorded transitions.
         """
         seed = checked_seed(seed)  # type: ignore[assignment]
         if self.env_steps and not self._loaded:
-            raise RuntimeError(f"reseed({seed}): the agent has recorded {self.env_steps} env steps already")
+            raise RuntimeError(f"reseed({seed}): the agent has already recorded {self.env_steps} env steps")
         if not self._loaded:
             before = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
             self._start(seed)
@@ -224,11 +227,11 @@ class Agent(_HasOptions, abc.ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The spaces, and the options as they were when the agent was built, as JSON."""
+        """The spaces and the initial options of the agent, as JSON."""
         return {**self._config, "seed": self.seed, "device": str(self.device)}
 
     def _describe(self) -> dict[str, Any]:
-        """The options as they are when the agent is built, as JSON."""
+        """Return the spaces and the current options, as JSON."""
         options = {name: as_json(getattr(self, name)) for name in options_of(type(self))}
         return {
             "observation_space": str(self.observation_space),
@@ -242,10 +245,10 @@ class Agent(_HasOptions, abc.ABC):
         return {**state, "seed": self._root_seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError, before any change, for an agent with other options."""
+        """Load a state that `state_dict` returned. Raises ValueError, before any change, if options differ."""
         mine = self._state()
         if differ := sorted({*mine, "seed"} ^ {*state}):
-            raise ValueError(f"{type(self).__name__}: the state has other entries than this agent: {', '.join(differ)}")
+            raise ValueError(f"{type(self).__name__}: entries of the state and the agent differ: {', '.join(differ)}")
         for name, value in mine.items():
             check_state(f"{type(self).__name__}.{name}", value, state[name])
         for name, value in mine.items():
@@ -264,14 +267,14 @@ class Agent(_HasOptions, abc.ABC):
 
 @foreign_names.explain(foreign_names.POLICY_METHODS)
 class AgentPolicy:
-    """Policy of an agent: greedy, or exploring with a generator of the policy.
+    """Greedy or exploring policy of an agent.
 
-    Networks and statistics are those of the agent at any time. Acting does not change the agent: the generator and the
-    carry of a recurrent agent are replaced by those of the policy while it acts.
+    The policy uses the current networks and statistics of the agent. Acting does not change the agent, since the policy
+    has its own generator and carry.
     """
 
     def __init__(self, agent: Agent, explore: bool | float) -> None:
-        """`explore` is passed to `agent.act`: whether to explore, or how much for agents that accept a number."""
+        """Create a policy. `explore` is passed to `agent.act`: a bool, or a number for agents that accept it."""
         self.device = agent.device
         self._agent, self._explore = agent, explore
         self._generator = None if explore is False else generator(agent._root_seed, "policy", device=agent.device)
@@ -284,7 +287,7 @@ class AgentPolicy:
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return an action (N, ...) for an observation (N, ...)."""
         agent = self._agent
-        of_agent = agent.generator, agent.carry
+        saved = agent.generator, agent.carry
         rows = len(next(leaf for _, leaf in leaves(observation)))
         carry = self._carry if self._carry is not None and len(self._carry) == rows else None
         agent.generator, agent.carry = self._generator or agent.generator, carry
@@ -292,25 +295,28 @@ class AgentPolicy:
             return agent._sampled(agent.act(observation, self._explore), self._explore)[0], {}
         finally:
             self._carry = agent.carry
-            agent.generator, agent.carry = of_agent
+            agent.generator, agent.carry = saved
 
     def reset(self, mask: Tensor | None = None) -> None:
-        """Begin new episodes in the environments of `mask` (N,), or in all."""
+        """Start new episodes in the environments of `mask` (N,), or in all environments."""
         if self._carry is not None:
             self._carry = None if mask is None else self._carry.masked_fill(mask.unsqueeze(1), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator and the carry; networks belong to the agent."""
+        """Return the state of the generator and the carry. Networks are part of the agent's state."""
         return {"generator": own_state(self._generator), "carry": self._carry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError for the state of the other kind of policy."""
+        """Load a state that `state_dict` returned.
+
+        Raises ValueError if one of the policies is greedy and the other one explores.
+        """
         restore_own(self._generator, state["generator"])
         self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:
-    """Let `before` use the parameters and buffers of `after`, so that policies built on `before` follow them."""
+    """Make `before` share the parameters and buffers of `after`, so that policies built on `before` stay current."""
     for old, new in ((before.parameters(), after.parameters()), (before.buffers(), after.buffers())):
         for mine, theirs in zip(old, new, strict=True):
             theirs.requires_grad_(mine.requires_grad)
@@ -318,10 +324,10 @@ def share_parameters(before: nn.Module, after: nn.Module) -> None:
 
 
 def cast_action(action: Tree, space: spaces.Space[Any]) -> Tree:
-    """Cast a recorded action to the dtype of the agent's actions: int64, or float32 for a floating-point Box.
+    """Cast a recorded action to the agent's action dtype: int64, or float32 for a floating-point Box.
 
-    The rows of a run then have one dtype, whoever selected the actions. Actions of other spaces, and floating-point
-    numbers for discrete actions, are returned as they are.
+    All rows of a run then have the same dtype, even if another program selected some of the actions. Actions of other
+    spaces and floating-point values for discrete actions are returned unchanged.
     """
     if not isinstance(action, Tensor):
         return action

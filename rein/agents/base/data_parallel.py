@@ -1,7 +1,7 @@
-"""Data-parallel learning: each process has its environments, and all use the mean of their gradients.
+"""Data-parallel learning: each process steps its own environments, and gradients are averaged over all processes.
 
-Start the script with `torchrun --nproc-per-node 2 script.py`. A `Learner` that is built in a
-process group averages gradients. No other setting is needed.
+Start the script with `torchrun --nproc-per-node 2 script.py`. A `Learner` that is built in a process group averages
+gradients. No other setting is needed.
 
 Shapes: P processes.
 """
@@ -26,19 +26,19 @@ from rein.ops.parallel import gather_from_processes, processes, rank, sum_over_p
 class Group(NamedTuple):
     """The processes that learn together."""
 
-    rank: int  # of this one, from 0
+    rank: int  # of this process, counted from 0
     processes: int
 
 
 @contextlib.contextmanager
 def process_group(timeout: float = 600.0) -> Iterator[Group]:
-    """Join the processes that `torchrun` has started, until the end of the `with`; where it has not, there is but one.
+    """Context manager: join the processes that `torchrun` started. Without `torchrun`, the group has one process.
 
-    The backend is torch's choice: gloo for tensors on the host, NCCL on GPUs. A process that waits for another, in an
-    update or here, gives up with a RuntimeError after `timeout` seconds; at once, where the other has died.
+    torch selects the backend: gloo for tensors on the CPU, NCCL on GPUs. A process raises RuntimeError if it waits for
+    another process for more than `timeout` seconds, or as soon as the other process dies.
     """
     if not timeout > 0.0:
-        raise ValueError(f"process_group(timeout={timeout}): give a positive number of seconds")
+        raise ValueError(f"process_group(timeout={timeout}): the timeout must be a positive number of seconds")
     if "RANK" not in os.environ:
         yield Group(0, 1)
         return
@@ -50,9 +50,9 @@ def process_group(timeout: float = 600.0) -> Iterator[Group]:
 
 
 def mean_of_processes(number: float) -> float:
-    """The mean of what every process gave: for rules that decide when all of them end.
+    """Return the mean of `number` over all processes, for example to decide together when to stop.
 
-    Every process has to ask at the same time, at the end of an epoch, say.
+    Every process must call this at the same time, for example at the end of an epoch.
     """
     if processes() == 1:
         return number
@@ -64,33 +64,34 @@ def mean_of_processes(number: float) -> float:
 def average(
     gradients: Sequence[Tensor | None], metrics: Mapping[str, Tensor], rows: int | Tensor
 ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-    """The gradients and metrics of all processes, each weighed by how many `rows` they are the mean of.
+    """Average gradients and metrics over all processes, weighted by the number of `rows` n_p of each process.
+
+    The mean is::
 
         g = (sum over p of n_p g_p) / (sum over p of n_p)
 
-    They are the same bits in all processes, and but for rounding those of one process with all the rows. A gradient
-    that is None must be so in all of them. Metrics that are no single number, but one for each row, stay as they are.
+    The result is bit-identical in all processes. Up to rounding, it equals the result of one process with all rows. A
+    gradient that is None must be None in all processes. Metrics with one value per row are returned unchanged.
     """
-    numbered = [name for name, value in metrics.items() if not value.ndim]
-    own = [*(gradient for gradient in gradients if gradient is not None), *(metrics[name] for name in numbered)]
-    if not own:  # all parameters are frozen, in all of them
+    scalars = [name for name, value in metrics.items() if not value.ndim]
+    parts = [*(gradient for gradient in gradients if gradient is not None), *(metrics[name] for name in scalars)]
+    if not parts:  # all parameters are frozen
         return [*gradients], {**metrics}
-    rows = torch.as_tensor(rows, dtype=torch.float32, device=own[0].device)
-    numbers = torch.cat([part.reshape(-1) for part in own]).mul_(rows)
-    summed = sum_over_processes(torch.cat((numbers, rows.reshape(1))))  # one message for all
-    means = (summed[:-1] / summed[-1].clamp(min=1.0)).split([part.numel() for part in own])
-    shaped = iter([mean.view_as(part) for mean, part in zip(means, own, strict=True)])
+    rows = torch.as_tensor(rows, dtype=torch.float32, device=parts[0].device)
+    numbers = torch.cat([part.reshape(-1) for part in parts]).mul_(rows)
+    summed = sum_over_processes(torch.cat((numbers, rows.reshape(1))))  # a single message
+    means = (summed[:-1] / summed[-1].clamp(min=1.0)).split([part.numel() for part in parts])
+    shaped = iter([mean.view_as(part) for mean, part in zip(means, parts, strict=True)])
     averaged = [None if gradient is None else next(shaped) for gradient in gradients]
-    return averaged, {**metrics, **dict(zip(numbered, shaped, strict=True))}
+    return averaged, {**metrics, **dict(zip(scalars, shaped, strict=True))}
 
 
 def check_equal(options: Mapping[str, Any], device: torch.device) -> None:
-    """Raise ValueError in all processes if they do not have equal options, with the names and the values.
+    """Raise ValueError in all processes if their options differ. The message lists the options that differ.
 
     `options` must be JSON. Every process must call this at the same time.
     """
-    said = _gather_text(_as_text(options), device)
-    first, *others = (json.loads(text) for text in said)
+    first, *others = (json.loads(text) for text in _gather_text(_as_text(options), device))
     for number, other in enumerate(others, 1):
         if names := [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]:
             differ = "; ".join(
@@ -99,26 +100,27 @@ def check_equal(options: Mapping[str, Any], device: torch.device) -> None:
             )
             raise ValueError(
                 f"process {rank()} of {processes()}: the options of the processes differ: {differ}. Give all processes "
-                "the same options. A learning rate by env_steps needs the same num_envs in all; let it run by updates"
+                "the same options. A schedule of env_steps requires the same num_envs in all processes; use updates= "
+                "instead"
             )
 
 
 @torch.no_grad()
 def check_same(tensors: Sequence[Tensor], options: Mapping[str, Any]) -> None:
-    """Raise ValueError in all processes if their tensors are not equal to the bit, or their options differ.
+    """Raise ValueError in all processes if their tensors are not bit-identical or their options differ.
 
-    One number is sent: a digest of all bits. Every process must call this at the same time.
+    Each process sends one number, a digest of all bits. Every process must call this at the same time.
     """
     device = tensors[0].device
-    own = _digest(tensors, device).add_(zlib.crc32(_as_text(options)))
-    digest_P = gather_from_processes(own)
+    digest = _digest(tensors, device).add_(zlib.crc32(_as_text(options)))
+    digest_P = gather_from_processes(digest)
     if bool((digest_P == digest_P[0]).all()):
         return
     check_equal(options, device)
     raise ValueError(
         f"process {rank()} of {processes()}: the networks or the optimizers of the processes differ. Build the agents "
         "with the same options and the same seed (and the environments with different seeds), resume all processes "
-        "from checkpoints of the same epoch, and change learning rates during the run in the same way in all of them"
+        "from checkpoints of the same epoch, and change learning rates in the same way in all processes"
     )
 
 
@@ -127,14 +129,14 @@ def _as_text(options: Mapping[str, Any]) -> bytes:
 
 
 def _gather_text(text: bytes, device: torch.device) -> list[bytes]:
-    """Return the text of every process, by rank."""
+    """Return the texts of all processes, in the order of their ranks."""
     sizes = gather_from_processes(torch.tensor(len(text), dtype=torch.int64, device=device)).tolist()
     padded = torch.tensor([*text, *[0] * (max(sizes) - len(text))], dtype=torch.uint8, device=device)
     rows = gather_from_processes(padded).tolist()
     return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
 
 def _digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -142,6 +144,6 @@ def _digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     digest = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
         words = tensor.to(device).contiguous().reshape(-1).view(_WORDS[tensor.element_size()]).long()
-        places = torch.arange(1, 2 * len(words), 2, device=device)  # odd, so that every bit counts modulo 2^64
+        places = torch.arange(1, 2 * len(words), 2, device=device)  # odd factors keep every bit modulo 2^64
         digest.mul_(1_000_003).add_((words * places).sum() + len(words))
     return digest

@@ -1,6 +1,6 @@
 """Base class of DDPG and TD3: deterministic actor, K critics, target networks.
 
-Shapes: K critics, N environments, B rows of a batch, A dimensions of an action.
+Shapes: K critics, N environments, B rows of a batch, A action dimensions.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from rein.types import Tree
 
 
 class DeterministicAgent(ReplayAgent):
-    """Deterministic actor and critics with target networks; explores with noise added to its actions.
+    """Deterministic actor and critics with target networks. Explores with action noise.
+
+    Targets and losses::
 
         y    = r + gamma * min_k Q'_k(s', mu'(s') + clipped noise),  or r at a terminal state
         L_Q  = sum_k mean (Q_k(s, a) - y)^2 / 2
         L_mu = -mean Q_1(s, mu(s))
 
-    The actor is updated every `actor_frequency` updates. A subclass sets the number of critics and the noise on target
+    The actor is updated every `actor_frequency` updates. Subclasses set the number of critics and the noise on target
     actions.
     """
 
@@ -40,7 +42,7 @@ class DeterministicAgent(ReplayAgent):
         default=GaussianNoise(0.1),
         check=as_noise,
         fixed=True,
-        help="exploration noise on actions scaled to [-1, 1], or the standard deviation of Gaussian noise",
+        help="exploration noise on actions scaled to [-1, 1]; a number is the standard deviation of Gaussian noise",
     )
     actor_frequency: int = option(default=1)
     actor_learning_rate: float | Schedule | None = option(default=None)
@@ -51,7 +53,7 @@ class DeterministicAgent(ReplayAgent):
     target_noise_clip: Any = 0.0
 
     def build_networks(self, generator: torch.Generator) -> DeterministicNetworks:
-        """Make actor, critics, target networks and their learners."""
+        """Build the actor, critics, target networks and their learners."""
         shape = self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder")
         networks = DeterministicNetworks(self.observation_space, self.action_space, generator, **shape)
         closed = has_closed_form(networks.critics)
@@ -64,7 +66,7 @@ class DeterministicAgent(ReplayAgent):
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return actions (N, ...), with Gaussian noise of the present amount if `explore` is set."""
+        """Return actions (N, ...). If `explore` is set, adds Gaussian noise with the current standard deviation."""
         networks = self.networks
         action_NA = networks.actor.action(networks.preprocess(observation))
         if explore:
@@ -73,7 +75,7 @@ class DeterministicAgent(ReplayAgent):
         return networks.scale.to_action(action_NA)
 
     def explore(self, observation: Tree) -> Tensor:
-        """Return actions (N, ...) with the exploration noise, which may have a memory."""
+        """Return actions (N, ...) with exploration noise, which may be correlated over time."""
         networks = self.networks
         action_NA = networks.actor.action(networks.preprocess(observation))
         noise_NA = self.noise(action_NA, self.generator, **self.counts)  # type: ignore[operator]
@@ -84,7 +86,7 @@ class DeterministicAgent(ReplayAgent):
         self.noise.reset(mask_N)  # type: ignore[union-attr]
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update critics and, if it is due, the actor from a sample."""
+        """Update the critics and, if it is due, the actor with a batch."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)

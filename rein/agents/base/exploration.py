@@ -1,6 +1,6 @@
-"""Exploration: amounts that follow a schedule or the returns, action noise, random actions.
+"""Exploration: adaptive amounts of exploration, action noise, random actions.
 
-Shapes: N environments, A dimensions of an action, E episodes, W of them in the window.
+Shapes: N environments, A action dimensions, E episodes, W episodes of the window.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from rein.types import Tree
 
 
 class Plateau:
-    """A number that grows while returns stand still and shrinks while they change; it is read like a schedule.
+    """Adaptive number that grows while returns stagnate and shrinks while they change. Use it like a schedule.
 
-    With each episode that ends, of the last W = `window` returns, or of all while there are fewer,
+    Each ended episode updates the value, from the second episode on. The value depends on the last W = `window` returns
+    (all returns, if there are fewer) and is clamped to [low, high]::
 
-        value <- value * up      where |mean of the newer half - mean of the older half| < threshold
-        value <- value * down    elsewhere
+        value <- value * up      if |mean of the newer half - mean of the older half| < threshold
+        value <- value * down    otherwise
 
-    within [low, high], from the second episode on. The defaults suit the epsilon of a discrete agent; for the standard
-    deviation of a continuous one's noise there is `Plateau(0.01, low=0.001, high=0.2, up=1.1, down=0.9995)`.
+    The defaults suit the epsilon of an agent with discrete actions. For the standard deviation of action noise, use
+    `Plateau(0.01, low=0.001, high=0.2, up=1.1, down=0.9995)`.
 
-    Raises ValueError for numbers out of their range.
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class Plateau:
         if not 0.0 < low <= start <= high < math.inf:
             raise ValueError(f"Plateau({start}, low={low}, high={high}): give 0 < low <= start <= high")
         if not 0.0 < down <= 1.0 <= up < math.inf:
-            raise ValueError(f"Plateau(up={up}, down={down}): give up from 1, and down from above 0 to 1")
+            raise ValueError(f"Plateau(up={up}, down={down}): give 0 < down <= 1 <= up")
         if window < 2 or window % 2:
-            raise ValueError(f"Plateau(window={window}): give an even number, it has two halves")
+            raise ValueError(f"Plateau(window={window}): give an even number, since two halves are compared")
         if not threshold >= 0.0:
             raise ValueError(f"Plateau(threshold={threshold}): give 0 or more")
         self.config: dict[str, Any] = {
@@ -66,14 +68,14 @@ class Plateau:
         self.bounds = (low, high)
         self._up, self._down, self._window, self._threshold = up, down, window, threshold
         self._value = start
-        self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # the oldest one first
+        self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # oldest first
 
     def __call__(self, *, env_steps: int | None = None, updates: int | None = None) -> float:
-        """The value now, whatever the counts are."""
+        """Return the current value. The counts are ignored."""
         return self._value
 
     def observe(self, returns_E: Tensor | Sequence[float]) -> None:
-        """Take in the returns of episodes that ended, (E,), in their order; they come to the host."""
+        """Update the value with the returns (E,) of ended episodes, in their order. They are copied to the CPU."""
         return_E = torch.as_tensor(returns_E, dtype=torch.float64, device="cpu")
         history = torch.cat((self._return_W, return_E))
         low, high = self.bounds
@@ -83,24 +85,24 @@ class Plateau:
         self._return_W = history[-self._window :].clone()
 
     def _plateaus(self, history: Tensor, episodes: int) -> list[bool | None]:
-        """Whether returns stood still when each of the last `episodes` was the newest; None where there is no half."""
+        """Return for each of the last `episodes` episodes whether returns stagnated; None with fewer than 2 returns."""
         sum_before = torch.cat((history.new_zeros(1), history.cumsum(0)))
         end_E = torch.arange(len(history) - episodes + 1, len(history) + 1, device="cpu")
         half_E = end_E.clamp(max=self._window) // 2
         newer_E = sum_before[end_E] - sum_before[end_E - half_E]
         older_E = sum_before[end_E - half_E] - sum_before[end_E - 2 * half_E]
         plateau_E = (newer_E - older_E).abs() < self._threshold * half_E
-        return [still if half else None for still, half in zip(plateau_E.tolist(), half_E.tolist(), strict=True)]
+        return [plateau if half else None for plateau, half in zip(plateau_E.tolist(), half_E.tolist(), strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The value, and the returns that it goes by."""
+        """Return the value and the returns in the window."""
         return {"value": self._value, "returns": self._return_W}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; ValueError for more returns than the window holds."""
+        """Load a state that `state_dict` returned. Raises ValueError if it has more returns than the window."""
         value, returns = float(state["value"]), state["returns"]
         if len(returns) > self._window:
-            raise ValueError(f"{len(returns)} returns are more than the window of this plateau, {self._window}")
+            raise ValueError(f"the state has {len(returns)} returns, but the window of this Plateau is {self._window}")
         self._value = value
         self._return_W = returns.to("cpu", torch.float64, copy=True)
 
@@ -109,14 +111,20 @@ Amount = Schedule | Plateau
 
 
 def as_amount(value: float | Amount) -> Amount:
-    """What says how much to explore: a plateau as it is, a schedule from anything else."""
+    """Return a `Plateau` unchanged, and any other value as a schedule."""
     return value if isinstance(value, Plateau) else as_schedule(value)
 
 
 class GaussianNoise:
-    """Normal noise without a memory, of the standard deviation `std`: a number, a schedule or a `Plateau`.
+    """Uncorrelated Gaussian action noise.
 
-    Source: Fujimoto et al. 2018 (TD3), 6.1. Raises ValueError for a `std` that is ever below 0.
+    Source: Fujimoto et al. 2018 (TD3), section 6.1.
+
+    Args:
+        std: Standard deviation: a number, a schedule or a `Plateau`.
+
+    Raises:
+        ValueError: If `std` can be negative.
     """
 
     def __init__(self, std: float | Amount = 0.1) -> None:
@@ -124,32 +132,39 @@ class GaussianNoise:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """The arguments of the constructor, as JSON."""
         return {"noise": "gaussian", "std": self.amount.config}
 
     def __call__(
         self, action_NA: Tensor, generator: torch.Generator, *, env_steps: int | None = None, updates: int | None = None
     ) -> Tensor:
-        """Noise for these actions, of their shape; the counts are those that a schedule runs on."""
+        """Return noise with the shape of the actions. `env_steps` and `updates` are the counts of the schedule."""
         return _normal(action_NA, generator).mul_(self.amount(env_steps=env_steps, updates=updates))
 
     def reset(self, mask_N: Tensor) -> None:
-        """The environments in `mask_N` (N,) begin new episodes: nothing to forget."""
+        """Do nothing, since the noise of a step does not depend on earlier steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """That of its standard deviation, where it has one."""
+        """Return the state of `std`; empty unless it is a `Plateau`."""
         return _state_of(self.amount)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         _load_into(self.amount, state)
 
 
 class OrnsteinUhlenbeck:
-    """Noise that drifts: a random walk for each environment, drawn back to `mu`, where each episode begins.
+    """Ornstein-Uhlenbeck action noise: a mean-reverting random walk per environment, which starts each episode at `mu`.
 
-    See `rein.ops.exploration.ornstein_uhlenbeck`. `sigma` is a number, a schedule or a `Plateau`. Raises ValueError for
-    a `sigma` that is ever below 0, and for a `theta` not in [0, 1].
+    See `rein.ops.exploration.ornstein_uhlenbeck` for the equation.
+
+    Args:
+        theta: Rate of reversion to `mu` per step, from 0 to 1.
+        sigma: Standard deviation of a step: a number, a schedule or a `Plateau`.
+        mu: Mean of the noise.
+
+    Raises:
+        ValueError: If `theta` is not in [0, 1] or `sigma` can be negative.
     """
 
     def __init__(self, theta: float = 0.15, sigma: float | Amount = 0.2, mu: float = 0.0) -> None:
@@ -158,40 +173,42 @@ class OrnsteinUhlenbeck:
         self.theta = theta
         self.amount = _not_negative("OrnsteinUhlenbeck(sigma=...)", sigma)
         self.mu = mu
-        self._state_NA: Tensor | None = None  # None until the first actions tell its shape
+        self._state_NA: Tensor | None = None  # created with the shape of the first actions
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """The arguments of the constructor, as JSON."""
         return {"noise": "ornstein_uhlenbeck", "theta": self.theta, "sigma": self.amount.config, "mu": self.mu}
 
     def __call__(
         self, action_NA: Tensor, generator: torch.Generator, *, env_steps: int | None = None, updates: int | None = None
     ) -> Tensor:
-        """The next noise for these actions, of their shape; the counts are those that a schedule runs on."""
+        """Return the next noise, with the shape of the actions. The counts are those of the schedule of `sigma`."""
         state_NA = torch.full_like(action_NA, self.mu) if self._state_NA is None else self._state_NA
         if state_NA.shape != action_NA.shape:
-            was, now = tuple(state_NA.shape), tuple(action_NA.shape)
-            raise ValueError(f"OrnsteinUhlenbeck: actions were {was} before and are {now}; give each its own")
+            before, after = tuple(state_NA.shape), tuple(action_NA.shape)
+            raise ValueError(
+                f"OrnsteinUhlenbeck: the shape of actions changed from {before} to {after}; use one instance per shape"
+            )
         sigma = self.amount(env_steps=env_steps, updates=updates)
         noise_NA = _normal(action_NA, generator)
         self._state_NA = ornstein_uhlenbeck(state_NA.to(action_NA.device), noise_NA, self.theta, self.mu, sigma)
-        return self._state_NA.clone()  # which its caller may change
+        return self._state_NA.clone()  # the caller may modify the result
 
     def reset(self, mask_N: Tensor) -> None:
-        """The environments in `mask_N` (N,) begin new episodes: their walks begin anew."""
+        """Restart the random walks of the environments in `mask_N` (N,), which start new episodes."""
         if self._state_NA is not None:
             self._state_NA = reset_noise(self._state_NA.to(mask_N.device), mask_N, self.mu)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each walk is, and the state of `sigma`, where it has one."""
+        """Return the positions of the random walks and, if `sigma` is a `Plateau`, its state."""
         return {"state": self._state_NA, **_state_of(self.amount)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         state_NA = state["state"]
         if state_NA is not None and state_NA.ndim < 2:
-            raise ValueError(f"the state of OrnsteinUhlenbeck is (N, A), not {tuple(state_NA.shape)}")
+            raise ValueError(f"OrnsteinUhlenbeck: expected a state of shape (N, A), got {tuple(state_NA.shape)}")
         _load_into(self.amount, state)
         self._state_NA = None if state_NA is None else state_NA.clone()
 
@@ -200,7 +217,7 @@ ActionNoise = GaussianNoise | OrnsteinUhlenbeck
 
 
 def as_noise(noise: ActionNoise | float) -> ActionNoise:
-    """The noise as it is, and Gaussian noise of that standard deviation where it is a number or a schedule."""
+    """Return noise unchanged, and a number or a schedule as Gaussian noise with this standard deviation."""
     return noise if isinstance(noise, GaussianNoise | OrnsteinUhlenbeck) else GaussianNoise(noise)
 
 
@@ -211,7 +228,7 @@ def _normal(action_NA: Tensor, generator: torch.Generator) -> Tensor:
 def _not_negative(name: str, value: float | Amount) -> Amount:
     amount = as_amount(value)
     if not amount.bounds[0] >= 0.0:
-        raise ValueError(f"{name} goes down to {amount.bounds[0]}: stay at 0 or above")
+        raise ValueError(f"{name}: the smallest value is {amount.bounds[0]}; give 0 or more")
     return amount
 
 
@@ -225,9 +242,10 @@ def _load_into(amount: Amount, state: Mapping[str, Any]) -> None:
 
 
 def random_action(space: spaces.Space[Any], observation: Tree, generator: torch.Generator) -> Tensor:
-    """(N, ...) drawn uniformly from a Discrete space or a Box with finite bounds, for an observation (N, ...).
+    """Sample uniform actions (N, ...) from a Discrete space or a Box with finite bounds.
 
-    Raises ValueError for other spaces, and for a Box whose high - low is not finite in float32.
+    `observation` (N, ...) determines N. Raises ValueError for other spaces, and for a Box whose high - low is not
+    finite in float32.
     """
     rows, device = len(next(leaf for _, leaf in leaves(observation))), generator.device
     if isinstance(space, spaces.Discrete):
@@ -239,6 +257,6 @@ def random_action(space: spaces.Space[Any], observation: Tree, generator: torch.
             low, high, torch.rand((rows, *space.shape), generator=generator, dtype=torch.float32, device=device)
         )
     raise ValueError(
-        f"the action space is {space}; random actions come from Discrete, or a Box with finite bounds, high - low"
-        " finite in float32"
+        f"cannot sample random actions from {space}: the action space must be Discrete, or a Box with finite bounds and"
+        " a high - low that is finite in float32"
     )

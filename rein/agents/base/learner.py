@@ -1,4 +1,4 @@
-"""Learner: from a batch to an optimizer step, in parts that fit the cache, on several cores, compiled, in bfloat16.
+"""Learner: optimizer steps from batches, with gradient accumulation, threads, compilation and mixed precision.
 
 Shapes: M rows of a minibatch.
 """
@@ -33,50 +33,50 @@ from rein.schedules import Schedule
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (networks, batch, coefficients, report=) -> (loss, metrics)
 Gradient = Callable[..., tuple[list[Any], dict[str, Tensor]] | None]  # (networks, batch, coefficients, share, report=)
 
-CHECK_EVERY = 100  # steps between two comparisons of the processes
-CACHE_ROWS = 4096  # whose activations in networks of 64 features stay in the cache
+CHECK_EVERY = 100  # steps from one comparison of the processes to the next
+CACHE_ROWS = 4096  # rows whose activations fit the cache, in networks of 64 features
 
 
-_NONE: Any = None  # of a column that a loss does not use
+_NONE: Any = None  # value of a column that a loss does not use
 
 
 class Batch(NamedTuple):
-    """Rows to learn from, (M, ...), or whole sequences, (T, N, ...), if there is a `carry`.
+    """Batch of rows (M, ...), or of whole sequences (T, N, ...) if `carry` is set.
 
-    A column that the loss does not use is None. Shapes of columns are those of rows; sequences have (T, N) for M.
+    Columns that the loss does not use are None. Comments give the shapes for rows; sequences have (T, N) instead of M.
     """
 
     features: Tensor = _NONE  # (M, F) output of the encoder
     action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
     sample: Tensor = _NONE  # (M, ...) sample of the policy, before it was converted to an action
-    log_prob: Tensor = _NONE  # (M,) of the sample
-    value: Tensor = _NONE  # (M,) of the observation, when it was seen
+    log_prob: Tensor = _NONE  # (M,) log probability of the sample
+    value: Tensor = _NONE  # (M,) value of the observation, recorded while acting
     advantage: Tensor = _NONE  # (M,)
-    target: Tensor = _NONE  # (M,) of the value, or (M, S) samples of it
+    target: Tensor = _NONE  # (M,) target of the value, or (M, S) samples of the target
     weight: Tensor | None = None  # (M,) weight of each row in the loss; None for equal weights
     noise: Tensor = _NONE  # (M, A) standard normal noise of samples
-    level: Tensor = _NONE  # (M, Q) levels of quantiles
+    level: Tensor = _NONE  # (M, Q) quantile levels
     valid: Tensor | None = None  # (M,) bool; None if all rows are valid
-    reset: Tensor | None = None  # (T, N) bool, of sequences: whether the carry is zeroed before a step
-    carry: Tensor | None = None  # (N, C) of sequences: before the first step
+    reset: Tensor | None = None  # (T, N) bool, sequences only: whether the carry is zeroed before a step
+    carry: Tensor | None = None  # (N, C) sequences only: the carry before the first step
 
     @property
     def shape(self) -> torch.Size:
-        """(M,), or (T, N) of sequences."""
+        """(M,), or (T, N) for sequences."""
         first = self.log_prob if self.features is None else self.features
         return first.shape[: 1 if self.carry is None else 2]
 
     @property
     def size(self) -> int:
-        """Number of rows, or of sequences."""
+        """Number of rows or sequences."""
         return self.shape[-1]
 
     def rows(self, index: Any) -> Batch:
-        """Return some of the rows, or of the sequences: a slice or an int64 tensor."""
+        """Return the rows or sequences at `index`, a slice or an int64 tensor."""
         *columns, carry = self
         if carry is not None:
-            chosen = [None if column is None else column[:, index] for column in columns]
-            return Batch._make([*chosen, carry[index]])
+            selected = [None if column is None else column[:, index] for column in columns]
+            return Batch._make([*selected, carry[index]])
         take: Any = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
         return Batch._make([None if column is None else take(column, index) for column in self])
 
@@ -86,20 +86,20 @@ def _select(column: Tensor, index_M: Tensor) -> Tensor:
 
 
 class Learner:
-    """Steps an optimizer with the gradient of a loss.
+    """Computes the gradient of a loss and steps an optimizer.
 
-    Each of `threads` threads computes `micro_batch` rows at once. The gradients of all parts are added in order, each
-    weighted by its share of the valid rows. Results do not depend on the number of threads, and on `micro_batch` only
-    by rounding. `precision` is the floating-point type of matrix products.
+    A batch is split into micro-batches of `micro_batch` rows, which `threads` threads process in parallel. Their
+    gradients are added in order, weighted by their share of the valid rows. Results do not depend on the number of
+    threads; `micro_batch` changes the rounding only. `precision` is the floating-point type of matrix products.
 
-    While a hook is registered on a parameter or a module, the loss is differentiated with `backward`, part by part and
-    without `compile`, so that every hook fires.
+    If a hook is registered on a parameter or a module, `backward` is called for each micro-batch, without threads and
+    `compile`, so that all hooks fire.
 
-    Parameters whose `requires_grad` is False do not change, and neither does their optimizer state. If all parameters
-    are frozen, there is no optimizer step, `guard` is not called, and the metrics are those of the loss.
+    Parameters with `requires_grad=False` and their optimizer state do not change. If all parameters are frozen, the
+    optimizer does not step, `guard` is not called, and only the metrics of the loss are returned.
 
-    In a group of several processes (`rein.agents.base.data_parallel`), a learner uses the mean gradient over
-    the rows of all processes. Clipping, `guard` and metrics are then the same in each process.
+    In a group of several processes (`rein.agents.base.data_parallel`), the gradient is the mean over the rows of all
+    processes. Clipping, `guard` and metrics are then identical in all processes.
     """
 
     def __init__(
@@ -116,11 +116,10 @@ class Learner:
         precision: str = "float32",
         closed_form: Gradient | None = None,
     ) -> None:
-        """`micro_batch=None` uses 4,096 rows on the CPU and all rows on other devices.
+        """Create a learner. By default, `micro_batch` is 4,096 rows on the CPU and all rows on other devices.
 
-        `closed_form` computes the gradient of the loss without autograd. Autograd differentiates the loss if
-        `closed_form` returns None, in half precision, with `REIN_PLAIN=1`, and while parameters are frozen or hooks
-        are registered.
+        `closed_form` computes the gradient of the loss without autograd. Autograd is used if `closed_form` returns
+        None, with bfloat16, with `REIN_PLAIN=1`, and if parameters are frozen or hooks are registered.
         """
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
@@ -129,7 +128,7 @@ class Learner:
                 raise ValueError(f"{name}={count}: give 1 or more")
         self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
-        self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # a guard takes its place
+        self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard
         self._parameters = [*networks.parameters()]
         self._largest = largest_matrix(networks)
         self._device = self._parameters[0].device
@@ -142,22 +141,22 @@ class Learner:
         if compile and self._closed_form is not None:
             self._closed_form = compiled(self._closed_form, self._device)
         if compile and threads > 1 and has_graphs(self._device):
-            raise ValueError(f"threads={threads}, compile=True: a graph belongs to one thread; use one on a GPU")
-        self._copies = compile and has_graphs(self._device)  # gradients, which the next part would write over
+            raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
+        self._copies = compile and has_graphs(self._device)  # copy gradients before the next part overwrites them
         self._pool = _pool(threads) if threads > 1 else None
         if self._device.type == "cpu":
             keep_freed_memory()
-        self._processes, self._until_check = processes(), 0  # steps before the processes are compared again
+        self._processes, self._until_check = processes(), 0  # steps until the next comparison of the processes
 
     def _hooked(self) -> bool:
-        """Return whether a parameter or a module has a hook; torch has one dictionary per kind and module."""
-        own = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
-        return any(self._hooks) or any(own)
+        """Return whether a parameter or a module has a hook. torch keeps one dictionary per kind and module."""
+        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
+        return any(self._hooks) or any(hooks)
 
     def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
-        """Make one optimizer step; returns the metrics of the loss and, if `report` is set, `grad_norm`."""
-        asked, report = report, report or self._compiled  # so that there is one program
-        if self._compiled:  # tensors, so that a schedule does not compile anew
+        """Make one optimizer step. Returns the metrics of the loss and, if `report` is set, `grad_norm`."""
+        measure, report = report, report or self._compiled  # compile only one variant of the loss
+        if self._compiled:  # tensors, so that a schedule does not trigger recompilation
             coefficients = map_tree(self._tensor, coefficients)
         parts = self._parts(batch)
         with fast_products(parts[0].size * self._largest):
@@ -166,21 +165,21 @@ class Learner:
             else:
                 gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
         if self._processes > 1 or processes() > 1:
-            gradients, metrics = self._of_all_processes(gradients, metrics, batch)
+            gradients, metrics = self._average_over_processes(gradients, metrics, batch)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        if all(gradient is None for gradient in gradients):  # all of them are frozen
+        if all(gradient is None for gradient in gradients):  # all parameters are frozen
             return (
                 {**metrics, "grad_norm": torch.zeros((), dtype=torch.float32, device=self._device)}
                 if report
                 else metrics
             )
-        how = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": asked}
-        norm = apply_gradients(self.optimizer, metrics, **how, finite=self._finite)
+        settings = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": measure}
+        norm = apply_gradients(self.optimizer, metrics, **settings, finite=self._finite)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
 
     def _tensor(self, number: Any) -> Any:
-        """Return a nonzero float as a tensor; 0 and other objects stay constants of the compiled program."""
+        """Return a nonzero float as a tensor. 0 and other objects stay constants of the compiled program."""
         return (
             torch.tensor(number, dtype=torch.float32, device=self._device)
             if isinstance(number, float) and number
@@ -197,23 +196,24 @@ class Learner:
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         rows = sum(part.shape.numel() for part in parts) if valid is None else valid.sum().clamp(min=1)
 
-        def of_part(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        def compute(part: Batch) -> tuple[list[Tensor | None], dict[str, Tensor]]:
             share = (part.shape.numel() if part.valid is None else part.valid.sum()) / rows
             return self._gradients(part, coefficients, report, share)
 
         gradients: list[Tensor | None] = []
         metrics: dict[str, Tensor] = {}
-        pool = None if self._hooked() else self._pool  # two threads in `backward` would mix their gradients
-        for found, said in pool.map(of_part, parts) if pool else map(of_part, parts):
-            gradients = found if not gradients else [_sum(a, b) for a, b in zip(gradients, found, strict=True)]
-            metrics = {name: _join(metrics.get(name), value) for name, value in said.items()}
+        pool = None if self._hooked() else self._pool  # `backward` in two threads would mix their gradients
+        for part_gradients, part_metrics in pool.map(compute, parts) if pool else map(compute, parts):
+            pairs = zip(gradients, part_gradients, strict=True)
+            gradients = [_sum(a, b) for a, b in pairs] if gradients else part_gradients
+            metrics = {name: _join(metrics.get(name), value) for name, value in part_metrics.items()}
         return gradients, metrics
 
     def _gradients(
         self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """Return the gradient of the loss times `share` by parameter, None if frozen, and the metrics times `share`."""
-        learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # it may change in mid-run
+        """Return the gradients of the loss (None if frozen) and the metrics, both times `share`."""
+        learned = [parameter for parameter in self._parameters if parameter.requires_grad]  # may change during a run
         hooked = self._hooked()
         if self._closed_form is not None and not hooked and len(learned) == len(self._parameters):
             found = self._closed_form(self.networks, batch, coefficients, share, report=report)
@@ -221,7 +221,7 @@ class Learner:
                 return found
         half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
         with torch.set_grad_enabled(bool(learned)), half:
-            function = self._eager_loss if hooked else self._loss  # compiled functions may leave out hooks
+            function = self._eager_loss if hooked else self._loss  # compiled functions may skip hooks
             loss, metrics = function(self.networks, batch, coefficients, report=report)
             if share is not None:
                 loss = loss * share
@@ -232,10 +232,10 @@ class Learner:
         found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
         return [next(found) if parameter.requires_grad else None for parameter in self._parameters], metrics
 
-    def _of_all_processes(
+    def _average_over_processes(
         self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Batch
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """Average over the processes; every 100 steps, raise ValueError if networks, optimizers or options differ."""
+        """Average over processes. Every 100 steps, raises ValueError if networks, optimizers or options differ."""
         self._check_group()
         if not self._until_check:
             state = (leaf for _, leaf in leaves(self.state_dict()) if isinstance(leaf, Tensor))
@@ -248,12 +248,12 @@ class Learner:
     def _check_group(self) -> None:
         if processes() != self._processes:
             raise RuntimeError(
-                f"the agent was built for a group of {self._processes} processes and learns in one of {processes()}: "
-                "build it, and let it learn, within `with process_group():`"
+                f"the agent was built in a group of {self._processes} processes and learns in a group of "
+                f"{processes()}: build and train it within the same `with process_group():`"
             )
 
     def _shared_options(self) -> dict[str, Any]:
-        """Return the options that must be equal in all processes for equal steps, as JSON."""
+        """Return the settings of the optimizer that must be equal in all processes, as JSON."""
         return {
             "optimizer": describe_optimizer(self.optimizer),
             "learning_rate": [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group],
@@ -268,16 +268,16 @@ class Learner:
             check_equal(options, self._device)
 
     def check_finite(self, enabled: bool) -> None:
-        """Check from now on, or no longer, that losses and gradient norms are finite. Learners check by default."""
+        """Turn the check that losses and gradient norms are finite on (the default) or off."""
         self._finite = FiniteUpdate(self.networks) if enabled else None
 
     def read_finite(self) -> None:
-        """Raise NonFiniteError if an update on a GPU was not finite since the last call. Waits for the device."""
+        """Raise NonFiniteError if an update on a GPU since the last call was not finite. Waits for the device."""
         if self._finite is not None:
             self._finite.read()
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
-        """Raise ValueError if the optimizer was given another rate, which `option` would replace."""
+        """Raise ValueError if the optimizer was built with another learning rate, which `option` would replace."""
         check_learning_rate(self.optimizer, option, rates)
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,20 +285,20 @@ class Learner:
         return plain_state(self.optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         load_plain_state(self.optimizer, state)
         self._until_check = 0
 
 
 def mean_metrics(seen: list[dict[str, Tensor]], batch: Batch) -> dict[str, Tensor]:
-    """Return the mean metrics of updates, and the explained variance of the batch's targets by its values."""
+    """Return the mean metrics of updates, and the explained variance of the values of the batch."""
     means = torch.stack([torch.stack([*metrics.values()]) for metrics in seen]).mean(0)
     explained = explained_variance(batch.value, batch.target, batch.valid)
     return {**dict(zip(seen[0], means.unbind(), strict=True)), "explained_variance": explained}
 
 
 def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients by parameter; unlike `torch.autograd.grad`, `backward` calls post-accumulate hooks."""
+    """Return the gradient of each parameter. `backward` calls post-accumulate hooks, `torch.autograd.grad` does not."""
     for parameter in parameters:
         parameter.grad = None
     loss.backward(inputs=learned)
@@ -310,18 +310,18 @@ def _by_backward(loss: Tensor, learned: Sequence[Tensor], parameters: Sequence[T
 
 def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
     if not callable(factory):
-        what = repr(factory) if isinstance(factory, str) else f"an object of type {type(factory).__name__}"
+        received = repr(factory) if isinstance(factory, str) else f"an object of type {type(factory).__name__}"
         raise TypeError(
-            f"optimizer: expected a function of parameters, got {what}; give a class such as torch.optim.RMSprop, or "
-            "functools.partial(torch.optim.RMSprop, alpha=0.99)"
+            f"optimizer: expected a function of parameters, got {received}; give a class such as "
+            "torch.optim.RMSprop, or functools.partial(torch.optim.RMSprop, alpha=0.99)"
         )
     try:
         optimizer = factory(networks.parameters())
     except ValueError as error:
         shapes = ", ".join(map(str, dict.fromkeys(tuple(parameter.shape) for parameter in networks.parameters())))
         error.add_note(
-            f"optimizer: it was given the parameters of {type(networks).__name__}, of the shapes {shapes}: those of "
-            "networks of the same sizes, an actor's and a critic's, lie stacked along a leading axis"
+            f"optimizer: the parameters of {type(networks).__name__} have the shapes {shapes}; networks of equal size, "
+            "such as actor and critic, are stacked along a leading axis"
         )
         raise
     check_optimizer(optimizer)
@@ -329,12 +329,12 @@ def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return threads that each use as many torch threads as the present one; torch does not inherit the number."""
+    """Return a thread pool. Its threads use as many torch threads as the current one; torch does not do so."""
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
 
 def _join(a: Tensor | None, b: Tensor) -> Tensor:
-    """Add numbers, and concatenate values of rows."""
+    """Add scalars; concatenate values per row."""
     return b if a is None else torch.cat((a, b)) if b.ndim else a + b
 
 

@@ -1,8 +1,8 @@
-"""Losses of several algorithms: policy gradient, critics, temperature, and likelihood of recorded actions.
+"""Losses that several algorithms share: policy gradient, critics, temperature, likelihood of recorded actions.
 
-Losses of one algorithm are in its own module. `rein.agents.base.closed_form` has faster gradients of some of them.
+Losses of a single algorithm are in its module. `rein.agents.base.closed_form` has faster gradients for some losses.
 
-Shapes: K critics, B rows, M rows of a minibatch or, in sequences, T steps of N environments.
+Shapes: K critics, B rows, M rows of a minibatch (for sequences, T steps of N environments).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ METRICS = ("policy_loss", "value_loss", "entropy", "ratio", "approx_kl", "clip_f
 
 
 class Coefficients(NamedTuple):
-    """Weights of the terms of `policy_loss`, and its clip ranges."""
+    """Weights and clip ranges of `policy_loss`."""
 
-    clip: float | Tensor | None  # of the ratio; None for the plain policy gradient
+    clip: float | Tensor | None  # clip range of the ratio; None for the plain policy gradient
     value: float | Tensor
     entropy: float | Tensor
     value_clip: float | Tensor | None = None
@@ -34,19 +34,21 @@ class Coefficients(NamedTuple):
 def policy_loss(
     networks: ActorCritic, batch: Batch, coefficients: Coefficients, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the policy-gradient loss of PPO, A2C and IMPALA; reports `METRICS`.
+    """Compute the policy-gradient loss of PPO, A2C and IMPALA. The metrics are `METRICS`.
+
+    The loss is::
 
         loss = surrogate + c_value * value loss - c_entropy * entropy
 
-    The surrogate is clipped. Without a clip range it is -A log pi, whose gradient is the policy gradient (Sutton et al.
-    2000).
+    The surrogate is clipped. If the clip range is None, it is -A log pi, whose gradient is the policy gradient (Sutton
+    et al. 2000).
 
     Source: Schulman et al. 2017, equation 9.
     """
     distribution, value_M = networks.look(batch.features, batch.carry, batch.reset)
     log_prob_M = distribution.log_prob(batch.sample)
     surrogate_M, value_loss_M = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
-    if isinstance(coefficients.value, Tensor):  # as `alpha` it would be copied to the host
+    if isinstance(coefficients.value, Tensor):  # alpha= would copy it to the CPU
         loss_M = torch.addcmul(surrogate_M, value_loss_M, coefficients.value)
     else:
         loss_M = torch.add(surrogate_M, value_loss_M, alpha=coefficients.value)
@@ -60,12 +62,12 @@ def policy_loss(
 def report_metrics(
     distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
 ) -> dict[str, Tensor]:
-    """Return the terms of the loss and the change of the policy, as means over the valid rows."""
-    clip = math.inf if coefficients.clip is None else coefficients.clip  # nothing is clipped
+    """Return the terms of the loss and measures of the change of the policy, as means over valid rows."""
+    clip = math.inf if coefficients.clip is None else coefficients.clip
     moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
     losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
     rows = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
-    stacked_KM = torch.stack([row.float() for row in rows])  # for one mean instead of six
+    stacked_KM = torch.stack([row.float() for row in rows])  # one mean instead of six
     return dict(zip(METRICS, _means(stacked_KM, batch.valid).unbind(), strict=True))
 
 
@@ -91,7 +93,10 @@ def _means(x_KM: Tensor, valid_M: Tensor | None) -> Tensor:
 def critic_loss(
     critics: Critics, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute half the mean squared error, summed over critics; reports mean absolute errors as `td_error` (B,)."""
+    """Compute half the mean squared error, summed over critics.
+
+    The metrics contain the mean absolute error of each row as `td_error` (B,).
+    """
     return squared_errors(critics(batch.features, batch.action), batch, report)
 
 
@@ -116,37 +121,38 @@ class Temperature(nn.Module):
 
 
 def check_learned(agent: object, temperature: float | None, learning_rate: Any) -> None:
-    """Raise ValueError for a learning rate of a fixed temperature."""
+    """Raise ValueError if a fixed temperature has a learning rate."""
     if temperature is not None and learning_rate is not None:
         raise ValueError(
             f"{type(agent).__name__}(temperature={temperature:g}, temperature_learning_rate={learning_rate!r}): "
-            "a fixed temperature is not learned; give one of the two"
+            "a fixed temperature is not learned; give only one of the two options"
         )
 
 
 def temperature_loss(
     temperature: Temperature, batch: Batch, target_entropy: float, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean -log alpha * (log pi + target_entropy): alpha rises while the entropy is below its target.
+    """Compute mean -log alpha * (log pi + target_entropy). Alpha increases while the entropy is below its target.
 
-    Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 18, in log alpha.
+    Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 18, with log alpha.
     """
     return -temperature.log * (batch.log_prob.mean() + target_entropy), {}
 
 
-WITHIN = 0.999  # largest action whose density is computed: the density is unbounded at the bounds
-LEAST_LOG_STD = -5.0  # lower bound in the likelihood: data of a deterministic policy would decrease it forever
+WITHIN = 0.999  # actions are clamped to this before their density is computed, which is unbounded at the bounds
+LEAST_LOG_STD = -5.0  # lower bound of log std; data of a deterministic policy would decrease it without limit
 
 
 def likelihood_loss(
     actor: Actor, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean -w log pi(a | s) of a squashed Gaussian; reports |tanh(mean) - a|^2 of each row as `error` (B,).
+    """Compute mean -w log pi(a | s) of a squashed Gaussian.
 
-    The density of a squashed Gaussian is unbounded at the bounds, so recorded actions are kept a thousandth away from
-    them. -log pi is not used as error, since it is negative for rows that are learned well.
+    The density of a squashed Gaussian is unbounded at the bounds, so recorded actions are clamped to [-0.999, 0.999].
+    The metrics contain `|tanh(mean) - a|^2` of each row as `error` (B,). -log pi is not a useful error, since it is
+    negative for rows that are learned well.
 
-    Sources: Pomerleau 1988 for w = 1; Peters & Schaal 2007, Nair et al. 2020 (AWAC), equation 13, for others.
+    Sources: Pomerleau 1988 for w = 1; Peters & Schaal 2007 and Nair et al. 2020 (AWAC), equation 13, for other weights.
     """
     distribution = actor.distribution(batch.features)
     distribution = distribution._replace(log_std=distribution.log_std.clamp(min=LEAST_LOG_STD))

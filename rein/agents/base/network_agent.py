@@ -33,10 +33,10 @@ OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads"
 
 
 class NetworkAgent(Agent):
-    """Agent with networks, and a `Learner` for each part of them that has an optimizer.
+    """Base class of agents with networks and one or more learners, each with its own optimizer.
 
-    `build` assigns `self.networks` and makes learners with `self.add_learner`. A learner named `actor` has the learning
-    rate `actor_learning_rate` if the agent has such an option and it is not None, otherwise `learning_rate`.
+    `build` assigns `self.networks` and creates learners with `self.add_learner`. The learner named `actor` uses the
+    option `actor_learning_rate` if the agent has it and it is not None, and `learning_rate` otherwise.
     """
 
     learning_rate: float | Schedule = option(
@@ -49,7 +49,7 @@ class NetworkAgent(Agent):
         default=None,
         fixed=True,
         help="factory (observation_space, generator) of the features extractor before the hidden layers; None for "
-        "convolutions if observations are images",
+        "a CNN if observations are images",
     )
     normalize_observation: bool = option(
         default=False, check=flag, fixed=True, help="normalize observations by their running mean and deviation"
@@ -72,14 +72,14 @@ class NetworkAgent(Agent):
     guard: Guard | None = option(
         default=None,
         fixed=True,
-        help="function of (metrics, gradients) that is called before each optimizer step; False skips the step",
+        help="function of (metrics, gradients), called before each optimizer step; return False to skip the step",
     )
     micro_batch: int | None = option(
         default=None,
         check=at_least_one,
         fixed=True,
-        help="rows whose gradient is computed at once; changes speed and memory only; None for 4,096 on the CPU and "
-        "all rows on other devices",
+        help="rows per gradient computation, affects speed and memory only; None for 4,096 on the CPU and all rows on "
+        "other devices",
     )
     threads: int = option(
         default=1, check=at_least_one, fixed=True, help="threads that compute the gradients of micro-batches"
@@ -97,12 +97,12 @@ class NetworkAgent(Agent):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         for name, learner in self.learners.items():
-            own = f"{name}_learning_rate"
-            rates = {own: getattr(self, own, None) or self.learning_rate, "learning_rate": self.learning_rate}
-            check_learning_rate(learner.optimizer, own if hasattr(self, own) else "learning_rate", rates)  # type: ignore[arg-type]
+            rate = f"{name}_learning_rate"
+            rates = {rate: getattr(self, rate, None) or self.learning_rate, "learning_rate": self.learning_rate}
+            check_learning_rate(learner.optimizer, rate if hasattr(self, rate) else "learning_rate", rates)  # type: ignore[arg-type]
 
     def add_learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
-        """Make the learner that trains `networks` on `loss`, with its `gradient` in closed form if there is one."""
+        """Create the learner that trains `networks` on `loss`, optionally with a closed-form `gradient`."""
         learner = Learner(
             networks,
             loss,
@@ -120,18 +120,18 @@ class NetworkAgent(Agent):
 
     @staticmethod
     def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Make the optimizer that is used without the option `optimizer`."""
+        """Return the optimizer to use if the option `optimizer` is None."""
         return Adam(parameters)
 
     def set_learning_rates(self) -> None:
-        """Set the learning rate of every optimizer to its present value."""
+        """Set the learning rate of every optimizer to its current value."""
         for name, learner in self.learners.items():
             rate: Any = getattr(self, f"{name}_learning_rate", None)
             rate = self.learning_rate if rate is None else rate
             set_learning_rate(learner.optimizer, rate(**self.counts))
 
     def compare_processes(self, **more: Any) -> None:
-        """Raise ValueError if data-parallel processes have different options; called before the first exchange."""
+        """Raise ValueError if the options of data-parallel processes differ. Does nothing after the first call."""
         if not self._compared:
             options = {name: value for name, value in self.config.items() if name not in OF_ONE_PROCESS}
             first = next(iter(self.learners.values()))
@@ -139,11 +139,11 @@ class NetworkAgent(Agent):
             self._compared = True
 
     def options(self, *names: str) -> dict[str, Any]:
-        """Return some of the options by name, as keyword arguments."""
+        """Return options by name, as keyword arguments."""
         return {name: getattr(self, name) for name in names}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The spaces, and the options as they were when the agent was built, as JSON."""
+        """The spaces and the initial options of the agent, as JSON."""
         first = next(iter(self.learners.values()))
         return {**super().config, "optimizer": describe_optimizer(first.optimizer)}

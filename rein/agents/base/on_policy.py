@@ -1,4 +1,4 @@
-"""Base class of PPO, A2C and IMPALA: act with an actor-critic, fill a rollout, learn from it when it is full.
+"""Base class of PPO, A2C and IMPALA: an actor-critic that learns from full rollouts.
 
 Shapes: T steps of a rollout, N environments, B = T * N rows, C features of a carry.
 """
@@ -31,25 +31,25 @@ NETWORK_OPTIONS += ("squash", "log_std", "state_dependent_std")
 
 
 def check_enough(agent: object, advantage: Tensor) -> None:
-    """Raise ValueError for an update of a single row, whose standardized advantage is 0."""
+    """Raise ValueError if an update has a single row, since its standardized advantage is 0."""
     if advantage.numel() < 2:
         raise ValueError(
-            f"{type(agent).__name__}(normalize_advantage=True): an update of one row; use more environments, a longer "
-            "rollout or fewer minibatches, or normalize_advantage=False"
+            f"{type(agent).__name__}(normalize_advantage=True): an update has one row only; use more environments, a "
+            "longer rollout or fewer minibatches, or normalize_advantage=False"
         )
 
 
 class OnPolicyAgent(NetworkAgent):
-    """Actor-critic with a rollout. A subclass implements `update(rollout)`, which is called with a full rollout.
+    """Base class of on-policy actor-critics. Subclasses implement `update`, which is called with a full rollout.
 
-    `rewards()`, `next_values(values)` and `batch(advantages, targets, valid)` turn the rollout into a batch for
-    `self.learners["networks"].step(batch, coefficients)`.
+    The methods `rewards()`, `next_values(values)` and `batch(advantages, targets, valid)` convert the rollout to a
+    batch for `self.learners["networks"].step(batch, coefficients)`.
     """
 
     learning_rate: float | Schedule = option(default=3e-4)
     rollout_steps: int = option(default=32)
     value_coefficient: float = option(
-        default=0.5, check=not_negative, fixed=True, help="weight of the value loss, half the squared error"
+        default=0.5, check=not_negative, fixed=True, help="weight of the value loss, which is half the squared error"
     )
     entropy_coefficient: float | Schedule = option(
         default=0.0, check=not_negative, help="weight of the entropy bonus; a number or a schedule"
@@ -75,7 +75,7 @@ class OnPolicyAgent(NetworkAgent):
     reports = (*METRICS, "grad_norm", "explained_variance")
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the actor-critic, its learner and the rollout."""
+        """Build the actor-critic, its learner and the rollout."""
         self.networks = ActorCritic(
             self.observation_space, self.action_space, generator, **self.options(*NETWORK_OPTIONS)
         )
@@ -85,17 +85,17 @@ class OnPolicyAgent(NetworkAgent):
         self.rollout = Rollout(self.rollout_steps)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
         self.first_carry: Tensor | None = None  # (N, C) before the first step of the rollout
-        self.carry_reset: Tensor | None = None  # (N,) whether the carry was zeroed before the present step
-        self._next_carry: Tensor | None = None  # (N, C) after the present step
-        self._selected: tuple[Any, Any] = None, None  # action and extras of the present step
+        self.carry_reset: Tensor | None = None  # (N,) whether the carry was zeroed before the current step
+        self._next_carry: Tensor | None = None  # (N, C) after the current step
+        self._selected: tuple[Any, Any] = None, None  # action and extras of the current step
 
     @staticmethod
     def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Make Adam with the epsilon that policy-gradient methods are tuned with."""
+        """Return Adam with epsilon 1e-5."""
         return default_optimizer(parameters)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the mode of the policy, or a sample (N, ...)."""
+        """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
@@ -104,7 +104,7 @@ class OnPolicyAgent(NetworkAgent):
         return self.networks.policy_head.to_action(distribution, sample)
 
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sample an action, with `value`, `log_prob` and, if it differs from the action, `sample`."""
+        """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
         with torch.no_grad():
             distribution, value_N = self._evaluate(observation)
             sample = distribution.sample(self.generator)
@@ -114,7 +114,7 @@ class OnPolicyAgent(NetworkAgent):
             return action, extras
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
-        """Return distribution and values; `record_observation` advances the carry."""
+        """Return the distribution and the values. The carry advances in `record_observation`."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
@@ -125,14 +125,14 @@ class OnPolicyAgent(NetworkAgent):
     def record_observation(self, transition: Transition) -> None:
         """Add a transition to the rollout.
 
-        If the action is not the one that this agent selected, its value and log probability are computed here. A
-        `log_prob` in the extras of the transition is kept.
+        If another program selected the action, its value and log probability are computed here. A `log_prob` in the
+        extras of the transition is kept.
         """
         action, extras = self._selected
         if action is None or action is not transition.action:
             transition = transition._replace(action=cast_action(transition.action, self.action_space))
             computed, ours = self._evaluate_action(transition), extras or {}
-            # extras that describe the replaced action of this agent do not describe the other action
+            # extras of the action that this agent selected do not apply to the action that replaced it
             theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
             theirs = _typed(theirs, {"sample": transition.action, **computed})
             transition = transition._replace(extras={**computed, **theirs, "value": computed["value"]})
@@ -155,11 +155,11 @@ class OnPolicyAgent(NetworkAgent):
             return _extras(distribution, value_N, sample, action)
 
     def _reset_carry(self, mask_N: Tensor, carry_NC: Tensor) -> None:
-        """Continue from this carry, and from zeros in the environments of the mask."""
+        """Set the carry, zeroed in the environments of the mask."""
         self.carry, self.carry_reset = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0), mask_N
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """Cut advantages and carry of the environments in `mask` (N,), which were reset outside a step."""
+        """End the episodes and zero the carry of the environments in `mask` (N,), which were reset outside a step."""
         if self.reward_normalizer is not None and not len(self.rollout):
             self.reward_normalizer.observe_reset(mask)
         self.rollout.observe_reset(mask)
@@ -167,7 +167,7 @@ class OnPolicyAgent(NetworkAgent):
             self._reset_carry(mask | self.carry_reset, self.carry)
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Learn from the rollout if it is full, and return metrics."""
+        """Update with the rollout if it is full, and return metrics."""
         if not self.rollout.full:
             return {}
         self.compare_processes()
@@ -178,11 +178,11 @@ class OnPolicyAgent(NetworkAgent):
         return metrics
 
     def rewards(self) -> Tensor:
-        """Return the rewards of the rollout, (T, N), normalized if `normalize_reward` is set."""
+        """Return the rewards (T, N) of the rollout, normalized if `normalize_reward` is set."""
         return self.rollout.rewards(self.reward_normalizer, self.gamma)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
-        """Return the values (T, N) of the true next observations, given those of the observations."""
+        """Return the values (T, N) of the true next observations, given the values of the observations."""
         networks = self.networks
 
         def value_of(observation: Tree, carry: Tensor | None = None) -> Tensor:
@@ -191,7 +191,7 @@ class OnPolicyAgent(NetworkAgent):
         return self.rollout.next_values(value_TN, value_of, *(("next_carry",) if networks.carry_size else ()))
 
     def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
-        """Return the rollout as rows, or as whole sequences if the networks are recurrent."""
+        """Return the rollout as rows, or as sequences if the networks are recurrent."""
         rollout, recurrent = self.rollout, self.networks.carry_size > 0
         take = rollout.__getitem__ if recurrent else rollout.flat
         shaped = (lambda x: x) if recurrent else torch.flatten
@@ -209,7 +209,7 @@ class OnPolicyAgent(NetworkAgent):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it belongs to an agent with other options."""
+        """Load a state that `state_dict` returned. Raises ValueError if the options of the agent differ."""
         super().load_state_dict(state)
         self._selected, self._next_carry = (None, None), None
 
@@ -220,13 +220,13 @@ def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action:
 
 
 def _is_ours(value: Tree, ours: Tensor | None) -> bool:
-    """Return whether a value equals an extra of this agent, also as a copy, in another dtype or on another device."""
+    """Return whether a value equals an extra of this agent. Copies, other dtypes and other devices count as equal."""
     if value is ours or ours is None or not isinstance(value, Tensor):
         return value is ours
     return value.shape == ours.shape and torch.equal(value.to(ours), ours)
 
 
 def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tensor]) -> dict[str, Tree]:
-    """Cast extras to the dtypes of those in `like` with the same name."""
+    """Cast extras to the dtypes of the entries of `like` with the same name."""
     alike = {name: x.to(like[name].dtype) for name, x in extras.items() if name in like and isinstance(x, Tensor)}
     return {**extras, **alike}

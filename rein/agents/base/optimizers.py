@@ -1,4 +1,4 @@
-"""Optimizers: Adam, gradient clipping and steps, learning rates, and checks that updates are finite."""
+"""Optimizers: Adam, gradient clipping, optimizer steps, learning rates, and checks that updates are finite."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rein.schedules import Schedule
 class Adam:
     """Adam (Kingma & Ba 2015), the default optimizer of agents.
 
-    Computes the same numbers as `torch.optim.Adam(fused=True)`, whose construction imports torch's compiler and takes
-    longer than short runs.
+    Equivalent to `torch.optim.Adam(fused=True)`, but much faster to construct, since torch's class imports the
+    compiler.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Adam:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        """`weight_decay` is an L2 penalty on the gradient, as in `torch.optim.Adam`."""
+        """Create an optimizer. `weight_decay` is an L2 penalty, as in `torch.optim.Adam`."""
         parameters = list(parameters)
         self.param_groups = [{"params": parameters, "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}]
         self._parameters = parameters
         self._means = [torch.zeros_like(p) for p in parameters]
         self._squares = [torch.zeros_like(p) for p in parameters]
-        # one number per parameter in one tensor, so that one operation counts all steps
+        # a single tensor with one count per parameter, so that one operation increments all counts
         device = parameters[0].device if parameters else "cpu"
         self._count = torch.zeros(len(parameters), dtype=torch.float32, device=device)
         self._steps = list(self._count.unbind())
@@ -82,24 +82,24 @@ class Adam:
         return {"means": list(self._means), "squares": list(self._squares), "steps": list(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it belongs to other parameters."""
+        """Load a state that `state_dict` returned. Raises ValueError if the number or shapes of parameters differ."""
         for name, mine in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
             theirs = state[name]
             if len(theirs) != len(mine):
-                raise ValueError(f"the optimizer has {len(theirs)} {name} in the state and {len(mine)} here")
+                raise ValueError(f"the optimizer state has {len(theirs)} {name}, this optimizer has {len(mine)}")
             for index, (mine_i, theirs_i) in enumerate(zip(mine, theirs, strict=True)):
                 if mine_i.shape != theirs_i.shape:
                     there, here = tuple(theirs_i.shape), tuple(mine_i.shape)
-                    raise ValueError(f"{name}.{index} of the optimizer is {there} in the state and {here} here")
+                    raise ValueError(f"{name}.{index} of the optimizer: shape {there} in the state, {here} here")
             for mine_i, theirs_i in zip(mine, theirs, strict=True):
                 mine_i.copy_(theirs_i)
 
 
 def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient with the memory layout of the parameter.
+    """Return the gradient in the memory layout of the parameter.
 
-    Fused optimizers of torch 2.13 ignore strides, so a gradient in channels-last layout would update the wrong weights.
-    `backward` converts the layout; `torch.autograd.grad` does not.
+    Fused optimizers of torch 2.13 ignore strides, so a channels-last gradient would update the wrong weights.
+    `backward` converts the layout, `torch.autograd.grad` does not.
     """
     if (gradient.is_contiguous() and parameter.is_contiguous()) or gradient.stride() == parameter.stride():
         return gradient
@@ -110,12 +110,12 @@ Guard = Callable[[Mapping[str, Tensor], list[Tensor]], bool]  # (metrics, gradie
 
 
 class Optimizer(Protocol):
-    """Protocol of optimizers: those of `torch.optim`, or `rein.agents.base.optimizers.Adam`."""
+    """Protocol of optimizers, such as those of `torch.optim` and `rein.agents.base.optimizers.Adam`."""
 
     param_groups: list[dict[str, Any]]
 
     def step(self) -> Any:
-        """Update the parameters by their gradients."""
+        """Update the parameters with their gradients."""
         ...
 
     def zero_grad(self) -> Any:
@@ -123,11 +123,11 @@ class Optimizer(Protocol):
         ...
 
     def state_dict(self) -> Any:
-        """Return the state that a resumed run loads."""
+        """Return the state of the optimizer."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Load what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         ...
 
 
@@ -150,8 +150,8 @@ def apply_gradients(
 ) -> Tensor | None:
     """Clip gradients by their global norm, step the optimizer and clear the gradients.
 
-    `guard(metrics, gradients)` decides whether to take the step. Without a guard, `finite` checks the losses and the
-    norm. Returns the norm before clipping, or None if neither `measure`, `max_grad_norm` nor `guard` asks for it.
+    If `guard(metrics, gradients)` returns False, the step is skipped. Without a guard, `finite` checks the losses and
+    the norm. Returns the norm before clipping, or None if `measure`, `max_grad_norm` and `guard` are not set.
     """
     measure = measure or max_grad_norm is not None or guard is not None
     if not measure and finite is None:
@@ -165,25 +165,25 @@ def apply_gradients(
             finite(metrics, norm)
         if max_grad_norm is not None:
             clip_by_norm_(gradients, norm, max_grad_norm)
-    if guard is None or _decided(guard({**metrics, "grad_norm": norm}, gradients)):
+    if guard is None or _decision(guard({**metrics, "grad_norm": norm}, gradients)):
         optimizer.step()
     optimizer.zero_grad()
     return norm if measure else None
 
 
-def _decided(answer: Any) -> bool:
-    if answer is None:  # otherwise every step would be skipped silently
+def _decision(answer: Any) -> bool:
+    if answer is None:  # a guard without a return statement would skip every step silently
         raise TypeError("guard returned None; return True to take the step, or False to skip it")
     return bool(answer)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise ValueError if `optimizer.step` needs a closure, as that of LBFGS does."""
+    """Raise ValueError if `optimizer.step` requires a closure, as in LBFGS."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"optimizer: {type(optimizer).__name__} evaluates the loss several times in a step, and rein computes each "
-            "gradient once; use an optimizer such as torch.optim.Adam"
+            f"optimizer: {type(optimizer).__name__} evaluates the loss several times per step, which rein does not "
+            "support; use an optimizer such as torch.optim.Adam"
         )
 
 
@@ -196,24 +196,24 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
 def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, Schedule]) -> None:
     """Raise ValueError if the optimizer was built with a learning rate that `set_learning_rate` would replace.
 
-    The default of the class of the optimizer is accepted, and so is any value within the bounds of `rates`.
+    The default of the optimizer class and values within the bounds of `rates` are accepted.
     """
     known = inspect.signature(type(optimizer)).parameters.get("lr")
     if known is None:
         return
-    spans = [schedule.bounds for schedule in rates.values()]
+    ranges = [schedule.bounds for schedule in rates.values()]
     for given in (group["lr"] for group in optimizer.param_groups if "lr" in group):
-        if given != known.default and not any(low * (1 - 1e-6) <= given <= high * (1 + 1e-6) for low, high in spans):
+        if given != known.default and not any(low * (1 - 1e-6) <= given <= high * (1 + 1e-6) for low, high in ranges):
             low, high = rates[option].bounds
             instead = f"{option}={low:g}" if low == high else f"the schedule {option}"
             raise ValueError(
-                f"optimizer: its learning rate of {given:g} would be replaced at every update by {instead}: "
+                f"optimizer: {instead} would replace its learning rate of {given:g} at every update: "
                 f"give {option}={given:g}"
             )
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Return type and settings of an optimizer, without the learning rate, as JSON."""
+    """Return the type and the settings of an optimizer, except the learning rate, as JSON."""
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
     settings = {name: value for name, value in plain.items() if isinstance(value, list | float | int | str)}
@@ -221,24 +221,24 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 _HINT = (
-    "Add rein.handlers.guards.guard_data(loop) to find the data that caused it; a smaller learning rate or "
-    "max_grad_norm helps if the data is finite; check_finite=False turns the check off"
+    "Add rein.handlers.guards.guard_data(loop) to find the data that caused it. If the data is finite, try a smaller "
+    "learning rate or max_grad_norm. check_finite=False turns the check off"
 )
 
 
 class FiniteUpdate:
-    """Raises NonFiniteError if a loss or the norm of all gradients of a module is NaN or infinite.
+    """Check that raises NonFiniteError if a loss or the gradient norm of a module is NaN or infinite.
 
-    On the host this happens before the optimizer's step. On another device a flag is accumulated without waiting for
-    the device, and `read` looks at it.
+    On the CPU, the check runs before the optimizer step. On other devices, a flag is accumulated without
+    synchronization, and `read` checks the flag.
     """
 
     def __init__(self, networks: nn.Module) -> None:
         self._networks = networks
-        self._flag: Tensor | None = None  # on a device: NaN after a non-finite loss or norm
+        self._flag: Tensor | None = None  # not on the CPU: NaN after a non-finite loss or norm
 
     def __call__(self, metrics: Mapping[str, Tensor], norm: Tensor) -> None:
-        """Check one update, before gradients are clipped."""
+        """Check an update before gradients are clipped."""
         if not norm.is_cpu:
             flag = torch.zeros_like(norm) if self._flag is None else self._flag
             for value in (norm, *_losses(metrics).values()):
@@ -253,24 +253,24 @@ class FiniteUpdate:
             self._search(_losses(metrics), norm)
 
     def _search(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
-        """Raise NonFiniteError for the values that are not finite; a sum of finite values may overflow."""
+        """Raise NonFiniteError if a value is not finite. Their sum can overflow although all values are finite."""
         found = [f"{name} is {float(loss)}" for name, loss in losses.items() if not math.isfinite(float(loss))]
         found += [f"the gradient norm is {float(norm)}"] if not math.isfinite(float(norm)) else []
         named = self._networks.named_parameters()
-        wrong = (name for name, one in named if one.grad is not None and not bool(torch.isfinite(one.grad).all()))
+        wrong = (name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
         first = next(wrong, None)
-        found += [f"the first gradient that is not finite is that of {first}"] if first is not None else []
+        found += [f"the first non-finite gradient is the gradient of {first}"] if first is not None else []
         if not found:
             return
         kind = type(self._networks).__name__
         raise NonFiniteError(f"{', '.join(found)}: this update of {kind} was not applied. {_HINT}")
 
     def read(self) -> None:
-        """Raise if the flag was set since the last call. Waits for the device."""
+        """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""
         flag, self._flag = self._flag, None
         if flag is not None and math.isnan(float(flag)):
             raise NonFiniteError(
-                f"a loss or gradient norm of {type(self._networks).__name__} was not finite in this epoch. {_HINT}"
+                f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {_HINT}"
             )
 
 
@@ -280,10 +280,7 @@ def _losses(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def check_parameters(part: Any) -> None:
-    """Raise NonFiniteError if a parameter of a module, or of an agent's networks or table, is NaN or infinite.
-
-    Takes one reduction if all parameters are finite.
-    """
+    """Raise NonFiniteError if a parameter of a module, or of the networks or the table of an agent, is not finite."""
     networks = part if isinstance(part, nn.Module) else getattr(part, "networks", None)
     if isinstance(networks, nn.Module):
         values, named = [*networks.parameters()], networks.named_parameters()

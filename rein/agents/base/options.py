@@ -1,14 +1,18 @@
-"""Options of agents: one declaration gives the keyword, default, check, help text and entry in run.json.
+"""Options of agents. One declaration defines the keyword argument, default, check, help text and run.json entry.
+
+Example::
 
     class MyAgent(rein.Agent):
         gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
         learning_rate: float | Schedule = option(default=1e-3, check=not_negative, help="step size of Adam")
         hidden: Sequence[int] = option(default=(64, 64), check=layers, fixed=True, help="units of each hidden layer")
 
-A check takes the given value, returns the value to keep, and raises ValueError with the remedy. It runs when the agent
-is built and at every assignment. An option whose type contains `Schedule` accepts a number or a schedule and always
-reads as a `Schedule`; its check is applied to the smallest and the largest value of the schedule. `fixed=True` refuses
-assignment after the agent has been built.
+A check receives the given value and returns the value to store, or raises ValueError. Its message should say what to
+do. Checks run when the agent is built and at every assignment.
+
+An option whose type contains `Schedule` accepts a number or a schedule and is stored as a `Schedule`. Its check runs on
+the smallest and the largest value of the schedule. Options with `fixed=True` cannot be assigned after the agent is
+built.
 """
 
 from __future__ import annotations
@@ -34,22 +38,22 @@ def option(
     """Declare an option of an agent.
 
     Args:
-        default: value if the keyword is not given; an option without a default is required.
-        help: one line for the class documentation and the command line. Without it, the option is one of a base class
-            or of `SHARED` with another default: help, check and `fixed` are taken from there.
-        check: function that returns the value to keep, or raises ValueError or TypeError with the remedy.
-        fixed: whether the option can only be given when the agent is built.
+        default: Default value. An option without a default is required.
+        help: One line for the class documentation and the command line. If None, the option of the same name of a base
+            class or of `SHARED` gets another default; help, check and `fixed` are inherited.
+        check: Function that returns the value to store, or raises ValueError or TypeError.
+        fixed: Whether the option can only be set when the agent is built.
     """
     return attrs.field(default=default, kw_only=True, metadata={"help": help, "check": check, "fixed": fixed})
 
 
 def at_least_one(value: Any) -> int:
-    """Return a whole number of 1 or more as an int; 1e6 is accepted."""
+    """Return a whole number of 1 or more as an int. Floats such as 1e6 are accepted."""
     return _whole(value, 1)
 
 
 def not_below_zero(value: Any) -> int:
-    """Return a whole number of 0 or more as an int; 1e6 is accepted."""
+    """Return a whole number of 0 or more as an int. Floats such as 1e6 are accepted."""
     return _whole(value, 0)
 
 
@@ -89,14 +93,14 @@ def flag(value: Any) -> bool:
 
 
 def layers(value: Any) -> tuple[int, ...]:
-    """Return the numbers of units of the hidden layers as a tuple."""
+    """Return the number of units of each hidden layer as a tuple."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError("give the units of each layer, as in (64, 64)")
+        raise ValueError("give the units of each layer, for example (64, 64)")
     return tuple(at_least_one(units) for units in value)
 
 
 def one_of(*choices: Any) -> Check:
-    """Make a check that accepts these values only."""
+    """Return a check that accepts only these values."""
 
     def check(value: Any) -> Any:
         if value not in choices:
@@ -115,7 +119,7 @@ def _whole(value: Any, least: int) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether the value is a real number, numpy's included; True and False are not numbers here."""
+    """Return whether the value is a Python or NumPy real number. True and False do not count as numbers."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -123,16 +127,16 @@ def _shared(help: str, check: Check | None = None, *, fixed: bool = False) -> di
     return {"help": help, "check": check, "fixed": fixed}
 
 
-# Options of several agents that have no base class with the option in common.
+# Options of several agents without a common base class that declares them.
 SHARED = {
-    "actor_frequency": _shared("updates per update of the actor", at_least_one, fixed=True),
+    "actor_frequency": _shared("update the actor at every n-th update", at_least_one, fixed=True),
     "actor_learning_rate": _shared("learning rate of the actor; None for learning_rate", not_negative),
     "core": _shared(
         "factory of a recurrent layer after the hidden layers, such as functools.partial(LSTM, features=64)", fixed=True
     ),
     "critics": _shared("number of critics", at_least_one, fixed=True),
-    "double": _shared("choose next actions with the online network (van Hasselt et al. 2016)", flag, fixed=True),
-    "dueling": _shared("split values into state value and advantages (Wang et al. 2016)", flag, fixed=True),
+    "double": _shared("select next actions with the online network (van Hasselt et al. 2016)", flag, fixed=True),
+    "dueling": _shared("split action values into state value and advantages (Wang et al. 2016)", flag, fixed=True),
     "epsilon": _shared("probability of a random action; a number or a schedule", in_unit_interval),
     "gae_lambda": _shared("GAE lambda: 0 uses one-step TD errors, 1 uses full returns", in_unit_interval),
     "gamma": _shared("discount factor", in_unit_interval),
@@ -140,27 +144,29 @@ SHARED = {
         "error at which the Huber loss becomes linear; None for the squared error", above_zero, fixed=True
     ),
     "initial_temperature": _shared("initial alpha if it is learned", above_zero, fixed=True),
-    "layer_norm": _shared("normalize hidden layers before their activation", flag, fixed=True),
-    "max_weight": _shared("largest weight of an action", above_zero, fixed=True),
-    "minibatches": _shared("updates per pass", at_least_one),
+    "layer_norm": _shared("apply layer normalization before each activation", flag, fixed=True),
+    "max_weight": _shared("largest weight of an action in the actor loss", above_zero, fixed=True),
+    "minibatches": _shared("minibatches per pass, one update each", at_least_one),
     "normalize_advantage": _shared("standardize the advantages of each update", flag),
-    "normalize_reward": _shared("divide rewards by the deviation of their running discounted sum", flag, fixed=True),
+    "normalize_reward": _shared(
+        "divide rewards by the standard deviation of their running discounted sum", flag, fixed=True
+    ),
     "rollout_steps": _shared("vector steps per rollout", at_least_one, fixed=True),
     "target_entropy": _shared(
-        "target entropy in nats; None for minus the dimensions of an action, or half of log A of A Discrete actions",
+        "target entropy in nats; None for minus the number of action dimensions, or log(A) / 2 for A discrete actions",
         finite,
         fixed=True,
     ),
-    "temperature": _shared("fixed weight alpha of the entropy; None to learn it", above_zero, fixed=True),
+    "temperature": _shared("fixed entropy weight alpha; None to learn it", above_zero, fixed=True),
     "temperature_learning_rate": _shared("learning rate of alpha; None for learning_rate", not_negative),
     "update_epochs": _shared("passes over a rollout", at_least_one),
 }
 
 
 def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
-    """Return the value of an option as the agent keeps it.
+    """Check the value of an option and return the value to store.
 
-    Raises ValueError or TypeError that names the class, the option, the given value and the remedy.
+    Raises ValueError or TypeError with the class, the option, the given value and what to do.
     """
     check, kind, kept = field.metadata["check"], str(field.type), value
     if value is None and "None" in kind:
@@ -178,9 +184,9 @@ def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
 
 
 def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """Return the fields of a class of agents: the spaces and the options, with their checks.
+    """Return the attrs fields of an agent class: the spaces and the options, with their checks.
 
-    attrs calls this with every annotated name of the class body; other names are ordinary attributes.
+    attrs calls this with all annotated names of the class body. Other names stay ordinary attributes.
     """
     kept = [
         field for field in fields if "help" in field.metadata or field.name in ("observation_space", "action_space")
@@ -197,7 +203,7 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
         elif field.name in SHARED:
             field = field.evolve(metadata=SHARED[field.name])
         else:
-            raise TypeError(f"{cls.__name__}.{field.name}: give help=, a description of the option")
+            raise TypeError(f"{cls.__name__}.{field.name}: a new option requires help=, a description")
 
     def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:
         return checked(agent, field, value)
@@ -205,8 +211,8 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     def assign(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
         if field.metadata["fixed"] and "env_steps" in vars(agent):
             raise AttributeError(
-                f"{type(agent).__name__}.{field.name} is read when the agent is built: "
-                f"give {field.name}= to its constructor"
+                f"{type(agent).__name__}.{field.name} cannot be changed after the agent is built: "
+                f"pass {field.name}= to its constructor"
             )
         return checked(agent, field, value)
 
@@ -214,30 +220,30 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
 
 
 def refuse_hidden(cls: type) -> None:
-    """Raise TypeError if a class attribute, of the class or of a mixin, hides an option of a base class."""
+    """Raise TypeError if an attribute of the class or of a mixin hides an option of a base class."""
     declaring = {name: kind for kind in reversed(cls.__mro__) for name in vars(kind).get("__annotations__", ())}
     for kind in cls.__mro__[:-1]:
         for name in options_of(cls).keys() & vars(kind).keys():
             if cls.__mro__.index(kind) < cls.__mro__.index(declaring[name]):
                 raise TypeError(
                     f"{cls.__name__}.{name} hides an option of {declaring[name].__name__}: declare {name} with "
-                    f"option(default=...), or give {name}= to the constructor"
+                    f"option(default=...), or pass {name}= to the constructor"
                 )
 
 
 def options_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
-    """Return the declared options of a class of agents, by name."""
+    """Return the declared options of an agent class, by name."""
     return {field.name: field for field in attrs.fields(cls) if "help" in field.metadata}
 
 
 def refuse_unknown(cls: type, given: Iterable[str]) -> None:
-    """Raise TypeError for keywords that are not options of the class, with rein's name for those of other libraries."""
+    """Raise TypeError for unknown options. The message translates option names of other libraries."""
     known = options_of(cls).keys()
     foreign_names.refuse_unknown(cls.__name__, {*given} - {*known, "env", "action_space"}, known)
 
 
 def as_json(value: Any) -> Any:
-    """Return an option as JSON: schedules and noise by their config, functions by their names."""
+    """Return an option as JSON. Schedules and noise are represented by their config, functions by their names."""
     if isinstance(value, float) and math.isinf(value):
         return str(value)
     if isinstance(config := getattr(value, "config", None), dict | float | int):
@@ -256,7 +262,7 @@ def as_json(value: Any) -> Any:
 
 
 def document(cls: type) -> None:
-    """Append the options to the docstring of a class and give it the signature of its constructor."""
+    """Append the options to the docstring of a class and set its signature."""
     types = {field.name: field.type for field in attrs.fields(cls)}
     parameters = [*inspect.signature(cls.__init__).parameters.values()][1:]
     cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

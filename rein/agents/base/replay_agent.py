@@ -1,4 +1,4 @@
-"""Base class of agents that learn from replay: act, append to the replay, and update at intervals.
+"""Base class of agents that learn from a replay.
 
 Shapes: N environments, B rows of a batch, E episodes that ended.
 """
@@ -27,10 +27,10 @@ from rein.types import Transition, Tree
 
 
 class ReplayAgent(NetworkAgent):
-    """Networks with learners and a replay. A subclass implements `build_networks`, `act` and `update_from`.
+    """Base class of off-policy agents with a replay. Subclasses implement `build_networks`, `act` and `update_from`.
 
-    After `learning_starts` env steps, every `train_frequency` env steps are followed by `update_to_data` updates per
-    env step; fractions of an update are carried over to the next round.
+    After `learning_starts` env steps, the agent trains every `train_frequency` env steps, with `update_to_data` updates
+    per env step. Fractions of an update are carried over to the next round of updates.
     """
 
     capacity: int = option(default=1_000_000, check=at_least_one, fixed=True, help="transitions in the replay")
@@ -38,25 +38,26 @@ class ReplayAgent(NetworkAgent):
     learning_starts: int = option(
         default=1_000, check=not_below_zero, fixed=True, help="env steps with random actions before the first update"
     )
-    train_frequency: int = option(
-        default=1, check=at_least_one, fixed=True, help="env steps between two rounds of updates"
-    )
+    train_frequency: int = option(default=1, check=at_least_one, fixed=True, help="env steps per round of updates")
     train_frequency_episodes: int | None = option(
         default=None,
         check=at_least_one,
         fixed=True,
-        help="ended episodes between two rounds of updates, instead of env steps",
+        help="ended episodes per round of updates; replaces train_frequency",
     )
     update_to_data: float = option(default=1.0, check=above_zero, fixed=True, help="updates per env step")
     n_step: int = option(default=1, check=at_least_one, fixed=True, help="steps of n-step returns")
     tau: float = option(
-        default=0.005, check=in_unit_interval, fixed=True, help="step of target networks toward the networks; 1 copies"
+        default=0.005,
+        check=in_unit_interval,
+        fixed=True,
+        help="step size of target networks toward the networks; 1 copies",
     )
     target_frequency: int = option(
-        default=1, check=at_least_one, fixed=True, help="updates between two steps of the target networks"
+        default=1, check=at_least_one, fixed=True, help="updates per step of the target networks"
     )
     prioritized: bool = option(
-        default=False, fixed=True, help="sample in proportion to the last error (Schaul et al. 2016)"
+        default=False, fixed=True, help="sample transitions in proportion to their last error (Schaul et al. 2016)"
     )
     priority_alpha: float = option(
         default=0.6, check=in_unit_interval, fixed=True, help="exponent of priorities: 0 samples uniformly"
@@ -68,21 +69,24 @@ class ReplayAgent(NetworkAgent):
         default="batch",
         check=one_of("batch", "buffer"),
         fixed=True,
-        help='divide importance weights by the largest of the "batch" or of the "buffer"',
+        help='divide importance weights by the largest weight of the "batch" or of the "buffer"',
     )
     storage: str = option(
-        default="memory", check=one_of("memory", "memmap"), fixed=True, help='"memory", or "memmap" for a file'
+        default="memory",
+        check=one_of("memory", "memmap"),
+        fixed=True,
+        help='"memory", or "memmap" for a memory-mapped file',
     )
 
     values = True  # whether the agent learns from rewards and next observations
-    exploration: Any = None  # amount of exploration, if it adapts or follows a schedule
+    exploration: Any = None  # amount of exploration, if it is adaptive or follows a schedule
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the replay, the networks and their learners."""
+        """Build the replay, the networks and their learners."""
         if self.train_frequency_episodes is not None and processes() > 1:
             raise ValueError(
-                f"{type(self).__name__}(train_frequency_episodes={self.train_frequency_episodes}): processes end "
-                "different numbers of episodes and would not update equally often; give train_frequency"
+                f"{type(self).__name__}(train_frequency_episodes={self.train_frequency_episodes}): not supported with "
+                "several processes, which would not update equally often; use train_frequency"
             )
         self.replay = self.build_replay()
         self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -93,15 +97,16 @@ class ReplayAgent(NetworkAgent):
         self.updates_owed = 0.0
 
     def build_replay(self) -> Any:
-        """Make the replay."""
-        how: dict[str, Any] = {"storage": self.storage, "device": self.device}
+        """Build the replay."""
+        settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
         if not self.prioritized:
-            return Replay(self.capacity, **how)
-        return PrioritizedReplay(self.capacity, alpha=self.priority_alpha, normalize=self.priority_normalize, **how)
+            return Replay(self.capacity, **settings)
+        settings |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
+        return PrioritizedReplay(self.capacity, **settings)
 
     @abc.abstractmethod
     def build_networks(self, generator: torch.Generator) -> nn.Module:
-        """Make all networks in one module with an `encoder`, and their learners with `add_learner`."""
+        """Build all networks as one module with an `encoder`, and their learners with `add_learner`."""
 
     def explore(self, observation: Tree) -> Tensor:
         """Return an exploring action (N, ...) for training."""
@@ -109,24 +114,24 @@ class ReplayAgent(NetworkAgent):
 
     @abc.abstractmethod
     def update_from(self, sample: Any, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Learn from a sample; returns metrics, complete if `report` is set, and the errors (B,) of the rows."""
+        """Update the networks with a batch. Returns metrics (all of them if `report` is set) and row errors (B,)."""
 
     def follow(self, targets: nn.Module, networks: nn.Module) -> None:
-        """Move `targets` toward `networks` by `tau` every `target_frequency` updates from now on."""
+        """Register target networks: `targets` move toward `networks` by `tau` every `target_frequency` updates."""
         self._followed.append(([*targets.parameters()], [*networks.parameters()]))
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a random action before `learning_starts` env steps, an exploring action after that."""
+        """Return a random action before `learning_starts` env steps, and an exploring action after that."""
         if self.env_steps < self.learning_starts:
             return random_action(self.action_space, observation, self.generator), {}
         return self.explore(observation), {}
 
     def record_observation(self, transition: Transition) -> None:
-        """Append a transition to the replay."""
+        """Add a transition to the replay."""
         action = cast_action(transition.action, self.action_space)
         self.replay.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
-        if self.normalize_observation:  # processes share its statistics before the first update
+        if self.normalize_observation:  # processes exchange its statistics before the first update
             self.compare_processes(num_envs=self.replay.num_envs)
         self.networks.preprocess.update(transition.observation, transition.valid)
         self.env_steps += len(transition.reward)
@@ -141,23 +146,23 @@ class ReplayAgent(NetworkAgent):
             self.exploration.observe(self.episode_returns.add(transition))
 
     def recorded_extras(self, transition: Transition) -> dict[str, Tensor]:
-        """Return what else to record of a transition, (N, ...) each."""
+        """Return additional tensors (N, ...) to record with a transition."""
         return {}
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """Cut returns and noise of the environments in `mask` (N,), which were reset outside a step."""
+        """End the episodes of the environments in `mask` (N,), which were reset outside a step."""
         self.replay.observe_reset(mask)
         self.begin_episodes(mask)
         if self.episode_returns is not None:
             self.episode_returns.observe_reset(mask)
 
-    def begin_episodes(self, mask_N: Tensor) -> None:  # most agents remember nothing
-        """Begin new episodes in the environments of `mask_N`. For agents whose exploration has a memory."""
+    def begin_episodes(self, mask_N: Tensor) -> None:
+        """Start new episodes in the environments of `mask_N`. Override if acting depends on earlier steps."""
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Make a round of updates if it is due; returns the metrics of the last one."""
+        """Run a round of updates if it is due. Returns the metrics of the last update."""
         frequency = self.train_frequency_episodes or self.train_frequency
-        updates = int(self.updates_owed + 1e-6)  # ten times 0.1 is one
+        updates = int(self.updates_owed + 1e-6)  # ten times 0.1 rounds to one
         if self.steps_since_update < frequency or updates < 1 or not len(self.replay):
             return {}
         self.steps_since_update = 0
@@ -165,7 +170,7 @@ class ReplayAgent(NetworkAgent):
         return self.learn(updates)
 
     def learn(self, updates: int) -> dict[str, Tensor]:
-        """Make `updates` updates from the replay; returns the metrics of the last one."""
+        """Make `updates` updates from the replay. Returns the metrics of the last update."""
         try:
             updates = not_below_zero(updates)
         except ValueError as error:
@@ -178,7 +183,7 @@ class ReplayAgent(NetworkAgent):
         return metrics
 
     def update(self, batch: Any, report: bool = True) -> dict[str, Tensor]:
-        """Make one update from what `sample` returned, and move target networks if that is due."""
+        """Make one update with a batch from `sample`, and update the target networks if that is due."""
         sample, weight_B = batch
         metrics, error_B = self.update_from(sample, weight_B, report)
         if isinstance(self.replay, PrioritizedReplay):
@@ -190,7 +195,7 @@ class ReplayAgent(NetworkAgent):
         return metrics
 
     def sample(self) -> tuple[Any, Tensor | None]:
-        """Draw a batch from the replay; returns it with its importance weights (B,), or None without priorities."""
+        """Sample a batch. Returns it with its importance weights (B,), which are None without `prioritized`."""
         sample = self.replay.sample(self.batch_size, self.generator, n_step=self.n_step, gamma=self.gamma)
         if not isinstance(self.replay, PrioritizedReplay):
             return sample, None
@@ -198,29 +203,29 @@ class ReplayAgent(NetworkAgent):
         return sample, self.replay.weights(sample.probability, beta)  # type: ignore[arg-type]
 
     def reseed(self, seed: int) -> None:
-        """Start all random streams from `seed`. Raises RuntimeError if the agent has learned or recorded anything."""
+        """Start all random streams from `seed`. Raises RuntimeError if the agent has recorded or learned anything."""
         if not self.loaded and (self.env_steps or self.updates or len(self.replay)):
-            done = f"{self.env_steps} env steps and {self.updates} updates, and holds {len(self.replay)} transitions"
-            raise RuntimeError(f"reseed({seed}): the agent has made {done}, which a new seed would discard")
+            done = f"{self.env_steps} env steps, {self.updates} updates and {len(self.replay)} recorded transitions"
+            raise RuntimeError(f"reseed({seed}): a new seed would discard {done} of the agent; build a new agent")
         super().reseed(seed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError, before any change, for an agent with other options."""
+        """Load a state that `state_dict` returned. Raises ValueError, before any change, if options differ."""
         self._check_state(state)
         super().load_state_dict(state)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state["learners"].keys() != self.learners.keys():
             raise ValueError(
-                f"the state has the learners {', '.join(state['learners'])}; this agent has {', '.join(self.learners)}"
+                f"the learners differ: {', '.join(state['learners'])} in the state, {', '.join(self.learners)} here"
             )
         prioritized = isinstance(self.replay, PrioritizedReplay)
         if state["replay"]["filled"] and ("priorities" in state["replay"]) != prioritized:
-            raise ValueError(f"prioritized is {not prioritized} in the state and {prioritized} here")
+            raise ValueError(f"prioritized is {not prioritized} in the state, but {prioritized} here")
 
 
 class DiscreteActions:
-    """Conversion between actions of a Discrete space and indices that start at 0."""
+    """Mixin that converts actions of a Discrete space to indices that start at 0."""
 
     action_space: spaces.Discrete
 
@@ -242,7 +247,7 @@ class EpisodeReturns:
         self._sum_N: Tensor | None = None
 
     def add(self, transition: Transition) -> Tensor:
-        """Add one step, and return the returns (E,) of the episodes that ended in it."""
+        """Add one step and return the returns (E,) of the episodes that ended."""
         if self._sum_N is None:
             self._sum_N = torch.zeros_like(transition.reward, dtype=torch.float64)
         self._sum_N += torch.where(transition.valid, transition.reward, 0.0)
@@ -261,5 +266,5 @@ class EpisodeReturns:
         return {"sum": self._sum_N}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         self._sum_N = None if state["sum"] is None else state["sum"].clone()

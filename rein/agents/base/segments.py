@@ -1,6 +1,6 @@
-"""Learning from whole sequences, those more often that have more to teach, with advantages that are kept up to date.
+"""Prioritized sampling of whole sequences for PPO, with advantages that are updated between minibatches.
 
-Shapes: T steps of a rollout, N environments, S of them drawn for a minibatch.
+Shapes: T steps of a rollout, N environments, S environments of a minibatch.
 """
 
 from __future__ import annotations
@@ -17,30 +17,37 @@ from rein.networks.actor_critic import ActorCritic
 from rein.ops.returns import VTrace, vtrace
 from rein.schedules import Schedule, as_schedule
 
-_LEAST = 1e-6  # of the largest rate: what a sequence without any advantage is drawn with
-_LOG_RATIO = 20.0  # beyond which a ratio is as good as 0, or as infinity, and can still be divided by
+_SMALLEST_RATE = 1e-6  # relative to the largest rate, so that sequences with zero advantages can be drawn
+_LOG_RATIO = 20.0  # bound of log ratios; their exponentials are finite and nonzero
 
 
 @attrs.frozen
 class Segments:
-    """How `PPO` draws and weighs the sequences of environments, instead of passing over all rows.
+    """Option `segments` of `PPO`: prioritized sampling of whole sequences instead of shuffled rows.
 
-    For each update, environments are drawn one after another, none twice, with probabilities proportional to
+    For each update, environments n are drawn without replacement, with probabilities proportional to::
 
         p_n = (sum over t of |A_tn|) ** alpha
 
-    among those that are left; alpha = 0 draws all alike. What an environment is drawn for too often it is made up for
-    by its weight: its standardized advantages are multiplied by q_n ** -beta, divided by the mean of that in the
-    minibatch. q_n is the probability with which it came to be drawn, given the others: in proportion to p_n, as in the
-    paper, where few are drawn among many, and 1 where all are. beta = 1 makes up for all, 0 for nothing; the paper
-    anneals to 1: `linear(0.2, 1.0, updates=...)`. Dividing by the mean, not by the largest, leaves the policy its
-    weight against value and entropy, which are not weighed.
+    Importance weights correct for sampling some environments more often. Standardized advantages are multiplied by
+    `q_n ** -beta`, divided by its mean over the minibatch. q_n is the conditional probability that environment n was
+    drawn, given the other environments. It is proportional to p_n, as in the paper, if few of many environments are
+    drawn, and 1 if all are drawn. Division by the mean instead of the maximum keeps the balance between the policy loss
+    and the losses of value and entropy, which are not weighted.
 
-    After the update the networks are asked again about these sequences, and their values and advantages become those of
-    V-trace for the policy that there is now. `rho_clip` and `c_clip` bound its ratios. The advantages are not weighed
-    by the ratio rho_t of their own step, for the surrogate of PPO is. Bootstraps stay those of the round's beginning.
+    After the update, values and advantages of these sequences are recomputed with V-trace for the current policy.
+    Advantages omit the factor rho_t of their step, since the surrogate of PPO contains it. Bootstrap values are not
+    recomputed.
 
-    Sources: Schaul et al. 2016 ("Prioritized experience replay"), 3.3 and 3.4; Espeholt et al. 2018, 4.1.
+    Sources: Schaul et al. 2016 ("Prioritized experience replay"), sections 3.3 and 3.4; Espeholt et al. 2018, section
+    4.1.
+
+    Args:
+        alpha: Exponent of priorities; 0 samples uniformly.
+        beta: Exponent of importance weights, a number or a schedule: 0 for no correction, 1 for full correction. The
+            paper anneals it to 1, for example with `linear(0.2, 1.0, updates=...)`.
+        rho_clip: Bound of the importance weights of TD errors in V-trace.
+        c_clip: Bound of the importance weights of the trace in V-trace.
     """
 
     alpha: float = 0.8
@@ -50,17 +57,17 @@ class Segments:
 
     def __attrs_post_init__(self) -> None:
         if not 0.0 <= self.alpha < float("inf"):
-            raise ValueError(f"Segments(alpha={self.alpha}): give a number from 0 (all alike) up")
-        least, most = self.beta.bounds
-        if not 0.0 <= least <= most <= 1.0:
-            raise ValueError(f"Segments(beta=...) goes from {least} to {most}: stay within 0 (no weights) and 1")
+            raise ValueError(f"Segments(alpha={self.alpha}): give a finite number, 0 (uniform sampling) or more")
+        low, high = self.beta.bounds
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"Segments(beta=...): the values range from {low} to {high}; give values from 0 to 1")
         for name in ("rho_clip", "c_clip"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"Segments({name}={getattr(self, name)}): give a positive number, or infinity")
 
     @property
     def config(self) -> dict[str, object]:
-        """What it was built with, as JSON."""
+        """The arguments of the constructor, as JSON."""
         clips = {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
         return {
             "alpha": self.alpha,
@@ -70,25 +77,25 @@ class Segments:
 
 
 class Trace(NamedTuple):
-    """Of a rollout, what V-trace needs and learning does not change; (T, N) each."""
+    """Inputs of V-trace that do not change during an update, (T, N) each."""
 
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
-    next_value: Tensor  # which stays what it is where an episode was cut and in the last row
+    next_value: Tensor  # used for truncated steps and for the last step
     valid: Tensor | None
 
 
 class SegmentSampler:
-    """A rollout whose sequences are drawn, learned from and looked at again.
+    """Samples sequences of a rollout and updates their advantages and targets.
 
-    Advantages and targets are its own copies. The batch stays as it was, and with it what the clips of PPO refer to.
+    Advantages and targets are copies. The batch does not change, since the clip ranges of PPO refer to its values.
     """
 
     def __init__(
         self, segments: Segments, networks: ActorCritic, batch: Batch, trace: Trace, *, gamma: float, lambda_: float
     ) -> None:
-        """`batch` is the rollout as rows (T * N, ...), or for recurrent networks as it is (T, N, ...)."""
+        """Create a sampler. `batch` has rows (T * N, ...), or sequences (T, N, ...) for recurrent networks."""
         self._segments, self._networks, self._batch, self._trace = segments, networks, batch, trace
         self._gamma, self._lambda = gamma, lambda_
         self.advantage_TN = batch.advantage.reshape(trace.reward.shape).clone()
@@ -97,13 +104,17 @@ class SegmentSampler:
     def minibatches(
         self, count: int, generator: torch.Generator, counts: Mapping[str, int]
     ) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield `count` of N // count sequences each, with what weighs their advantages; an update is made in between.
+        """Yield `count` minibatches of N // count sequences, with the weights of their advantages.
 
-        `counts` is where the schedule of beta stands. Raises ValueError for less than `count` sequences.
+        The caller updates the networks before the next minibatch. `counts` are the arguments of the schedule of beta.
+        Raises ValueError if N is less than `count`.
         """
         (steps, num_envs), beta = self.advantage_TN.shape, self._segments.beta(**counts)
         if count > num_envs:
-            raise ValueError(f"minibatches={count} of whole sequences: there are {num_envs} environments to draw from")
+            raise ValueError(
+                f"minibatches={count}: minibatches of whole sequences require at least {count} environments, "
+                f"got {num_envs}"
+            )
         for _ in range(count):
             rate_N = priorities(self.advantage_TN, self._segments.alpha)
             index_S, chance_S = draw_without_replacement(rate_N, num_envs // count, generator)
@@ -113,10 +124,10 @@ class SegmentSampler:
             self.revise(index_S, drawn)
 
     def rows(self, index_S: Tensor) -> Batch:
-        """The sequences of these environments, as they are to be learned from now."""
+        """Return the sequences of these environments with their current advantages and targets."""
         if self._batch.reset is not None:
             drawn = self._batch.rows(index_S)
-        else:  # row t of environment n is t * N + n
+        else:  # step t of environment n is row t * N + n
             steps, num_envs = self.advantage_TN.shape
             first_T1 = num_envs * torch.arange(steps, device=index_S.device).unsqueeze(1)
             drawn = self._batch.rows((first_T1 + index_S).flatten())
@@ -126,8 +137,8 @@ class SegmentSampler:
 
     @torch.no_grad()
     def revise(self, index_S: Tensor, drawn: Batch) -> None:
-        """Ask the networks as they are now about drawn sequences, and correct their advantages and targets."""
-        trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]  # columns in their order, None for none
+        """Recompute the advantages and targets of drawn sequences with the current networks."""
+        trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]  # columns in order
         distribution, value = self._networks.look(drawn.features, drawn.carry, drawn.reset)
         log_ratio_TS = (distribution.log_prob(drawn.sample) - drawn.log_prob).view_as(trace.reward)
         found = self._corrected(trace, log_ratio_TS.clamp(-_LOG_RATIO, _LOG_RATIO), value.view_as(trace.reward))
@@ -151,23 +162,29 @@ class SegmentSampler:
             rho_clip=rho_clip,
             c_clip=c_clip,
         )
-        own_TS = found.advantage / log_ratio_TS.exp().clamp(max=rho_clip)  # the surrogate has this factor already
-        return VTrace(found.target, own_TS if trace.valid is None else torch.where(trace.valid, own_TS, 0.0))
+        advantage_TS = found.advantage / log_ratio_TS.exp().clamp(max=rho_clip)  # the surrogate contains this factor
+        if trace.valid is not None:
+            advantage_TS = torch.where(trace.valid, advantage_TS, 0.0)
+        return VTrace(found.target, advantage_TS)
 
 
 def priorities(advantage_TN: Tensor, alpha: float) -> Tensor:
-    """(sum over t of |A|) ** alpha over the largest of them, (N,); none is below a millionth. Invalid rows are 0."""
+    """Return (sum over t of abs A) ** alpha, divided by its maximum, clamped to at least 1e-6; (N,).
+
+    Advantages of invalid rows must be 0.
+    """
     rate_N = advantage_TN.abs().sum(0).pow(alpha)
     rate_N = rate_N / rate_N.max().clamp(min=torch.finfo(rate_N.dtype).tiny)
-    return rate_N.clamp(min=_LEAST)
+    return rate_N.clamp(min=_SMALLEST_RATE)
 
 
 def draw_without_replacement(rate_N: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw `count` of N, none twice, in proportion to their rates among those left; where (S,), and their chances (S,).
+    """Draw `count` of N items without replacement, with probabilities proportional to `rate_N`.
 
-    Each rings after an exponential time, and those that ring first are drawn. Given when the first of the others rings,
-    at time tau, one of rate r was to be drawn with the chance 1 - exp(-r tau): sums of what is drawn, over its chance,
-    are unbiased for sums over all. No number is fetched, and rates need not sum to 1.
+    Returns indices (S,) and conditional inclusion probabilities (S,). Each item gets an exponential time with its rate,
+    and the smallest times are drawn. Given the smallest time tau of the other items, an item of rate r is drawn with
+    probability 1 - exp(-r tau). Sums over drawn items, divided by these probabilities, are unbiased estimates of sums
+    over all items. Rates need not sum to 1. The function does not synchronize with the device.
 
     Sources: Efraimidis & Spirakis 2006; Cohen & Kaplan 2007 (bottom-k sketches, rank conditioning).
     """

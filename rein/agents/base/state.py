@@ -16,15 +16,15 @@ Plain = int | float | str | bool | None
 
 
 def has_state(value: Any) -> bool:
-    """Return whether a value is an object with `state_dict` and `load_state_dict`; a class is not."""
+    """Return whether a value is an object (not a class) with `state_dict` and `load_state_dict`."""
     return hasattr(value, "load_state_dict") and not isinstance(value, type)
 
 
 def public_state(owner: object, skip: Collection[str]) -> dict[str, Any]:
-    """Return the attributes without a leading underscore that have a state, by name.
+    """Return the attributes that belong to the state, by name. Names with a leading underscore are left out.
 
-    A module that is part of another one, and an object that two attributes share, are returned once. Raises TypeError
-    for an attribute that cannot be saved.
+    Submodules of other attributes are left out, and objects that two attributes share are returned once. Raises
+    TypeError for an attribute that cannot be saved.
     """
     found = {name: value for name, value in vars(owner).items() if not name.startswith("_") and name not in skip}
     inner = {id(m) for value in found.values() if isinstance(value, nn.Module) for m in [*value.modules()][1:]}
@@ -53,8 +53,8 @@ def _check(path: str, value: Any) -> None:
             _check(f"{path}[{index}]", part)
     else:
         raise TypeError(
-            f"{path} is {type(value).__name__}, which cannot be saved: give the class state_dict and load_state_dict, "
-            "or begin the name of the attribute with an underscore if it is no part of the state"
+            f"{path} is {type(value).__name__}, which cannot be saved: add state_dict and load_state_dict to the class "
+            "or, to leave the attribute out of the state, start its name with an underscore"
         )
 
 
@@ -78,22 +78,22 @@ def save_state(value: Any) -> Any:
 
 
 def check_state(path: str, value: Any, state: Any) -> None:
-    """Raise ValueError if `state` belongs to a value of another kind or, for tensors and modules, of another shape."""
+    """Raise ValueError if `state` does not fit the type of `value` or, for tensors and modules, its shapes."""
     same = "; build the agent with the same spaces and options"
     if has_state(value) != isinstance(state, Mapping) and (has_state(value) or value is None) and not is_packed(state):
         there, here = ("set" if x is not None else "None" for x in (state, value))
-        raise ValueError(f"{path} is {there} in the state and {here} here{same}")
+        raise ValueError(f"{path} is {there} in the state, but {here} here{same}")
     if isinstance(value, nn.Module):
         mine = {name: tuple(x.shape) for name, x in value.state_dict().items()}
         given = {name: tuple(x.shape) for name, x in state.items()}
         if differ := sorted(name for name in {*mine, *given} if mine.get(name) != given.get(name)):
-            raise ValueError(f"{path}: the networks have other shapes in the state: {', '.join(differ)}{same}")
+            raise ValueError(f"{path}: shapes in the state differ: {', '.join(differ)}{same}")
     elif isinstance(value, Tensor) and isinstance(state, Tensor) and value.shape != state.shape:
-        raise ValueError(f"{path} is {tuple(state.shape)} in the state and {tuple(value.shape)} here{same}")
+        raise ValueError(f"{path} has shape {tuple(state.shape)} in the state, but {tuple(value.shape)} here{same}")
 
 
 def load_state(value: Any, state: Any, device: torch.device) -> Any:
-    """Load what `save_state` returned into a value, in place where that is possible, and return the value."""
+    """Load a state that `save_state` returned, in place if possible, and return the value."""
     if isinstance(value, torch.Generator):
         restore(value, state)
     elif isinstance(value, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Base class of agents that choose Discrete actions by their values, learned from replay.
+"""Base class of value-based agents for Discrete actions that learn from a replay.
 
 Shapes: N environments, B rows of a batch, A actions.
 """
@@ -24,12 +24,12 @@ from rein.types import Tree
 
 
 def probability(value: Any) -> Amount:
-    """Return a number, a schedule or a `Plateau` from 0 to 1 as an amount of exploration."""
+    """Return a number, schedule or `Plateau` from 0 to 1 as an amount of exploration."""
     return _within(value, 1.0, "give a number from 0 to 1, or a schedule or Plateau within these bounds")
 
 
 def softmax_temperature(value: Any) -> Amount:
-    """Return a number, a schedule or a `Plateau` of 0 or more as an amount of exploration."""
+    """Return a number, schedule or `Plateau` of 0 or more as an amount of exploration."""
     return _within(value, float("inf"), "give a number of 0 or more, or a schedule or Plateau of such numbers")
 
 
@@ -48,14 +48,14 @@ EPSILON: dict[str, Any] = {
 
 
 class EpsilonGreedy(DiscreteActions, abc.ABC):
-    """Acting with the values of Discrete actions: greedily, epsilon-greedily or with another epsilon."""
+    """Mixin for greedy and epsilon-greedy action selection from the values of Discrete actions."""
 
     def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> AgentPolicy:
-        """Return a policy that follows the parameters of the agent.
+        """Return a policy that uses the current parameters of the agent.
 
         Args:
-            deterministic: act greedily; otherwise explore as much as the agent does at any time.
-            epsilon: act epsilon-greedily with this probability of a random action instead.
+            deterministic: Whether to act greedily. Otherwise, the policy explores as much as the agent.
+            epsilon: If given, act epsilon-greedily with this probability of a random action.
         """
         if epsilon is None:
             return AgentPolicy(self, not deterministic)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
             raise ValueError(f"{type(self).__name__}.policy(epsilon={epsilon!r}): {error}") from None
 
     def choose(self, value_NA: Tensor, explore: bool | float) -> Tensor:
-        """Return actions (N,) for values: greedy, exploring (`explore=True`) or with `explore` as epsilon."""
+        """Return actions (N,): greedy (`explore=False`), exploring (`True`), or with `explore` as epsilon."""
         if explore is False:
             index_N = value_NA.argmax(1)
         elif explore is True:
@@ -76,13 +76,13 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
 
     @abc.abstractmethod
     def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return exploring indices (N,) of actions."""
+        """Return exploring action indices (N,)."""
 
 
 class ValueAgent(EpsilonGreedy, ReplayAgent):
-    """Agent with a network of action values `self.networks.online` and its target network `self.networks.target`.
+    """Base class of agents with a Q-network `self.networks.online` and a target network `self.networks.target`.
 
-    A subclass makes them in `build_networks`, with their learner, and implements `batch`.
+    Subclasses create both, with a learner, in `build_networks`, and implement `batch`.
     """
 
     learning_rate: float | Schedule = option(default=1e-3)
@@ -102,45 +102,45 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
         default=None,
         check=at_least_one,
         fixed=True,
-        help="frames that an observation stacks in its first or last axis; the replay then stores each frame once",
+        help="number of frames stacked in the first or last axis of observations; stores each frame only once",
     )
 
     reports = ("value_loss", "action_value", "grad_norm", "epsilon")
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the replay, the networks and their learner."""
+        """Build the replay, the networks and their learner."""
         if self.temperature is not None:
             self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)  # type: ignore[misc]
         self.exploration = self.epsilon if self.temperature is None else self.temperature
         super().build(generator)
 
     def build_replay(self) -> Any:
-        """Make the replay, of single frames if `frame_stack` is set."""
+        """Build the replay, which stores single frames if `frame_stack` is set."""
         if self.frame_stack is None:
             return super().build_replay()
         stacks = (self.capacity, self.frame_stack, self.observation_space.shape or ())
-        how: dict[str, Any] = {"storage": self.storage, "device": self.device}
+        settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
         if not self.prioritized:
-            return FrameReplay(*stacks, **how)
-        how |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
-        return PrioritizedFrameReplay(*stacks, **how)
+            return FrameReplay(*stacks, **settings)
+        settings |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
+        return PrioritizedFrameReplay(*stacks, **settings)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return actions (N,), greedy or exploring."""
+        """Return greedy or exploring actions (N,)."""
         online = self.networks.online
         return self.choose(online(online.preprocess(observation)), explore)
 
     def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return epsilon-greedy or softmax indices (N,) of actions."""
+        """Return epsilon-greedy or softmax action indices (N,)."""
         amount = self.exploration(**self.counts)
         return (epsilon_greedy if self.temperature is None else boltzmann)(value_NA, amount, self.generator)
 
     @abc.abstractmethod
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Any:
-        """Return the rows of a sample with their targets and importance weights."""
+        """Return a batch with targets and importance weights for a sample of the replay."""
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Learn from a sample of the replay."""
+        """Update the Q-network with a batch."""
         (learner,) = self.learners.values()
         metrics = learner.step(self.batch(sample, weight_B), self.huber, report=report)
         error_B = metrics.pop("td_error")
