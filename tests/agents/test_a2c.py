@@ -1,4 +1,4 @@
-"""A2C: the contracts, the probes, and that it is one step of the plain policy gradient."""
+"""A2C: contract tests, probe environments, and equivalence with one policy-gradient step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestDiscrete(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-class TestContinuousByRMSprop(TestDiscrete):
+class TestContinuousWithRMSprop(TestDiscrete):
     options: ClassVar[dict[str, Any]] = {"optimizer": functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)}
 
     def environment(self, num_envs, seed):
@@ -51,7 +51,7 @@ PROBES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name: str) -> None:
+def test_solves_probe(name: str) -> None:
     make, rounds, options = PROBES[name]
     environment = make(32, seed=0)
     agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
@@ -60,7 +60,7 @@ def test_it_solves_the_probe(name: str) -> None:
     assert reached >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
 
 
-def test_it_learns_what_states_are_worth() -> None:
+def test_learns_state_values() -> None:
     environment = DelayedReward(32, seed=0)
     agent = fitted(environment, seed=0, rollout_steps=4)
     rein.train(agent, environment, epochs=40, iterations=16)
@@ -69,8 +69,8 @@ def test_it_learns_what_states_are_worth() -> None:
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_it_is_one_update_of_ppo_on_the_data_of_the_policy_itself(normalize: bool) -> None:
-    """At a ratio of 1 the gradient of the clipped surrogate is that of A log pi."""
+def test_update_equals_first_ppo_update(normalize: bool) -> None:
+    """At a ratio of 1, the gradients of the clipped surrogate and of A log pi are equal."""
     agents = []
     for kind, options in ((A2C, {}), (PPO, {"update_epochs": 1, "minibatches": 1})):
         environment = Gridworld(8, seed=0, max_episode_steps=9)
@@ -85,7 +85,7 @@ def test_it_is_one_update_of_ppo_on_the_data_of_the_policy_itself(normalize: boo
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
 
 
-def test_schedules_reach_their_end_at_their_horizon() -> None:
+def test_schedules_end_at_their_horizon() -> None:
     environment = Gridworld(4, seed=0, max_episode_steps=9)
     rates: Any = {"learning_rate": linear(1e-3, 1e-4, env_steps=4 * 20)}
     agent = fitted(environment, seed=0, **rates, entropy_coefficient=linear(0.1, 0.0, updates=4))
@@ -103,7 +103,7 @@ def test_schedules_reach_their_end_at_their_horizon() -> None:
     assert all(rate > 1e-4 and bonus > 0.0 for rate, bonus in seen[:-1])
 
 
-def test_its_defaults_are_those_of_the_paper_and_may_be_changed() -> None:
+def test_defaults_match_the_paper() -> None:
     environment = Bandit(1, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     assert {name: A2C(*spaces).config[name] for name in ("learning_rate", "rollout_steps", "gae_lambda")} == {
@@ -114,6 +114,6 @@ def test_its_defaults_are_those_of_the_paper_and_may_be_changed() -> None:
     assert A2C(*spaces, rollout_steps=7).config["rollout_steps"] == 7
 
 
-def test_an_unknown_option_is_refused_by_name() -> None:
+def test_unknown_option_is_rejected() -> None:
     with pytest.raises(TypeError, match="A2C: there is no option epochs"):
         fitted(Bandit(1, seed=0), epochs=3)

@@ -1,4 +1,4 @@
-"""AWAC: the contract, its weights, and what it makes of data in which most was done badly."""
+"""AWAC: contract tests, advantage weights, and learning from data with mostly bad actions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def one_step(rows: int = 2000) -> Transition:
-    """Episodes of one step in one state, whose reward is highest, 0, for an action of 0.6, and most are far from it."""
+    """One-step episodes in a single state. The best action is 0.6 with reward 0; most actions are far from it."""
     generator = torch.Generator().manual_seed(0)
     action = torch.rand(rows, 1, generator=generator) * 2 - 1
     yes = torch.ones(rows, dtype=torch.bool)
@@ -65,12 +65,12 @@ def chosen(agent: AWAC) -> float:
 
 
 @pytest.mark.parametrize("weights", ["softmax", "exp"])
-def test_the_better_actions_are_imitated(weights):
-    assert abs(chosen(trained(temperature=1e3, weights=weights))) < 0.15  # all alike: the middle of what was done
+def test_better_actions_are_imitated(weights):
+    assert abs(chosen(trained(temperature=1e3, weights=weights))) < 0.15  # equal weights: the mean recorded action
     assert chosen(trained(temperature=0.1, weights=weights)) == pytest.approx(0.6, abs=0.15)
 
 
-def test_weights_of_a_softmax_have_a_mean_of_1_and_the_ratios_of_the_others():
+def test_softmax_weights_have_mean_1_and_exponential_ratios():
     advantage = torch.tensor([0.5, -1.0, 2.0])
     softmax, exponential = (advantage_weight(advantage, name) for name in ("softmax", "exp"))
     assert softmax.mean().item() == pytest.approx(1.0)
@@ -78,12 +78,12 @@ def test_weights_of_a_softmax_have_a_mean_of_1_and_the_ratios_of_the_others():
     torch.testing.assert_close(exponential, advantage.exp())
 
 
-def test_a_weight_of_two_is_a_row_twice_for_the_actor_too():
-    """Of rows drawn by priority: the actor is a regression as much as the critics are."""
+def test_importance_weight_2_equals_a_duplicated_row():
+    """Importance weights apply to the actor as well as to the critics."""
     learned = []
     for index, weight in (([0, 1, 2], [2.0, 1.0, 0.0]), ([0, 0, 1], None)):
         how: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.1, "temperature": 1e9}
-        agent = AWAC(BOX, BOX, hidden=(8,), seed=0, **how)  # all advantages alike
+        agent = AWAC(BOX, BOX, hidden=(8,), seed=0, **how)  # equal weights for all advantages
         fill(agent, [one_step(8)])
         sample = agent.replay.take(torch.tensor(index))
         agent.update_from(sample, None if weight is None else torch.tensor(weight), False)
@@ -91,13 +91,13 @@ def test_a_weight_of_two_is_a_row_twice_for_the_actor_too():
     torch.testing.assert_close(*learned)
 
 
-def test_weights_are_bounded():
+def test_weights_are_clipped():
     agent = trained(updates=1, temperature=1e-3, max_weight=3.0)
     assert agent.learn(1)["largest_weight"].item() == 3.0
 
 
-def test_an_action_is_worth_what_comes_after_it_by_the_policy():
-    """Two states in a row, a reward of 1 at the end: whatever is done in the first is worth gamma."""
+def test_critics_bootstrap_from_the_next_state():
+    """Two states in a row and a final reward of 1: every action in the first state has value gamma."""
     observation = torch.tensor([[0.0], [1.0]]).repeat(200, 1)
     last = torch.tensor([False, True]).repeat(200)
     action = torch.rand(400, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -110,11 +110,11 @@ def test_an_action_is_worth_what_comes_after_it_by_the_policy():
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"weights": "linear"}, {"max_weight": 0.0}, {"critics": 0}])
-def test_numbers_out_of_their_range_are_refused(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         AWAC(BOX, BOX, **options)
 
 
-def test_what_it_reports_is_what_it_says_it_does():
+def test_all_declared_metrics_are_reported():
     found = trained(updates=2).learn(1)
     assert set(AWAC.reports) <= set(found)

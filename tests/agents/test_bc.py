@@ -1,4 +1,4 @@
-"""Behaviour cloning: the contract, and that it does what was done."""
+"""Behaviour cloning: contract tests and imitation of recorded actions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestContinuous(TestDiscrete):
         return Pendulum(num_envs, seed=seed)
 
 
-class TestWithoutChance(TestContinuous):
+class TestDeterministic(TestContinuous):
     def make(self, seed):
         environment = self.environment(1, 0)
         given = environment.single_observation_space, environment.single_action_space
@@ -46,7 +46,7 @@ class TestWithoutChance(TestContinuous):
 
 
 def recorded(observation, action) -> Transition:
-    """Transitions whose rewards and ends say nothing."""
+    """Return transitions with zero rewards and no episode ends."""
     rows = len(observation)
     no = torch.zeros(rows, dtype=torch.bool)
     return Transition(observation, action, torch.zeros(rows), no, no, observation, ~no, {})
@@ -72,7 +72,7 @@ def test_discrete_actions_are_cloned(start):
 
 
 @pytest.mark.parametrize("stochastic", [True, False])
-def test_continuous_actions_are_cloned_in_the_units_of_the_space(stochastic):
+def test_continuous_actions_are_cloned_in_units_of_the_space(stochastic):
     observation = states()
     action = torch.stack([2.0 + observation[:, 0], 10.0 * observation[:, 1] * observation[:, 2]], 1)
     space = spaces.Box(np.array([0.0, -20.0], np.float32), np.array([4.0, 20.0], np.float32))
@@ -83,7 +83,7 @@ def test_continuous_actions_are_cloned_in_the_units_of_the_space(stochastic):
     assert ((chosen - action).abs().mean(0) < torch.tensor([0.1, 1.0])).all()
 
 
-def test_what_was_done_at_random_is_cloned_at_random():
+def test_random_actions_are_cloned_with_their_probabilities():
     observation = torch.zeros(2000, 3)
     generator = torch.Generator().manual_seed(1)
     often = (torch.rand(2000, generator=generator) < 0.8).long()
@@ -98,7 +98,7 @@ def test_what_was_done_at_random_is_cloned_at_random():
     assert (agent.policy().select_action(observation)[0] == 1).all()
 
 
-def test_a_gaussian_learns_how_far_actions_are_spread():
+def test_standard_deviation_of_actions_is_learned():
     observation = torch.zeros(4000, 3)
     generator = torch.Generator().manual_seed(1)
     action = (0.3 + 0.5 * torch.randn(4000, 1, generator=generator)).tanh()
@@ -114,7 +114,7 @@ def network(*, stochastic: bool) -> Actor:
     return Actor(3, 2, (16,), "relu", torch.Generator().manual_seed(0), stochastic=stochastic)
 
 
-def test_actions_on_their_bounds_have_a_likelihood_whose_gradient_is_finite():
+def test_gradient_is_finite_for_actions_at_the_bounds():
     batch = Batch(states(4), torch.tensor([[1.0, -1.0]]).expand(4, 2))
     networks = network(stochastic=True)
     loss, metrics = likelihood_loss(networks, batch, None)
@@ -123,7 +123,7 @@ def test_actions_on_their_bounds_have_a_likelihood_whose_gradient_is_finite():
     assert loss < 50.0
 
 
-def test_cloning_actions_on_their_bounds_goes_there_and_stays_finite():
+def test_actions_at_the_bounds_are_cloned():
     observation = states()
     action = torch.where(observation[:, :1] > 0, 1.0, -1.0)
     agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(32,), learning_rate=3e-3, seed=0)
@@ -134,8 +134,8 @@ def test_cloning_actions_on_their_bounds_goes_there_and_stays_finite():
     assert all(torch.isfinite(parameter).all() for parameter in agent.networks.parameters())
 
 
-@pytest.mark.parametrize(("log_std", "falls"), [(-4.0, True), (-8.0, False)])
-def test_the_deviation_of_data_without_chance_does_not_fall_for_ever(log_std, falls):
+@pytest.mark.parametrize(("log_std", "decreases"), [(-4.0, True), (-8.0, False)])
+def test_standard_deviation_of_deterministic_data_stops_decreasing(log_std, decreases):
     networks = network(stochastic=True)
     with torch.no_grad():
         networks.head.weight.zero_()
@@ -143,24 +143,24 @@ def test_the_deviation_of_data_without_chance_does_not_fall_for_ever(log_std, fa
     done = torch.tensor([[0.5, -0.5]]).tanh().expand(4, 2)
     loss, _ = likelihood_loss(networks, Batch(states(4), done), None)
     (gradient,) = torch.autograd.grad(loss, [networks.head.bias])
-    assert ((gradient[2:] > 0.0) == falls).all()
+    assert ((gradient[2:] > 0.0) == decreases).all()
 
 
 @pytest.mark.parametrize("loss", [likelihood_loss, squared_action_loss])
-def test_a_weight_of_two_is_a_row_twice(loss):
+def test_weight_2_equals_a_duplicated_row(loss):
     networks, x = network(stochastic=loss is likelihood_loss), states(3)
     action = torch.tensor([[0.1, 0.2], [0.3, -0.4], [-0.9, 0.5]])
-    weighed, _ = loss(networks, Batch(x, action, weight=torch.tensor([2.0, 1.0, 0.0])), None)
+    weighted, _ = loss(networks, Batch(x, action, weight=torch.tensor([2.0, 1.0, 0.0])), None)
     twice = torch.tensor([0, 0, 1])
     plain, _ = loss(networks, Batch(x[twice], action[twice]), None)
-    torch.testing.assert_close(weighed, plain)
+    torch.testing.assert_close(weighted, plain)
 
 
-def test_the_error_of_a_likelihood_is_how_far_the_middle_of_it_is_from_the_action_and_not_a_density():
+def test_likelihood_error_is_the_distance_to_the_mean():
     networks, x = network(stochastic=True), states(2)
     with torch.no_grad():
         networks.head.weight.zero_()
-        networks.head.bias.copy_(torch.tensor([0.5, -0.5, -4.0, -4.0]))  # narrow: -log pi is far below 0 at its middle
+        networks.head.bias.copy_(torch.tensor([0.5, -0.5, -4.0, -4.0]))  # narrow: -log pi is far below 0 at the mean
     middle = torch.tensor([0.5, -0.5]).tanh()
     batch = Batch(x, torch.stack((middle, middle + torch.tensor([0.0, 0.3]))))
     loss, metrics = likelihood_loss(networks, batch.rows(slice(0, 1)), None)
@@ -168,7 +168,7 @@ def test_the_error_of_a_likelihood_is_how_far_the_middle_of_it_is_from_the_actio
     assert likelihood_loss(networks, batch, None)[1]["error"].tolist() == pytest.approx([0.0, 0.09], abs=1e-6)
 
 
-def test_by_priority_actions_that_are_known_well_are_replayed_less_than_those_that_are_not():
+def test_learned_actions_have_lower_priorities():
     observation = states(1000)
     known = observation[:, 0] < 0
     drawn = torch.rand(1000, 1, generator=torch.Generator().manual_seed(1)) * 1.8 - 0.9
@@ -180,14 +180,14 @@ def test_by_priority_actions_that_are_known_well_are_replayed_less_than_those_th
     assert priority[known].mean() < 0.5 * priority[~known].mean()
 
 
-def test_the_loss_of_logits_is_minus_the_log_of_what_they_give():
+def test_cross_entropy_is_the_negative_log_likelihood():
     logits = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
     loss, metrics = cross_entropy_loss(torch.nn.Identity(), Batch(logits, torch.tensor([1, 0])), None)
     torch.testing.assert_close(metrics["error"], -logits.log_softmax(1)[[0, 1], [1, 0]])
     torch.testing.assert_close(loss, metrics["error"].mean())
 
 
-def test_parts_of_a_batch_make_the_same_update():
+def test_micro_batches_do_not_change_the_update():
     def learned(micro_batch: int | None) -> torch.Tensor:
         agent = BC(BOX, spaces.Discrete(3), hidden=(8,), batch_size=32, micro_batch=micro_batch, seed=0)
         fill(agent, [recorded(states(), torch.arange(512) % 3)])
@@ -197,6 +197,6 @@ def test_parts_of_a_batch_make_the_same_update():
     torch.testing.assert_close(learned(None), learned(5))
 
 
-def test_an_action_space_without_bounds_is_refused():
+def test_unbounded_action_space_is_rejected():
     with pytest.raises(ValueError, match="finite bounds"):
         BC(BOX, spaces.Box(-np.inf, np.inf, (1,), np.float32))

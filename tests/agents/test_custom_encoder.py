@@ -1,4 +1,4 @@
-"""Agents with a network of the user's own before their hidden layers."""
+"""Agents with a custom encoder before the hidden layers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from rein.testing import AgentContract
 BOX = spaces.Box(-1.0, 1.0, (2,))
 
 
-class Own(nn.Module):
-    """Of flat observations, in layers that draw from torch's global generator."""
+class FlatEncoder(nn.Module):
+    """Encoder of flat observations whose layers are initialized with torch's global generator."""
 
     def __init__(self, space: spaces.Space[Any], drawn: torch.Generator, *, features: int = 6) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Own(nn.Module):
 
 
 class Product(nn.Module):
-    """Of two numbers: what no linear layer sees."""
+    """Product of two numbers, which a linear layer cannot compute."""
 
     features = 1
 
@@ -62,7 +62,7 @@ class Product(nn.Module):
 
 
 class Camera(nn.Module):
-    """Of bytes (B, H, W, C), by a convolution."""
+    """Convolution of byte images (B, H, W, C)."""
 
     features = 4
 
@@ -75,8 +75,14 @@ class Camera(nn.Module):
         return self.layers(x.movedim(-1, 1) / 255.0)
 
 
-ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "encoder": Own}
-REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0, "encoder": Own}
+ROLLOUT: dict[str, Any] = {"rollout_steps": 4, "hidden": (8,), "encoder": FlatEncoder}
+REPLAY: dict[str, Any] = {
+    "hidden": (8,),
+    "batch_size": 8,
+    "capacity": 200,
+    "learning_starts": 0,
+    "encoder": FlatEncoder,
+}
 SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 2, "learning_starts": 16}
 KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions are continuous, options
     "PPO": (PPO, False, ROLLOUT),
@@ -175,23 +181,23 @@ class TestSAC(_WithEncoder):
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_every_agent_has_one_draws_it_under_its_seed_and_learns_it(case: str) -> None:
+def test_encoder_is_seeded_and_trained(case: str) -> None:
     before = torch.get_rng_state()
     agent, environment = made(case)
     again = made(case)[0]
     assert torch.equal(torch.get_rng_state(), before)
-    begun = copies(agent)
-    assert all(torch.equal(x, begun[name]) for name, x in copies(again).items())
-    of_encoder = [name for name in begun if "encoder." in name and "target" not in name]
-    assert of_encoder and {*begun} <= {*agent.networks.state_dict()}
+    initial = copies(agent)
+    assert all(torch.equal(x, initial[name]) for name, x in copies(again).items())
+    encoder_names = [name for name in initial if "encoder." in name and "target" not in name]
+    assert encoder_names and {*initial} <= {*agent.networks.state_dict()}
     rein.train(agent, environment, env_steps=48)
     assert agent.updates
     after = copies(agent)
-    assert [name for name in of_encoder if torch.equal(after[name], begun[name])] == []
+    assert [name for name in encoder_names if torch.equal(after[name], initial[name])] == []
 
 
 @pytest.mark.parametrize("case", ["SAC", "DDPG", "DiscreteSAC", "IQL"])
-def test_actor_and_critics_have_one_each_and_targets_copies(case: str) -> None:
+def test_actor_and_critics_have_separate_encoders_and_targets_copies(case: str) -> None:
     networks = made(case)[0].networks
     weight, others = networks.actor.encoder.layers[0].weight, [networks.critics.encoder.layers[0].weight]
     if case == "IQL":
@@ -201,7 +207,7 @@ def test_actor_and_critics_have_one_each_and_targets_copies(case: str) -> None:
     assert torch.equal(target, others[0]) and target is not others[0] and not target.requires_grad
 
 
-def test_the_loss_of_an_actor_has_no_gradient_toward_the_stem_of_its_critics() -> None:
+def test_actor_loss_does_not_reach_the_critic_encoder() -> None:
     networks = made("SAC")[0].networks
     x, action = torch.linspace(0.0, 1.0, 5).unsqueeze(1), torch.zeros(5, 1, requires_grad=True)
     value = networks.critics.frozen(x, action)
@@ -211,17 +217,17 @@ def test_the_loss_of_an_actor_has_no_gradient_toward_the_stem_of_its_critics() -
 
 
 def learned(
-    kind: Any, space: spaces.Space[Any], observation: Tensor, wanted: Tensor, steps: int, **options: Any
+    kind: Any, space: spaces.Space[Any], observation: Tensor, target: Tensor, steps: int, **options: Any
 ) -> bool:
-    """Whether it does what is wanted, after that many steps in which the right action pays 1 and ends the episode."""
+    """Return whether the agent selects the target actions after `steps` one-step episodes that reward them with 1."""
     agent = kind(space, spaces.Discrete(2), seed=0, **options)
-    no = torch.zeros(len(wanted), dtype=torch.bool)
+    no = torch.zeros(len(target), dtype=torch.bool)
     for _ in range(steps):
         action, extras = agent.select_action(observation)
-        reward = (action == wanted).float()
+        reward = (action == target).float()
         agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
         agent.optimize_model()
-    return agent.policy().select_action(observation)[0].tolist() == wanted.tolist()
+    return agent.policy().select_action(observation)[0].tolist() == target.tolist()
 
 
 LINEAR: dict[str, Any] = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (), "learning_rate": 3e-2}
@@ -229,16 +235,16 @@ LINEAR: dict[str, Any] = {"rollout_steps": 8, "update_epochs": 2, "minibatches":
 
 @pytest.mark.parametrize("kind", [PPO, PQN])
 def test_linear_heads_learn_from_the_features_of_the_encoder(kind: Any) -> None:
-    """Act where both numbers have one sign."""
+    """The best action is 1 if both numbers have the same sign."""
     observation = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1)
-    wanted = (observation.prod(1) > 0.0).long()
+    target = (observation.prod(1) > 0.0).long()
     options = LINEAR if kind is PPO else {**LINEAR, "epsilon": 0.3}
-    assert learned(kind, BOX, observation, wanted, 8 * 12, encoder=Product, **options)
-    assert not learned(kind, BOX, observation, wanted, 8 * 12, **options)
+    assert learned(kind, BOX, observation, target, 8 * 12, encoder=Product, **options)
+    assert not learned(kind, BOX, observation, target, 8 * 12, **options)
 
 
 @pytest.mark.parametrize("kind", [PPO, DQN])
-def test_an_image_goes_through_a_convolution_of_ones_own(kind: Any) -> None:
+def test_custom_encoder_learns_from_images(kind: Any) -> None:
     bright = torch.arange(16) % 2 == 0
     observation = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     replay = {"batch_size": 16, "learning_starts": 32, "update_to_data": 0.0625, "epsilon": 0.5, "capacity": 1_000}
@@ -248,30 +254,30 @@ def test_an_image_goes_through_a_convolution_of_ones_own(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [SAC, DiscreteSAC, TD3, BC, IQL], ids=lambda kind: kind.__name__)
-def test_who_learns_from_vectors_alone_takes_images_with_one(kind: Any) -> None:
+def test_vector_only_agents_accept_images_with_an_encoder(kind: Any) -> None:
     camera, actions = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2) if kind is DiscreteSAC else BOX
     options: dict[str, Any] = REPLAY | {"encoder": Camera}
     agent = kind(camera, actions, seed=0, **options)
     drawn = torch.Generator().manual_seed(0)
     seen, after = torch.randint(0, 256, (2, 4, 36, 36, 1), dtype=torch.uint8, generator=drawn)
-    no, begun = torch.zeros(4, dtype=torch.bool), copies(agent)
+    no, initial = torch.zeros(4, dtype=torch.bool), copies(agent)
     action, extras = agent.select_action(seen)
     agent.record_observation(rein.Transition(seen, action, torch.ones(4), no, no, after, ~no, extras))
     agent.learn(4)
-    moved = {name for name, x in copies(agent).items() if not torch.equal(x, begun[name])}
-    assert {name for name in begun if name.endswith("encoder.layers.0.weight")} <= moved
+    moved = {name for name, x in copies(agent).items() if not torch.equal(x, initial[name])}
+    assert {name for name in initial if name.endswith("encoder.layers.0.weight")} <= moved
 
 
-def test_it_is_a_part_of_the_configuration_which_a_resumed_run_compares(tmp_path: Path) -> None:
-    agent, environment = made("PPO", encoder=functools.partial(Own, features=5))
-    assert agent.config["encoder"] == {"function": "Own", "features": 5}
-    assert made("PPO")[0].config["encoder"] == "Own" and PPO(*spaces_of(environment)).config["encoder"] is None
+def test_resume_compares_the_encoder_config(tmp_path: Path) -> None:
+    agent, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=5))
+    assert agent.config["encoder"] == {"function": "FlatEncoder", "features": 5}
+    assert made("PPO")[0].config["encoder"] == "FlatEncoder" and PPO(*spaces_of(environment)).config["encoder"] is None
     store = rein.HDF5Store(tmp_path / "run")
     loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=8)
     checkpoint(loop, store)
     loop.run()
     store.close()
-    again, environment = made("PPO", encoder=functools.partial(Own, features=6))
+    again, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=6))
     with pytest.raises(CheckpointError, match=r"encoder\.features was 5 and is 6"):
         rein.resume(rein.training_loop(again, environment, seed=0, epochs=2, iterations=8), tmp_path / "run")
 
@@ -281,14 +287,14 @@ def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])
-def test_every_agent_refuses_an_invalid_encoder(case: str) -> None:
-    with pytest.raises(TypeError, match="encoder is 'CNN': pass a factory that is called as"):
+def test_invalid_encoder_is_rejected(case: str) -> None:
+    with pytest.raises(TypeError, match="encoder is 'CNN': give a factory that is called as"):
         made(case, encoder="CNN")
     with pytest.raises(ValueError, match=r"Linear\.features is missing"):
         made(case, encoder=lambda space, drawn: nn.Linear(1, 1))
 
 
-def test_a_seed_from_the_loop_draws_the_encoder_again() -> None:
+def test_loop_seed_reinitializes_the_encoder() -> None:
     agent, environment = made("SAC", seed=None)
     rein.training_loop(agent, environment, seed=0, iterations=1)
     assert all(torch.equal(x, copies(agent)[name]) for name, x in copies(made("SAC")[0]).items())

@@ -1,4 +1,4 @@
-"""DDPG: the contract, the probes, and what it is not."""
+"""DDPG: contract tests, probe environments, and differences from TD3."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TestDDPG(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
-class TestOfWindows(TestDDPG):
-    """As its ancestor learned: after episodes, by priority, from windows of the last observations."""
+class TestObservationHistory(TestDDPG):
+    """Updates after episodes, with priorities, from a history of observations."""
 
     num_envs, steps = 1, 40
     options: ClassVar[dict[str, Any]] = {"train_frequency_episodes": 1, "prioritized": True, "actor_frequency": 2}
@@ -52,7 +52,7 @@ PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
 @pytest.mark.parametrize(
     "make", [lambda n, seed: Corridor(n, continuous=True, seed=seed), Reach], ids=["corridor", "reach"]
 )
-def test_it_solves_the_probe(make):
+def test_solves_probe(make):
     environment = make(16, seed=0)
     agent = fitted(environment, seed=0, **PROBE)
     rein.train(agent, environment, epochs=1, iterations=800)
@@ -60,7 +60,7 @@ def test_it_solves_the_probe(make):
     assert reached >= environment.optimal_return - 0.15
 
 
-def test_it_has_one_critic_whose_target_has_no_noise():
+def test_single_critic_and_target_without_noise():
     environment = Reach(4, dimensions=2, seed=0)
     agent = fitted(environment, seed=0, gamma=0.8)
     rein.train(agent, environment, epochs=1, iterations=10)
@@ -72,18 +72,17 @@ def test_it_has_one_critic_whose_target_has_no_noise():
     torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-5, atol=1e-5)
 
 
-def test_it_explores_by_a_walk_unless_it_is_told_otherwise():
+def test_default_noise_is_ornstein_uhlenbeck():
     assert isinstance(DDPG(BOX, BOX, seed=0, **SMALL).noise, OrnsteinUhlenbeck)
 
 
 @pytest.mark.parametrize("option", ["critics", "target_noise", "target_noise_clip"])
-def test_it_has_no_options_of_its_relative(option):
+def test_td3_options_are_rejected(option):
     with pytest.raises(TypeError, match=f"DDPG: there is no option {option}"):
         DDPG(BOX, BOX, **{option: 2})
 
 
-def test_its_actor_moves_from_the_first_update():
-    """B22."""
+def test_actor_is_updated_from_the_first_update():
     agent = DDPG(BOX, BOX, seed=0, **{**SMALL, "learning_starts": 0})
     before = agent.networks.actor.head.weight.clone()
     no, x = torch.zeros(4, dtype=torch.bool), torch.rand(4, 2, generator=generator(0, "rows"))

@@ -1,4 +1,4 @@
-"""Soft actor-critic for discrete actions: the contract, its losses by hand, and a task that it solves."""
+"""Soft actor-critic for discrete actions: contract tests, losses computed by hand, and probe environments."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
     return Batch(x, action, target=torch.randn(size, generator=drawing))
 
 
-def test_critics_learn_the_action_that_was_taken_each_by_its_own_error() -> None:
+def test_critic_loss_matches_hand_computation() -> None:
     batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
-    loss, said = critic_loss(critics, batch, None)
+    loss, metrics = critic_loss(critics, batch, None)
     value = critics(batch.features).detach()
     errors = [[float(value[k, b, batch.action[b]] - batch.target[b]) for b in range(5)] for k in range(2)]
     assert float(loss.detach()) == pytest.approx(sum(0.5 * sum(e * e for e in row) / 5 for row in errors), rel=1e-5)
-    assert said["td_error"].tolist() == pytest.approx([(abs(a) + abs(b)) / 2 for a, b in zip(*errors, strict=True)])
+    assert metrics["td_error"].tolist() == pytest.approx([(abs(a) + abs(b)) / 2 for a, b in zip(*errors, strict=True)])
     assert not torch.equal(value[0], value[1])
 
 
-def test_the_actor_weighs_every_action_by_its_probability() -> None:
+def test_actor_loss_matches_hand_computation() -> None:
     batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
     actor = DiscreteActor(3, spaces.Discrete(4), (8,), "relu", generator(0, "actor"))
     alpha = torch.tensor(0.3)
-    loss, said = actor_loss(actor, batch, (critics, alpha))
+    loss, metrics = actor_loss(actor, batch, (critics, alpha))
     probability = actor(batch.features).log_probs.detach().exp().double()
     least = critics(batch.features).detach().amin(0).double()
     by_hand = [sum(p * (0.3 * p.log() - q) for p, q in zip(probability[b], least[b], strict=True)) for b in range(5)]
     assert float(loss.detach()) == pytest.approx(float(sum(by_hand)) / 5, rel=1e-5)
     entropy = -(probability * probability.log()).sum(1)
-    torch.testing.assert_close(-said["log_prob"].double(), entropy)
+    torch.testing.assert_close(-metrics["log_prob"].double(), entropy)
 
 
 @pytest.mark.parametrize("probe", [Bandit, Corridor])
-def test_it_solves_a_probe(probe) -> None:
+def test_solves_probe(probe) -> None:
     environment = probe(num_envs=8, seed=0)
     agent = DiscreteSAC(
         environment.single_observation_space,
@@ -80,24 +80,24 @@ def test_it_solves_a_probe(probe) -> None:
     assert played.mean_return >= 0.95 * environment.optimal_return
 
 
-def test_the_temperature_falls_while_there_is_more_entropy_than_wanted() -> None:
+def test_temperature_decreases_above_the_target_entropy() -> None:
     environment = Bandit(num_envs=8, seed=0)
     spaces_of = environment.single_observation_space, environment.single_action_space
-    wants_less, wants_more = (
+    low_target, high_target = (
         DiscreteSAC(*spaces_of, **SMALL, learning_rate=1e-2, target_entropy=wanted, seed=0) for wanted in (0.0, 9.0)
     )
-    for agent in (wants_less, wants_more):
+    for agent in (low_target, high_target):
         rein.train(agent, Bandit(num_envs=8, seed=0), env_steps=160, seed=0)
-    less, more = (float(agent.networks.temperature.log.detach()) for agent in (wants_less, wants_more))
+    less, more = (float(agent.networks.temperature.log.detach()) for agent in (low_target, high_target))
     assert less < 0.0 < more
 
 
-def test_it_wants_half_of_the_entropy_that_there_is() -> None:
+def test_default_target_entropy_is_half_the_maximum() -> None:
     environment = Gridworld(num_envs=1, seed=0)
     agent = DiscreteSAC(environment.single_observation_space, environment.single_action_space)
     assert agent._target_entropy == pytest.approx(0.5 * math.log(4))
 
 
-def test_it_refuses_actions_that_are_not_discrete() -> None:
+def test_continuous_actions_are_rejected() -> None:
     with pytest.raises(ValueError, match="Discrete"):
         DiscreteSAC(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))

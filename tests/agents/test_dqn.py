@@ -1,4 +1,4 @@
-"""DQN: the contracts, the probes, and what its target is made of."""
+"""DQN: contract tests, probe environments, and targets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestDQN(AgentContract):
 
 
 class TestRainbow(TestDQN):
-    """In a ring that is full after 25 steps, with copies as targets."""
+    """The replay is full after 25 steps, and targets are copies of the network."""
 
     options: ClassVar[dict[str, Any]] = {
         "dueling": True,
@@ -54,8 +54,8 @@ class TestRainbow(TestDQN):
     }
 
 
-class TestOfOneEnvironment(TestDQN):
-    """By Boltzmann's distribution, without double targets, in rounds after episodes."""
+class TestSingleEnvironment(TestDQN):
+    """Boltzmann exploration, no double Q-learning, updates after episodes."""
 
     num_envs = 1
     options: ClassVar[dict[str, Any]] = {
@@ -75,7 +75,7 @@ PROBES = {
     "corridor, most of Rainbow": (Corridor, 300, {"n_step": 3, "prioritized": True, "dueling": True}),
     "corridor, copies as targets": (Corridor, 300, {"tau": 1.0, "target_frequency": 10, "layer_norm": True}),
     "corridor, Boltzmann": (Corridor, 300, {"temperature": 0.1}),
-    "fork, whose road pays beyond the time limit": (Fork, 400, {"huber": None}),
+    "fork, with rewards after the time limit": (Fork, 400, {"huber": None}),
 }
 
 
@@ -87,7 +87,7 @@ def trained_on(make, steps, options):
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name):
+def test_solves_probe(name):
     make, steps, options = PROBES[name]
     agent, environment = trained_on(make, steps, options)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
@@ -99,7 +99,7 @@ def test_it_solves_the_probe(name):
     ("make", "observation"),
     [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
 )
-def test_it_learns_what_states_are_worth(make, observation, n_step):
+def test_learns_state_values(make, observation, n_step):
     agent, environment = trained_on(make, 150, {"n_step": n_step, "epsilon": 1.0, "learning_rate": 3e-2})
     x = torch.tensor(observation)
     expected = environment.optimal_value(x, PROBE["gamma"])
@@ -108,13 +108,13 @@ def test_it_learns_what_states_are_worth(make, observation, n_step):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_target_is_that_of_the_definition(double):
+def test_target_matches_definition(double):
     environment = Corridor(4, seed=0)
     agent = fitted(environment, seed=0, double=double, gamma=0.8)
     rein.train(agent, environment, epochs=1, iterations=30)
     networks, sample = agent.networks, agent.replay.sample(50, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(50) % 3 == 0)
-    networks.target.head.bias.data = torch.tensor([0.5, -0.5])  # so that the two disagree
+    networks.target.head.bias.data = torch.tensor([0.5, -0.5])  # so that both networks prefer different actions
     online, target = networks.online(sample.next_observation), networks.target(sample.next_observation)
     assert (online.argmax(1) != target.argmax(1)).any()
     value = torch.stack([row[best] for row, best in zip(target, (online if double else target).argmax(1), strict=True)])
@@ -122,7 +122,7 @@ def test_the_target_is_that_of_the_definition(double):
     torch.testing.assert_close(agent._target(sample, sample.next_observation), expected)
 
 
-def test_several_steps_are_discounted_by_their_number():
+def test_n_step_targets_use_the_discount_of_each_row():
     environment = Corridor(4, seed=0)
     agent = fitted(environment, seed=0, n_step=3, gamma=0.5)
     rein.train(agent, environment, epochs=1, iterations=30)
@@ -134,8 +134,8 @@ def test_several_steps_are_discounted_by_their_number():
 
 
 @pytest.mark.parametrize("start", [0, 3, -2])
-def test_actions_are_counted_from_where_the_space_begins(start):
-    """It learns which of them pays, and not its neighbour."""
+def test_action_space_start_is_respected(start):
+    """The agent learns the rewarded action and not its neighbour."""
     agent = DQN(BOX, spaces.Discrete(3, start=start), seed=0, **{**SMALL, "learning_rate": 1e-2, "epsilon": 1.0})
     x, no = torch.zeros(16, 2), torch.zeros(16, dtype=torch.bool)
     for _ in range(20):
@@ -147,7 +147,7 @@ def test_actions_are_counted_from_where_the_space_begins(start):
     assert agent.policy().select_action(x[:1])[0].tolist() == [start + 1]
 
 
-def test_epsilon_is_how_often_actions_are_random():
+def test_epsilon_is_the_probability_of_random_actions():
     environment = Bandit(4, seed=0)
     for epsilon, expected in ((0.0, 0.0), (0.4, 0.2), (1.0, 0.5)):
         agent = fitted(environment, seed=0, epsilon=epsilon, learning_starts=0)
@@ -157,14 +157,14 @@ def test_epsilon_is_how_often_actions_are_random():
             assert float(other.double().mean()) == pytest.approx(expected, abs=0.03)
 
 
-def test_convolutions_of_images_are_learned():
+def test_cnn_learns_from_images():
     space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     agent = DQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "learning_rate": 1e-3, "epsilon": 0.5, "gamma": 0.5})
     assert agent.replay.storage == "memory"
     bright = torch.arange(16) % 2 == 0
     image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     no = torch.zeros(16, dtype=torch.bool)
-    begun = copy_state(dict(agent.networks.online.encoder.state_dict()))
+    initial = copy_state(dict(agent.networks.online.encoder.state_dict()))
     for _ in range(12):
         action, extras = agent.select_action(image)
         reward = (action == bright.long()).float()
@@ -172,19 +172,19 @@ def test_convolutions_of_images_are_learned():
         agent.optimize_model()
     assert agent.replay.columns["observation"].dtype is torch.uint8
     assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(begun, dict(agent.networks.online.encoder.state_dict())) is not None
+    assert first_difference(initial, dict(agent.networks.online.encoder.state_dict())) is not None
 
 
-NONSENSE = [{"epsilon": 1.5}, {"epsilon": -0.1}, {"temperature": -1.0}, {"huber": 0.0}, {"huber": -1.0}]
+INVALID = [{"epsilon": 1.5}, {"epsilon": -0.1}, {"temperature": -1.0}, {"huber": 0.0}, {"huber": -1.0}]
 
 
-@pytest.mark.parametrize("options", [*NONSENSE, {"epsilon": linear(1.0, -0.1, updates=5)}], ids=str)
-def test_nonsense_is_refused_where_it_is_written(options):
+@pytest.mark.parametrize("options", [*INVALID, {"epsilon": linear(1.0, -0.1, updates=5)}], ids=str)
+def test_invalid_options_are_rejected(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"DQN.*{name}"):
         DQN(BOX, spaces.Discrete(2), **options)
 
 
-def test_actions_that_are_not_discrete_are_refused():
-    with pytest.raises(ValueError, match="requires Discrete actions"):
+def test_continuous_actions_are_rejected():
+    with pytest.raises(ValueError, match="values are learned of Discrete actions"):
         DQN(BOX, BOX)

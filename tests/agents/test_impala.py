@@ -1,4 +1,4 @@
-"""IMPALA: the contracts, and what it makes of data of another policy.
+"""IMPALA: contract tests and learning from off-policy data.
 
 Shapes: N environments.
 """
@@ -51,10 +51,10 @@ class TestContinuous(TestDiscrete):
 
 
 class Trap(SimulatedEnvironment):
-    """A prize at once for 0, or a door for 1, behind which 1 pays 1 and 0 pays nothing.
+    """Two-step task: action 0 ends the episode with a prize, action 1 opens a door to a state that pays 1 for action 1.
 
-    Who opens the door and then acts at random gets 1/2, which is less than the prize; who knows what to do there gets
-    more. So the best first action of a uniform policy, and of who values states by what that one gets, is wrong.
+    Behind the door, a uniform policy gets 1/2, which is less than the prize, and the optimal policy gets 1. An agent
+    that evaluates states under the uniform policy takes the prize.
     """
 
     single_observation_space = spaces.Box(0.0, 1.0, (2,))
@@ -81,7 +81,7 @@ OFF_POLICY = {"rollout_steps": 16, "learning_rate": 2e-2, "entropy_coefficient":
 
 
 def learn_from_uniform(agent: Any, environment: Any, steps: int, log_prob: float | None) -> None:
-    """The environment is acted in uniformly; what is said of it is `log_prob`, or nothing."""
+    """Train on uniformly random actions, recorded with `log_prob` or without extras."""
     stream, observation = generator(0, "behaviour"), environment.reset()
     for _ in range(steps):
         action = torch.randint(2, (environment.num_envs,), generator=stream)
@@ -97,25 +97,25 @@ def reached(agent: Any, environment: Any) -> float:
     return rein.evaluate(agent.policy(), environment, 64).mean_return
 
 
-def test_from_data_of_a_uniform_policy_it_learns_the_best_one() -> None:
+def test_learns_the_optimal_policy_from_uniform_data() -> None:
     environment = Trap(32, seed=0)
     agent = fitted(environment, seed=0, **OFF_POLICY)
     learn_from_uniform(agent, environment, 16 * 80, math.log(0.5))
     assert reached(agent, Trap(64, seed=1)) == 1.0
     value_N = agent.networks.value(torch.eye(2))
-    torch.testing.assert_close(value_N, torch.tensor([0.9, 1.0]), atol=0.1, rtol=0)  # of the policy learned
+    torch.testing.assert_close(value_N, torch.tensor([0.9, 1.0]), atol=0.1, rtol=0)  # values of the learned policy
 
 
-def test_without_a_log_prob_the_same_data_count_as_its_own_and_mislead_it() -> None:
+def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     environment = Trap(32, seed=0)
     agent = fitted(environment, seed=0, **OFF_POLICY)
     learn_from_uniform(agent, environment, 16 * 80, None)
     assert reached(agent, Trap(64, seed=1)) == pytest.approx(0.7)
     value_N = agent.networks.value(torch.eye(2))
-    assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # of the policy that acted
+    assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
-def test_from_a_policy_that_lags_several_updates_behind_it_learns_the_best_one() -> None:
+def test_learns_from_a_policy_several_updates_old() -> None:
     environment = Trap(32, seed=0)
     agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
     observation = environment.reset()
@@ -132,15 +132,15 @@ def test_from_a_policy_that_lags_several_updates_behind_it_learns_the_best_one()
     assert reached(agent, Trap(64, seed=1)) == 1.0
 
 
-def test_the_policy_that_acts_may_change_from_step_to_step() -> None:
-    """Itself and another one, within one rollout, for continuous actions too, whose samples are kept."""
+def test_behaviour_policy_can_change_every_step() -> None:
+    """The agent and another policy act in turn within one rollout, with continuous actions."""
     environment = Reach(8, seed=0)
     agent, observation = fitted(environment, seed=0), environment.reset()
     for step in range(8):
         action, extras = agent.select_action(observation)
         if step % 2:
             action, extras = torch.full_like(action, 0.5), {"log_prob": torch.full((8,), math.log(0.5))}
-            agent = reloaded(agent, environment)  # which has not looked
+            agent = reloaded(agent, environment)  # a copy that did not select the action
         now = environment.apply_action(action)
         ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
         agent.record_observation(rein.Transition(observation, action, *ends, extras))
@@ -153,8 +153,8 @@ def test_the_policy_that_acts_may_change_from_step_to_step() -> None:
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
 @pytest.mark.parametrize("how", ["merged", "copied", "in_place"])
-def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, space, more, how) -> None:
-    """Whoever acts instead may well keep the agent's extras and add to them."""
+def test_extras_of_a_replaced_action_are_dropped(kind, space, more, how) -> None:
+    """A program that replaces an action may keep the agent's extras and add to them."""
     agent = kind(spaces.Box(-1.0, 1.0, (3,), np.float32), space, rollout_steps=2, seed=0)
     observation, never = torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool)
     action, extras = agent.select_action(observation)
@@ -163,8 +163,8 @@ def test_what_was_said_of_an_action_that_another_replaced_is_left_out(kind, spac
     else:
         taken = torch.tensor([0.5, 1.75]).expand(4, 2).clone()
     ends = torch.zeros(4), never, never, observation, ~never
-    said = {name: value.double() if value.is_floating_point() else value.clone() for name, value in extras.items()}
-    given = {"merged": {**extras, **more}, "copied": {**said, **more}, "in_place": extras}[how]
+    copied = {name: value.double() if value.is_floating_point() else value.clone() for name, value in extras.items()}
+    given = {"merged": {**extras, **more}, "copied": {**copied, **more}, "in_place": extras}[how]
     if how == "in_place":
         given.update(more)
     agent.record_observation(rein.Transition(observation, taken, *ends, given))
@@ -183,8 +183,8 @@ def reloaded(agent: Any, environment: Any) -> Any:
     return other
 
 
-class Watched(IMPALA):
-    """Keeps what it learns from in each pass, and V-trace of the networks as they are then."""
+class RecordingIMPALA(IMPALA):
+    """Records the targets and advantages of each pass, and V-trace computed with the same networks."""
 
     found: list[tuple[Tensor, Tensor]]
 
@@ -210,11 +210,10 @@ class Watched(IMPALA):
         return batch
 
 
-def test_every_pass_looks_at_the_rollout_with_the_networks_as_they_are() -> None:
-    """At values, next values and probabilities alike."""
+def test_every_pass_recomputes_vtrace_with_current_networks() -> None:
     environment = Gridworld(8, seed=0, max_episode_steps=9)
     bounds = {"vtrace_lambda": 0.9, "rho_clip": 1.5, "c_clip": 1.2}
-    agent = fitted(environment, Watched, seed=0, update_epochs=3, **bounds)
+    agent = fitted(environment, RecordingIMPALA, seed=0, update_epochs=3, **bounds)
     agent.found = []
     rein.train(agent, environment, epochs=1, iterations=16)
     assert len(agent.found) == 2 * 3 * 2
@@ -224,22 +223,22 @@ def test_every_pass_looks_at_the_rollout_with_the_networks_as_they_are() -> None
 
 
 @pytest.mark.parametrize("make", [lambda: Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)])
-def test_on_its_own_data_its_first_update_is_that_of_a2c(make: Any) -> None:
+def test_first_update_on_policy_equals_a2c(make: Any) -> None:
     agents = []
     for kind, options in ((IMPALA, {}), (A2C, {"gae_lambda": 1.0})):
         environment = make()
         agent = fitted(environment, kind, seed=0, entropy_coefficient=0.01, **options)
-        begun = [p.detach().clone() for p in agent.networks.parameters()]
+        initial = [p.detach().clone() for p in agent.networks.parameters()]
         rein.train(agent, environment, epochs=1, iterations=8)
         assert agent.updates == 1
-        assert any(not torch.equal(p, q) for p, q in zip(agent.networks.parameters(), begun, strict=True))
+        assert any(not torch.equal(p, q) for p, q in zip(agent.networks.parameters(), initial, strict=True))
         agents.append(agent)
     for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
 
 
-def test_a_reward_that_a_handler_shaped_reaches_it() -> None:
-    """It learns the arm that the handler pays for, and not the one that the environment does."""
+def test_rewards_shaped_by_a_handler_are_learned() -> None:
+    """The agent learns the arm that the handler rewards, not the arm that the environment rewards."""
     environment = Bandit(32, contextual=False, seed=0)
     agent = fitted(environment, seed=0)
     loop = rein.training_loop(agent, environment, epochs=30, iterations=8)
@@ -263,7 +262,7 @@ PROBES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name: str) -> None:
+def test_solves_probe(name: str) -> None:
     make, rounds, options = PROBES[name]
     environment = make(32, seed=0)
     agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
@@ -271,7 +270,7 @@ def test_it_solves_the_probe(name: str) -> None:
     assert reached(agent, make(64, seed=1)) >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
 
 
-def test_it_learns_what_states_are_worth() -> None:
+def test_learns_state_values() -> None:
     environment = DelayedReward(32, seed=0)
     agent = fitted(environment, seed=0, rollout_steps=4)
     rein.train(agent, environment, epochs=40, iterations=16)
@@ -280,11 +279,11 @@ def test_it_learns_what_states_are_worth() -> None:
 
 
 @pytest.mark.parametrize("name", ["update_epochs", "minibatches", "rollout_steps"])
-def test_counts_of_zero_are_refused(name: str) -> None:
+def test_zero_counts_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=rf"IMPALA\({name}=0\): give 1 or more"):
         fitted(Bandit(1, seed=0), **{name: 0})
 
 
-def test_an_unknown_option_is_refused_by_name() -> None:
+def test_unknown_option_is_rejected() -> None:
     with pytest.raises(TypeError, match="IMPALA: there is no option gae_lambda"):
         fitted(Bandit(1, seed=0), gae_lambda=0.9)

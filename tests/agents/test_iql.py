@@ -1,4 +1,4 @@
-"""IQL: the contract, its losses, and what it makes of data in which most was done badly."""
+"""IQL: contract tests, losses, and learning from data with mostly bad actions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def one_step(rows: int = 2000) -> Transition:
-    """Episodes of one step in one state, whose reward is highest, 0, for an action of 0.6, and most are far from it."""
+    """One-step episodes in a single state. The best action is 0.6 with reward 0; most actions are far from it."""
     generator = torch.Generator().manual_seed(0)
     action = torch.rand(rows, 1, generator=generator) * 2 - 1
     yes = torch.ones(rows, dtype=torch.bool)
@@ -73,13 +73,13 @@ def chosen(agent: IQL) -> float:
     return agent.policy().select_action(torch.zeros(1, 1))[0].item()
 
 
-def test_the_better_actions_are_imitated():
-    cloned, weighed = (chosen(trained(inverse_temperature=beta)) for beta in (0.0, 20.0))
-    assert abs(cloned) < 0.15  # the middle of all that was done
-    assert weighed == pytest.approx(0.6, abs=0.15)
+def test_better_actions_are_imitated():
+    cloned, weighted = (chosen(trained(inverse_temperature=beta)) for beta in (0.0, 20.0))
+    assert abs(cloned) < 0.15  # the mean recorded action
+    assert weighted == pytest.approx(0.6, abs=0.15)
 
 
-def test_the_value_is_the_expectile_of_what_was_done():
+def test_state_value_is_an_expectile_of_recorded_returns():
     reward = one_step().reward
     low, middle, high = (
         trained(expectile=tau).networks.state_value(torch.zeros(1, 1)).item() for tau in (0.1, 0.5, 0.9)
@@ -88,26 +88,26 @@ def test_the_value_is_the_expectile_of_what_was_done():
     assert middle == pytest.approx(reward.mean().item(), abs=0.2)
 
 
-def test_the_loss_of_the_value_leans_toward_the_better():
+def test_expectile_loss_is_asymmetric():
     value = torch.nn.Flatten(0)  # the value of a state is its observation
     batch = Batch(torch.tensor([[0.0], [0.0]]), target=torch.tensor([1.0, -1.0]))
-    loss, metrics = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # all of a StateValue it calls
+    loss, metrics = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # only called
     assert loss.item() == pytest.approx((0.9 + 0.1) / 2)
     better, _ = expectile_loss(value, batch.rows(slice(0, 1)), 0.9)  # type: ignore[arg-type]  # as above
     assert better.item() == pytest.approx(0.9)
     assert metrics["value"].item() == 0.0
 
 
-def test_the_loss_of_the_value_counts_a_row_by_its_weight():
+def test_expectile_loss_uses_row_weights():
     value = torch.nn.Flatten(0)
     weight_B, target_B = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 2.0])
     batch = Batch(torch.tensor([[0.0], [0.0], [0.5]]), target=target_B, weight=weight_B)
-    weighed, _ = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # as above
-    assert weighed.item() == pytest.approx((2 * 0.9 + 0.1) / 3)
+    weighted, _ = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # as above
+    assert weighted.item() == pytest.approx((2 * 0.9 + 0.1) / 3)
 
 
-def test_a_weight_of_two_is_a_row_twice_for_everything_that_is_learned():
-    """Of rows drawn by priority: the value and the actor are regressions as much as the critics."""
+def test_importance_weight_2_equals_a_duplicated_row():
+    """Importance weights apply to the state value and the actor as well as to the critics."""
     learned = []
     for index, weight in (([0, 1, 2], [2.0, 1.0, 0.0]), ([0, 0, 1], None)):
         how: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.1}
@@ -119,8 +119,8 @@ def test_a_weight_of_two_is_a_row_twice_for_everything_that_is_learned():
     torch.testing.assert_close(*learned)
 
 
-def test_by_entire_weights_the_value_and_the_actor_are_those_of_the_data_whatever_is_drawn_most():
-    """A fifth of the rows has a reward that nobody can foretell: an error that stays, so they are drawn most."""
+def test_importance_weights_correct_value_and_actor():
+    """A fifth of the rows has random rewards. Their errors stay large, so they are sampled most often."""
     generator = torch.Generator().manual_seed(0)
     rare = torch.rand(2000, generator=generator) < 0.2
     action = torch.where(rare, 0.5, -0.5).unsqueeze(1) + 0.05 * torch.randn(2000, 1, generator=generator)
@@ -138,13 +138,13 @@ def test_by_entire_weights_the_value_and_the_actor_are_those_of_the_data_whateve
     assert sum(actions) / 20 == pytest.approx(action.mean().item(), abs=0.15)
 
 
-def test_weights_are_bounded():
+def test_weights_are_clipped():
     agent = trained(updates=1, inverse_temperature=1000.0, max_weight=7.0)
     assert agent.learn(1)["largest_weight"].item() == 7.0
 
 
-def test_a_value_goes_over_to_the_state_before():
-    """Two states in a row, a reward of 1 at the end: the first is worth gamma times as much as the second."""
+def test_values_propagate_to_the_previous_state():
+    """Two states in a row and a final reward of 1: the value of the first state is gamma times that of the second."""
     observation = torch.tensor([[0.0], [1.0]]).repeat(200, 1)
     last = torch.tensor([False, True]).repeat(200)
     action = torch.zeros(400, 1)
@@ -170,12 +170,12 @@ def test_targets_follow_the_critics():
     "options",
     [{"expectile": 1.0}, {"expectile": 0.0}, {"inverse_temperature": -1.0}, {"max_weight": 0.0}, {"critics": 0}],
 )
-def test_numbers_out_of_their_range_are_refused(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         IQL(BOX, BOX, **options)
 
 
-def test_what_it_reports_is_what_it_says_it_does():
+def test_all_declared_metrics_are_reported():
     found = trained(updates=2).learn(1)
     assert set(IQL.reports) <= set(found)
     assert all(math.isfinite(value.item()) for value in found.values())

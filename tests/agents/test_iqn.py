@@ -1,4 +1,4 @@
-"""IQN: the contract, the probes, its targets, and quantiles that are those of what happens."""
+"""IQN: contract tests, probe environments, targets, and learned quantiles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestAgent(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-class TestWithEveryPart(TestAgent):
+class TestAllOptions(TestAgent):
     options: ClassVar[dict[str, Any]] = {
         "double": True,
         "drawn_levels": False,
@@ -68,7 +68,7 @@ class TestWithFrames(TestAgent):
 
 
 @pytest.mark.parametrize("probe", [Bandit, Corridor, Fork])
-def test_it_learns_the_values_of_the_probes(probe):
+def test_learns_values_of_probes(probe):
     environment = probe(num_envs=8, seed=0)
     how = {"gamma": 0.9, "learning_rate": 5e-3, "tau": 0.2, "hidden": (32,), "batch_size": 32, "train_frequency": 8}
     agent = fitted(environment, seed=0, learning_starts=200, **{**how, "update_to_data": 0.2, "epsilon": 0.3})
@@ -78,8 +78,8 @@ def test_it_learns_the_values_of_the_probes(probe):
     assert torch.allclose(value_N, environment.optimal_value(observation, 0.9), atol=0.1, rtol=0.05)
 
 
-def told(agent: IQN, rewards: list[list[float]]) -> IQN:
-    """The agent, which knows that action a pays each of rewards[a] as often as the others, and ends."""
+def with_recorded_rewards(agent: IQN, rewards: list[list[float]]) -> IQN:
+    """Record one-step episodes with action a and each of rewards[a], and return the agent."""
     action = torch.tensor([a for a, paid in enumerate(rewards) for _ in paid])
     reward = torch.tensor([r for paid in rewards for r in paid])
     observation, yes = torch.ones(len(reward), 1), torch.ones(len(reward), dtype=torch.bool)
@@ -94,7 +94,7 @@ def one_state(actions: int, **options: Any) -> IQN:
 
 
 def fixed_point(level: Tensor, outcomes: Tensor, huber: float) -> Tensor:
-    """(Q,), where tau * E clamp(x - q, 0, huber) = (1 - tau) * E clamp(q - x, 0, huber), by bisection."""
+    """Solve tau * E clamp(x - q, 0, huber) = (1 - tau) * E clamp(q - x, 0, huber) for q (Q,) by bisection."""
     low, high = torch.full_like(level, -5.0), torch.full_like(level, 5.0)
     for _ in range(40):
         middle = (low + high) / 2
@@ -105,8 +105,10 @@ def fixed_point(level: Tensor, outcomes: Tensor, huber: float) -> Tensor:
 
 
 @pytest.mark.parametrize("huber", [0.05, 1.0])
-def test_of_a_reward_of_two_outcomes_the_quantiles_are_learned_and_not_the_mean(huber):
-    agent = told(one_state(1, huber=huber, learning_rate=linear(5e-3, 2e-4, updates=700)), [[1.0, -1.0]])
+def test_quantiles_of_a_two_point_distribution_are_learned(huber):
+    agent = with_recorded_rewards(
+        one_state(1, huber=huber, learning_rate=linear(5e-3, 2e-4, updates=700)), [[1.0, -1.0]]
+    )
     agent.learn(700 if huber == 0.05 else 400)
     level = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
     with torch.no_grad():
@@ -118,14 +120,14 @@ def test_of_a_reward_of_two_outcomes_the_quantiles_are_learned_and_not_the_mean(
 
 
 @pytest.mark.parametrize(("risk", "chosen"), [(1.0, 0), (0.25, 1)])
-def test_what_counts_of_the_returns_decides_between_a_gamble_and_a_safe_reward(risk, chosen):
-    agent = told(one_state(2, risk=risk, learning_rate=5e-3), [[1.5, -1.0], [0.0, 0.0]])
+def test_risk_aversion_prefers_the_safe_reward(risk, chosen):
+    agent = with_recorded_rewards(one_state(2, risk=risk, learning_rate=5e-3), [[1.5, -1.0], [0.0, 0.0]])
     agent.learn(250)
     assert agent.policy().select_action(torch.ones(1, 1))[0].tolist() == [chosen]
 
 
 def filled(**options: Any) -> IQN:
-    """An agent that has seen a little, whose targets are not its networks."""
+    """Return an agent with recorded transitions whose target network differs from the online network."""
     space, drawn = spaces.Box(-1.0, 1.0, (3,)), torch.Generator().manual_seed(0)
     agent = IQN(space, spaces.Discrete(4, start=2), **{**SMALL, "seed": 0, "tau": 0.3, **options})
     for _ in range(20):
@@ -144,7 +146,7 @@ def filled(**options: Any) -> IQN:
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("risk", [1.0, 0.5])
 @pytest.mark.parametrize("double", [False, True])
-def test_targets_are_those_of_qr_dqn_where_levels_are_even(double, risk, n_step):
+def test_evenly_spaced_levels_give_qr_dqn_targets(double, risk, n_step):
     how = {"drawn_levels": False, "target_quantiles": 5, "quantiles": 3, "double": double, "risk": risk}
     agent = filled(**how, n_step=n_step)
     sample, _ = agent.sample()
@@ -166,7 +168,7 @@ def test_targets_are_those_of_qr_dqn_where_levels_are_even(double, risk, n_step)
         assert torch.allclose(batch.target[b], expected * torch.ones(5), atol=1e-6)
 
 
-def test_levels_are_drawn_anew_for_every_row_and_by_the_agent_alone():
+def test_levels_differ_per_row_and_use_the_agents_generator():
     agent, other = filled(), filled()
     sample, _ = agent.sample()
     other.sample()
@@ -174,11 +176,11 @@ def test_levels_are_drawn_anew_for_every_row_and_by_the_agent_alone():
     assert torch.equal(batch.level, other.batch(sample).level)
     assert len(batch.level.unique()) == batch.level.numel() == 16 * 8
     assert not torch.equal(batch.level, again.level)
-    assert not torch.equal(batch.target, again.target)  # the levels of targets, too
+    assert not torch.equal(batch.target, again.target)  # levels of targets differ too
     assert 0.0 < batch.level.amin() < 0.05 < 0.95 < batch.level.amax() < 1.0
 
 
-def test_errors_of_rows_are_the_mean_over_all_pairs_and_become_their_priorities():
+def test_row_errors_are_means_over_all_pairs():
     agent = filled(prioritized=True)
     sample, weight_B = agent.sample()
     state = agent.generator.get_state()
@@ -189,22 +191,22 @@ def test_errors_of_rows_are_the_mean_over_all_pairs_and_become_their_priorities(
     assert torch.equal(batch.weight, weight_B)
     _, error_B = agent.update_from(sample, weight_B, report=False)
     for b in range(16):
-        of_action = quantile_BQA[b, :, batch.action[b]].detach()
-        assert torch.allclose(error_B[b], (batch.target[b][:, None] - of_action).abs().mean(), atol=1e-6)
+        quantile_Q = quantile_BQA[b, :, batch.action[b]].detach()
+        assert torch.allclose(error_B[b], (batch.target[b][:, None] - quantile_Q).abs().mean(), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["quantiles", "target_quantiles", "action_quantiles", "cosines"])
-def test_less_than_one_of_anything_is_refused(name):
+def test_zero_counts_are_rejected(name):
     with pytest.raises(ValueError, match=name):
         one_state(2, **{name: 0})
 
 
 @pytest.mark.parametrize("risk", [0.0, -1.0, 1.5, float("nan")])
-def test_a_risk_that_is_no_part_is_refused(risk):
+def test_risk_out_of_range_is_rejected(risk):
     with pytest.raises(ValueError, match="risk"):
         one_state(2, risk=risk)
 
 
-def test_actions_that_are_not_discrete_are_refused():
+def test_continuous_actions_are_rejected():
     with pytest.raises(ValueError, match="Discrete"):
         IQN(spaces.Box(0.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (1,), np.float32))

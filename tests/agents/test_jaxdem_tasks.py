@@ -1,4 +1,4 @@
-"""The tasks that JaxDEM's tests ask an agent to learn: what they are, and that PPO learns them within their budget."""
+"""The training tasks of JaxDEM's tests: contract tests, and PPO solves the tasks within their budget."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestTaskState(StatefulContract):
         return part.apply_action(torch.linspace(-1.0, 1.0, 8)[:, None])
 
 
-def test_the_bandit_pays_for_the_sign_of_the_action() -> None:
+def test_bandit_rewards_the_sign_of_the_action() -> None:
     environment = SignBandit(4, seed=0)
     assert not environment.reset().any()
     time_step = environment.apply_action(torch.tensor([[-1.0], [0.0], [1e-6], [7.0]]))
@@ -53,7 +53,7 @@ def test_the_bandit_pays_for_the_sign_of_the_action() -> None:
     assert not time_step.truncated.any()
 
 
-def test_the_corridor_pays_at_its_end_costs_elsewhere_and_has_no_wall() -> None:
+def test_corridor_rewards_and_termination() -> None:
     environment = OpenCorridor(3, seed=0)
     assert environment.reset().flatten().tolist() == [0.0, 0.0, 0.0]
     action = torch.tensor([[2.0], [-2.0], [9.0]])
@@ -66,8 +66,8 @@ def test_the_corridor_pays_at_its_end_costs_elsewhere_and_has_no_wall() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_optimal_value_solves_bellmans_equation(kind: Any) -> None:
-    """v(s) >= r + gamma v(s') for all actions, and = for the longest stride to the right."""
+def test_optimal_value_satisfies_the_bellman_equation(kind: Any) -> None:
+    """v(s) >= r + gamma v(s') for all actions, with equality for the longest step to the right."""
     environment, gamma = kind(512, seed=0), 0.9
     observation = environment.reset()
     for k in range(30):
@@ -83,7 +83,7 @@ def test_the_optimal_value_solves_bellmans_equation(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_can_be_drawn_wherever_one_is(kind: Any) -> None:
+def test_every_state_can_be_rendered(kind: Any) -> None:
     environment = kind(2, seed=0)
     environment.reset()
     for _ in range(6):
@@ -104,8 +104,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def asked_at(agent: PPO, observation: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The Gaussian's mean, the action it stands for, and the value."""
+def evaluate_at(agent: PPO, observation: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of the Gaussian, the corresponding action, and the value."""
     with torch.no_grad():
         x = agent.networks.preprocess(torch.full((1, 1), observation))
         distribution, value, _ = agent.networks.step(x)
@@ -118,25 +118,25 @@ def learner(environment: Any, **options: Any) -> PPO:
 
 @with_options
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_bandit_is_learned_within_its_budget(options: dict[str, Any], seed: int) -> None:
+def test_ppo_solves_the_bandit_within_budget(options: dict[str, Any], seed: int) -> None:
     environment = SignBandit(128, seed=seed)
     budget = {"rollout_steps": 2, "update_epochs": 1, "minibatches": 1, "learning_rate": 1e-2, "hidden": (16,)}
     agent = learner(environment, seed=seed, log_std=-0.5, **{**budget, **options})
     rein.train(agent, environment, epochs=100, iterations=2)
     assert agent.env_steps == 100 * 128 * 2
-    _, action, value = asked_at(agent, 0.0)
+    _, action, value = evaluate_at(agent, 0.0)
     assert action > 0.5
     assert value > 0.5
 
 
 @with_options
-def test_the_corridor_is_learned_within_a_third_of_its_budget(options: dict[str, Any]) -> None:
+def test_ppo_solves_the_corridor_within_a_third_of_the_budget(options: dict[str, Any]) -> None:
     environment = OpenCorridor(256, seed=0)
     budget = {"rollout_steps": 8, "update_epochs": 1, "minibatches": 4, "learning_rate": 3e-3, "gamma": 0.99}
     agent = learner(environment, seed=0, **{**budget, **options})
     rein.train(agent, environment, epochs=100, iterations=8)
     assert agent.env_steps == 100 * 256 * 8
-    mean, action, _ = asked_at(agent, 0.0)
+    mean, action, _ = evaluate_at(agent, 0.0)
     assert mean > 0.55
     assert action > 0.55
     policy = agent.policy(deterministic=False)

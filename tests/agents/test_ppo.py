@@ -1,4 +1,4 @@
-"""PPO: the contracts, the probes, and what must not change its results."""
+"""PPO: contract tests, probe environments, and settings that must not change results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestSquashed(TestContinuous):
 
 
 class Pairs(SimulatedEnvironment):
-    """Two choices at once, which pay what their numbers are together, for three steps."""
+    """Two discrete actions per step, rewarded with their sum, for three steps."""
 
     single_observation_space = spaces.Box(0.0, 3.0, (2,))
     single_action_space = spaces.MultiDiscrete([2, 3], start=[1, 0])
@@ -97,15 +97,15 @@ class TestState(StatefulContract):
         return part.step()
 
 
-class TestStateOfTorchsAdam(TestState):
-    """When there is one: after a round and 2 steps of the next."""
+class TestStateWithTorchAdam(TestState):
+    """Saved after one update and 2 steps of the next rollout, when the optimizer has a state."""
 
     steps_before = 10
     options: ClassVar[dict[str, Any]] = {"optimizer": torch.optim.Adam}
 
 
 class _Run:
-    """An agent in its environments."""
+    """Agent and environment, stepped together."""
 
     def __init__(self, environment, agent):
         self.parts = {"agent": agent, "environment": environment}
@@ -150,7 +150,7 @@ def trained_on(make, rounds, options):
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name):
+def test_solves_probe(name):
     make, rounds, options = PROBES[name]
     agent, environment = trained_on(make, rounds, options)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
@@ -162,15 +162,15 @@ def test_it_solves_the_probe(name):
     ("make", "observation"),
     [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
 )
-def test_it_learns_what_states_are_worth(make, observation):
+def test_learns_state_values(make, observation):
     agent, environment = trained_on(make, 25, {})
     x = torch.tensor(observation)
     expected = environment.optimal_value(x, PROBE["gamma"])
     torch.testing.assert_close(agent.networks.value(x), expected, atol=0.05, rtol=0)
 
 
-def test_it_takes_the_road_that_pays_beyond_the_time_limit():
-    """An agent that takes a truncation for an end prefers the prize that is paid at once."""
+def test_truncated_episode_bootstraps():
+    """An agent that treats truncation as termination prefers the immediate reward."""
     agent, environment = trained_on(Fork, 60, {"entropy_coefficient": 0.01})
     reached = rein.evaluate(agent.policy(), Fork(64, seed=1), 64).mean_return
     assert reached == pytest.approx(environment.optimal_return, abs=0.5)
@@ -184,14 +184,14 @@ def learned(seed=0, steps=48, **options) -> PPO:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 16])
-def test_micro_batches_change_nothing_but_rounding(micro_batch):
+def test_micro_batches_change_rounding_only(micro_batch):
     whole, parts = learned(), learned(micro_batch=micro_batch)
     assert whole.updates == parts.updates == 24
     for one, other in zip(whole.networks.parameters(), parts.networks.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_the_adam_of_rein_is_the_adam_of_torch():
+def test_adam_matches_torch():
     mine, torchs = (
         learned(learning_rate=1e-3),
         learned(learning_rate=1e-3, optimizer=functools.partial(torch.optim.Adam, eps=1e-5)),
@@ -209,8 +209,8 @@ SCHEDULES = {
 
 @pytest.mark.parametrize(("clock", "horizon"), [("env_steps", 8 * 40), ("updates", 4 * 4)])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_reach_their_end_at_their_horizon(name, clock, horizon):
-    """The update at the horizon is that of the end as a constant, to the bit; with a longer horizon it is not."""
+def test_schedules_end_at_their_horizon(name, clock, horizon):
+    """At the horizon, the update is bit-identical to that of the constant end value; before the horizon it is not."""
     start, end = SCHEDULES[name]
     common = {"learning_rate": 1e-2, "update_epochs": 2, "minibatches": 2, "clip": 0.2}
     scheduled = {h: {**common, name: linear(start, end, **{clock: horizon + h})} for h in (0, 1)}
@@ -228,7 +228,7 @@ def test_schedules_reach_their_end_at_their_horizon(name, clock, horizon):
     assert first_difference(constant, longer) is not None
 
 
-def test_a_learning_rate_of_nothing_changes_nothing():
+def test_learning_rate_zero_changes_nothing():
     agent = learned(learning_rate=linear(1e-3, 0.0, env_steps=8 * 40), steps=40)
     assert agent.learners["networks"].optimizer.param_groups[0]["lr"] == 0.0
     before = copy_state(dict(agent.networks.state_dict()))
@@ -237,45 +237,45 @@ def test_a_learning_rate_of_nothing_changes_nothing():
     assert first_difference(before, dict(agent.networks.state_dict())) is None
 
 
-def test_a_target_kl_of_nothing_ends_every_round_after_one_pass():
+def test_target_kl_zero_stops_after_one_pass():
     assert learned(target_kl=0.0, update_epochs=7).updates == 6 * 2
     assert learned(target_kl=1e9, update_epochs=7).updates == 6 * 2 * 7
 
 
-def test_a_guard_that_refuses_leaves_the_parameters_as_they_are():
-    asked = []
+def test_guard_can_skip_all_updates():
+    calls = []
 
     def guard(metrics, gradients):
-        asked.append(sorted(metrics))
+        calls.append(sorted(metrics))
         return False
 
     untouched, agent = learned(steps=1), learned(guard=guard)
     assert first_difference(dict(untouched.networks.state_dict()), dict(agent.networks.state_dict())) is None
-    assert len(asked) == agent.updates == 24  # what is asked for counts: a clock that stood still would end no run
+    assert len(calls) == agent.updates == 24  # skipped updates count too
     assert (
         first_difference(
             untouched.learners["networks"].optimizer.state_dict(), agent.learners["networks"].optimizer.state_dict()
         )
         is None
     )
-    assert all("grad_norm" in metrics for metrics in asked)
-    assert {"grad_norm", "approx_kl", "entropy"} <= set(asked[3])  # in the last pass, which is reported
+    assert all("grad_norm" in metrics for metrics in calls)
+    assert {"grad_norm", "approx_kl", "entropy"} <= set(calls[3])  # metrics of the last pass
 
 
-def test_the_first_update_of_a_round_sees_the_policy_that_acted():
+def test_first_update_of_a_rollout_has_ratio_1():
     first = []
 
     def guard(metrics, gradients):
         first.append({name: float(metrics[name]) for name in ("approx_kl", "ratio", "clip_fraction")})
         return True
 
-    learned(guard=guard, minibatches=1, update_epochs=3, target_kl=1e9)  # so that every pass is reported
+    learned(guard=guard, minibatches=1, update_epochs=3, target_kl=1e9)  # target_kl makes every pass report
     for metrics in first[::3]:
         assert metrics == pytest.approx({"approx_kl": 0.0, "ratio": 1.0, "clip_fraction": 0.0}, abs=1e-5)
     assert any(metrics["approx_kl"] > 1e-6 for metrics in first[1::3])
 
 
-def test_multi_discrete_actions_are_learned_together():
+def test_multi_discrete_actions_are_learned():
     space = spaces.MultiDiscrete([2, 3], start=[1, 0])
     agent = PPO(spaces.Box(-1.0, 1.0, (2,)), space, seed=0, **{**SMALL, "learning_rate": 3e-2})
     observation = torch.ones(32, 2)
@@ -291,12 +291,12 @@ def test_multi_discrete_actions_are_learned_together():
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing_at_all(threads):
+def test_threads_do_not_change_results(threads):
     alone, together = (learned(micro_batch=5, threads=t) for t in (1, threads))
     assert first_difference(dict(alone.networks.state_dict()), dict(together.networks.state_dict())) is None
 
 
-def test_any_optimizer_of_torch_will_do():
+def test_torch_optimizers_are_supported():
     agent = learned(optimizer=functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4), learning_rate=2e-3)
     (group,) = agent.learners["networks"].optimizer.param_groups
     assert (type(agent.learners["networks"].optimizer), group["alpha"], group["eps"], group["lr"]) == (
@@ -308,21 +308,21 @@ def test_any_optimizer_of_torch_will_do():
     assert first_difference(dict(learned(steps=1).networks.state_dict()), dict(agent.networks.state_dict())) is not None
 
 
-def test_gradients_are_clipped_by_their_global_norm():
-    """So that a step of plain gradient descent is never longer than the limit times the rate."""
+def test_gradients_are_clipped_by_global_norm():
+    """A step of gradient descent is at most as long as the limit times the learning rate."""
     sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
     far: Any = {"learning_rate": 1.0, "update_epochs": 1, "minibatches": 1}
-    begun, limited, free = (
+    initial, limited, free = (
         learned(steps=s, optimizer=sgd, max_grad_norm=m, **far) for s, m in ((1, 1), (8, 0.01), (8, None))
     )
-    start = torch.nn.utils.parameters_to_vector(begun.networks.parameters())
+    start = torch.nn.utils.parameters_to_vector(initial.networks.parameters())
     moved = [torch.nn.utils.parameters_to_vector(a.networks.parameters()) - start for a in (limited, free)]
     assert moved[0].norm().item() == pytest.approx(0.01, rel=1e-3)
     assert moved[1].norm().item() > 0.02
     torch.testing.assert_close(moved[0] / moved[0].norm(), moved[1] / moved[1].norm(), atol=1e-3, rtol=0)
 
 
-def test_statistics_of_observations_change_between_rollouts_alone():
+def test_observation_statistics_change_only_between_rollouts():
     environment = CartPole(8, seed=0)
     agent = fitted(environment, seed=0, normalize_observation=True)
     policy, seen = agent.policy(), []
@@ -342,8 +342,8 @@ def test_statistics_of_observations_change_between_rollouts_alone():
     assert agent.networks.preprocess.normalizer.rows == 24 * 8
 
 
-def test_a_policy_acts_by_the_statistics_as_they_are():
-    """One made before a rollout acts as one made after it."""
+def test_policy_uses_current_statistics():
+    """A policy created before training acts like a policy created after training."""
     environment = CartPole(8, seed=0)
     agent = fitted(environment, seed=0, normalize_observation=True)
     policy = agent.policy(deterministic=False)
@@ -353,7 +353,7 @@ def test_a_policy_acts_by_the_statistics_as_they_are():
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize_observation": True, "normalize_reward": True}])
-def test_evaluating_in_between_changes_nothing(options):
+def test_evaluation_does_not_change_training(options):
     states = []
     for evaluates in (False, True):
         environment = CartPole(8, seed=0)
@@ -371,15 +371,14 @@ def test_evaluating_in_between_changes_nothing(options):
 
 
 @pytest.mark.parametrize("mine", [False, True])
-def test_a_state_with_statistics_that_it_does_not_keep_is_refused(mine):
+def test_state_with_other_normalizers_is_rejected(mine):
     environment = CartPole(1, seed=0)
     agent, other = (fitted(environment, seed=0, normalize_reward=normalizes) for normalizes in (mine, not mine))
     with pytest.raises(ValueError, match="reward_normalizer"):
         agent.load_state_dict(other.state_dict())
 
 
-def test_normalized_rewards_do_not_depend_on_their_unit():
-    """A thousand times the reward is the same lesson."""
+def test_normalized_rewards_do_not_depend_on_scale():
     results = []
     for unit in (1.0, 1000.0):
         environment = Gridworld(8, seed=0, max_episode_steps=9)
@@ -400,10 +399,10 @@ IMAGES = [(36, 36, 1), (2, 36, 36)]
 
 
 @pytest.mark.parametrize("shape", IMAGES)
-def test_convolutions_of_images_are_learned(shape):
-    """Bright or dark, and the right answer: bytes, with channels last or first."""
+def test_cnn_learns_from_images(shape):
+    """Byte images with channels last or first. The best action depends on the brightness."""
     agent = PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
-    begun = copy_state(dict(agent.networks.encoder.state_dict()))
+    initial = copy_state(dict(agent.networks.encoder.state_dict()))
     bright = torch.arange(16) % 2 == 0
     image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, *shape).to(torch.uint8)
     no = torch.zeros(16, dtype=torch.bool)
@@ -413,16 +412,16 @@ def test_convolutions_of_images_are_learned(shape):
         agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
         agent.optimize_model()
     assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(begun, dict(agent.networks.encoder.state_dict())) is not None
+    assert first_difference(initial, dict(agent.networks.encoder.state_dict())) is not None
 
 
-def test_a_small_grid_is_flattened():
+def test_small_images_are_flattened():
     agent = PPO(spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2), seed=0, **SMALL)
     assert agent.networks.encoder is None
     assert agent.networks.preprocess.features == 8 * 8 * 3
 
 
-def test_an_unknown_option_is_refused_by_name():
+def test_unknown_option_is_rejected():
     with pytest.raises(TypeError, match="no option entropy_coeficient; did you mean entropy_coefficient"):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), entropy_coeficient=0.1)
 
@@ -445,18 +444,18 @@ def test_images_are_not_normalized():
         ({"squash": True}, "finite bounds"),
     ],
 )
-def test_nonsense_is_refused_where_it_is_written(options, text):
+def test_invalid_options_are_rejected(options, text):
     with pytest.raises(ValueError, match=text):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-float("inf"), float("inf"), (1,)), **options)
 
 
-def test_an_action_space_without_a_head_is_refused():
-    with pytest.raises(ValueError, match="use Discrete, MultiDiscrete or Box"):
+def test_unsupported_action_space_is_rejected():
+    with pytest.raises(ValueError, match="there is a head for Discrete, MultiDiscrete and Box"):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3))
 
 
 @pytest.mark.parametrize(("make", "kept"), [(lambda: Gridworld(4, seed=0), False), (lambda: Reach(4, seed=0), True)])
-def test_the_sample_is_kept_only_where_the_action_is_another(make, kept):
+def test_sample_is_recorded_only_if_it_differs_from_the_action(make, kept):
     environment = make()
     _, extras = fitted(environment, seed=0).select_action(environment.reset())
     assert set(extras) == {"value", "log_prob"} | ({"sample"} if kept else set())
@@ -466,39 +465,39 @@ def test_the_sample_is_kept_only_where_the_action_is_another(make, kept):
 @pytest.mark.parametrize(
     "options", [{}, {"core": functools.partial(MinimalGRU, features=8)}], ids=["rows", "sequences"]
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_compiled_for_real_it_learns_the_same_to_rounding(options):
-    """The fast tests trace; this one has the compiler write its programs."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the compiler
+def test_compiled_training_changes_rounding_only(options):
+    """Unlike the fast tests, which only trace, this test runs the compiler."""
     eager, compiled = (learned(steps=16, compile=compile, **options) for compile in (False, True))
     for one, other in zip(eager.networks.parameters(), compiled.networks.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-NONSENSE = [{"learning_rate": -1.0}, {"max_grad_norm": -1.0}, {"max_grad_norm": float("nan")}, {"clip": -0.1}]
-NONSENSE += [{"value_coefficient": -1.0}, {"value_clip": 0.0}, {"entropy_coefficient": linear(0.1, -0.1, updates=5)}]
+INVALID = [{"learning_rate": -1.0}, {"max_grad_norm": -1.0}, {"max_grad_norm": float("nan")}, {"clip": -0.1}]
+INVALID += [{"value_coefficient": -1.0}, {"value_clip": 0.0}, {"entropy_coefficient": linear(0.1, -0.1, updates=5)}]
 
 
-@pytest.mark.parametrize("options", NONSENSE, ids=str)
-def test_numbers_that_would_train_backwards_are_refused(options):
+@pytest.mark.parametrize("options", INVALID, ids=str)
+def test_options_out_of_range_are_rejected(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"PPO\({name}="):
         fitted(Gridworld(2, seed=0), **options)
 
 
-def test_an_update_of_one_row_cannot_be_normalized():
+def test_normalizing_a_single_row_is_rejected():
     with pytest.raises(ValueError, match="an update has one row only"):
         learned(steps=8, minibatches=64)
     assert learned(steps=8, minibatches=64, normalize_advantage=False).updates == 2 * 64
 
 
-def test_observations_of_another_shape_are_refused_with_what_was_expected():
+def test_wrong_observation_shape_is_rejected():
     agent = fitted(CartPole(2, seed=0))
     for wrong in (torch.zeros(4), torch.zeros(2, 3)):
         with pytest.raises(ValueError, match="4 numbers each"):
             agent.select_action(wrong)
 
 
-def test_an_optimizer_is_described_with_its_settings():
+def test_config_describes_the_optimizer():
     one, other = (
         fitted(Gridworld(2, seed=0), optimizer=functools.partial(torch.optim.RMSprop, alpha=alpha)).config["optimizer"]
         for alpha in (0.9, 0.5)

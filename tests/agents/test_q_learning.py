@@ -28,8 +28,8 @@ class TestQLearning(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-class TestQLearningCountedFromElsewhere(AgentContract):
-    """Spaces whose first value is not 0."""
+class TestQLearningWithStart(AgentContract):
+    """Spaces with a start other than 0."""
 
     def make(self, seed: int | None) -> QLearning:
         return QLearning(spaces.Discrete(6, start=-2), spaces.Discrete(2, start=3), seed=seed)
@@ -39,7 +39,7 @@ class TestQLearningCountedFromElsewhere(AgentContract):
 
 
 class Corridor:
-    """Six cells in a row: action 1 leads right, 0 left, and the last cell ends the task with a reward of 1."""
+    """Six cells in a row: action 1 moves right, action 0 left. The last cell terminates with a reward of 1."""
 
     device = torch.device("cpu")
     replayable = False
@@ -117,7 +117,6 @@ def run(learner: QLearning, environment: Corridor | Gridworld, steps: int) -> No
 
 
 def test_a_terminated_transition_does_not_bootstrap() -> None:
-    """The ancestor's B15: it had no terminal mask, and took over whatever stood in the terminal state's row."""
     learner = agent(learning_rate=1.0, gamma=0.5)
     learner.table[3] = 100.0
     learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], terminated=True)
@@ -125,15 +124,15 @@ def test_a_terminated_transition_does_not_bootstrap() -> None:
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_any_other_transition_bootstraps_from_the_best_next_action(truncated: bool) -> None:
+def test_other_transitions_bootstrap_from_the_best_next_action(truncated: bool) -> None:
     learner = agent(learning_rate=1.0, gamma=0.5)
     learner.table[3] = torch.tensor([-7.0, 100.0])
     learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], truncated=truncated)
     assert learner.q_values(torch.tensor([0]))[0, 1] == 52.0
 
 
-def test_a_batch_is_what_a_slow_reference_makes_of_it() -> None:
-    """N rows at once with many duplicates, ends of both kinds and invalid rows, against float64 and a Python loop."""
+def test_batched_update_matches_a_reference() -> None:
+    """N rows with duplicates, terminations, truncations and invalid rows, compared with a float64 Python loop."""
     states, actions, rows, learning_rate, gamma = 5, 3, 64, 0.2, 0.9
     learner = agent(states, actions, learning_rate=learning_rate, gamma=gamma)
     table, draws = learner.table.double().numpy().copy(), np.random.default_rng(0)
@@ -148,8 +147,10 @@ def test_a_batch_is_what_a_slow_reference_makes_of_it() -> None:
         target = reward + gamma * np.where(terminated, 0.0, table[s2].max(axis=1))
         before = table.copy()
         for cell in {(int(x), int(y)) for x, y, v in zip(s, a, valid, strict=True) if v}:
-            own = valid & (s == cell[0]) & (a == cell[1])
-            table[cell] += (1 - (1 - learning_rate) ** own.sum()) * (target[own].mean() - before[cell])
+            rows_of_cell = valid & (s == cell[0]) & (a == cell[1])
+            table[cell] += (1 - (1 - learning_rate) ** rows_of_cell.sum()) * (
+                target[rows_of_cell].mean() - before[cell]
+            )
         fields = (s, a, reward, terminated, truncated, s2, valid)
         learner.record_observation(Transition(*map(torch.from_numpy, fields), {}))
         metrics = learner.optimize_model()
@@ -158,20 +159,20 @@ def test_a_batch_is_what_a_slow_reference_makes_of_it() -> None:
     np.testing.assert_allclose(learner.table.numpy(), table, atol=1e-5)
 
 
-def test_a_state_is_the_row_major_index_of_its_observation() -> None:
+def test_state_is_the_row_major_index_of_the_observation() -> None:
     learner = QLearning(spaces.MultiDiscrete([5, 5, 5, 5]), spaces.Discrete(4), seed=0)
     observation = torch.tensor([[2, 3, 2, 4], [1, 4, 2, 4], [3, 4, 2, 4]])
     assert torch.equal(learner.q_values(observation), learner.table[[339, 239, 489]])
 
 
-def test_every_observation_has_a_row_of_its_own_counted_from_the_start() -> None:
+def test_observation_space_start_is_respected() -> None:
     space = spaces.MultiDiscrete([2, 3], start=[5, -1])
     learner = QLearning(space, spaces.Discrete(2), seed=0)
     observation = torch.tensor([[5 + i, -1 + j] for i in range(2) for j in range(3)])
     assert torch.equal(learner.q_values(observation), learner.table)
 
 
-def test_the_first_action_of_a_space_need_not_be_zero() -> None:
+def test_action_space_start_is_respected() -> None:
     learner = QLearning(spaces.Discrete(2), spaces.Discrete(3, start=7), learning_rate=1.0, epsilon=0.0, seed=0)
     learn(learner, observation=[1], action=[8], reward=[50.0], next_observation=[0], terminated=True)
     assert learner.table[1, 1] == 50.0
@@ -179,14 +180,14 @@ def test_the_first_action_of_a_space_need_not_be_zero() -> None:
     assert learner.policy().select_action(torch.tensor([1]))[0].tolist() == [8]
 
 
-def test_the_table_begins_uniform_between_a_tenth_below_and_above_zero() -> None:
+def test_table_is_initialized_uniformly() -> None:
     table = agent(1000, 10).table
     assert table.abs().max() <= 0.1
     assert table.mean().abs() < 0.004  # 5 standard deviations
     assert table.std().item() == pytest.approx(0.2 / 12**0.5, rel=0.03)
 
 
-def test_nothing_new_means_nothing_to_learn() -> None:
+def test_optimize_without_new_transition_does_nothing() -> None:
     learner = agent()
     assert learner.optimize_model() == {}
     assert set(learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3])) == {
@@ -199,7 +200,7 @@ def test_nothing_new_means_nothing_to_learn() -> None:
     assert torch.equal(before, learner.table)
 
 
-def test_a_transition_that_is_not_learned_from_yet_is_part_of_the_state() -> None:
+def test_pending_transition_is_part_of_the_state() -> None:
     learner, other = agent(), agent(seed=1)
     learner.record_observation(transition([0], [1], [2.0], [3], truncated=True))
     other.load_state_dict(learner.state_dict())
@@ -207,7 +208,7 @@ def test_a_transition_that_is_not_learned_from_yet_is_part_of_the_state() -> Non
     assert torch.equal(learner.table, other.table)
 
 
-def test_a_reset_outside_a_step_drops_nothing_that_was_recorded() -> None:
+def test_reset_outside_a_step_keeps_recorded_transitions() -> None:
     learner = agent()
     learner.record_observation(transition([0, 1], [1, 1], [2.0, 1.0], [3, 3]))
     learner.observe_reset(torch.tensor([0, 0]), torch.tensor([True, True]))
@@ -222,7 +223,7 @@ def test_epsilon_follows_its_schedule_on_env_steps() -> None:
     assert seen == [0.75, 0.5, 0.25, 0.0, 0.0]
 
 
-def test_the_learning_rate_follows_its_schedule_and_what_is_assigned_in_mid_run() -> None:
+def test_learning_rate_follows_schedules_and_assignments() -> None:
     learner = agent(learning_rate=linear(1.0, 0.0, updates=2))
     config, values = learner.config, []
     learner.table.zero_()
@@ -231,15 +232,15 @@ def test_the_learning_rate_follows_its_schedule_and_what_is_assigned_in_mid_run(
             learner.learning_rate = 0.25
         learn(learner, observation=[0], action=[1], reward=[reward], next_observation=[3], terminated=True)
         values.append(learner.table[0, 1].item())
-    assert values == [8.0, 6.0, 6.0, 5.0]  # all of the way, half of it, nothing, a quarter
-    assert learner.config == config  # what a checkpoint compares: the handler of a resumed run assigns it again
+    assert values == [8.0, 6.0, 6.0, 5.0]  # learning rates 1, 0.5, 0, 0.25
+    assert learner.config == config  # checkpoints compare the config, and handlers assign again after resuming
     with pytest.raises(ValueError, match=r"QLearning\(learning_rate=1.5\): give a number from 0 to 1"):
         learner.learning_rate = 1.5
     with pytest.raises(ValueError, match=r"QLearning\(epsilon=-0.5\): give a number from 0 to 1"):
         learner.epsilon = -0.5
 
 
-def test_a_run_whose_rates_a_handler_assigns_resumes_and_ends_as_the_uncut_one(tmp_path: Path) -> None:
+def test_resumed_run_with_assigned_rates_matches_uninterrupted_run(tmp_path: Path) -> None:
     def loop_until(epochs: int) -> rein.Loop:
         environment = Gridworld(num_envs=2, seed=0, max_episode_steps=9)
         learner = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
@@ -252,17 +253,17 @@ def test_a_run_whose_rates_a_handler_assigns_resumes_and_ends_as_the_uncut_one(t
 
         return loop
 
-    uncut = loop_until(4)
-    uncut.run()
+    uninterrupted = loop_until(4)
+    uninterrupted.run()
     shutil.rmtree(tmp_path)
     loop_until(2).run()
     again = loop_until(4)
     rein.resume(again, tmp_path)
     again.run()
-    assert torch.equal(again.parts["agent"].table, uncut.parts["agent"].table)
+    assert torch.equal(again.parts["agent"].table, uninterrupted.parts["agent"].table)
 
 
-def test_an_exploring_policy_draws_from_a_stream_of_its_own_and_the_agents_epsilon() -> None:
+def test_exploring_policy_has_its_own_stream_and_uses_epsilon() -> None:
     learner, observation = agent(epsilon=1.0), torch.zeros(500, dtype=torch.int64)
     exploring = [learner.policy(deterministic=False).select_action(observation)[0] for _ in range(2)]
     assert torch.equal(*exploring)
@@ -271,7 +272,7 @@ def test_an_exploring_policy_draws_from_a_stream_of_its_own_and_the_agents_epsil
     assert len(learner.policy().select_action(observation)[0].unique()) == 1
 
 
-def test_a_corridor_is_solved_and_its_values_are_right() -> None:
+def test_solves_corridor_with_optimal_values() -> None:
     learner = agent(6, 2, learning_rate=0.5, gamma=0.9, epsilon=0.5)
     run(learner, Corridor(16, seed=0), steps=300)
     value_S = learner.table.amax(dim=1)[:5]
@@ -279,7 +280,7 @@ def test_a_corridor_is_solved_and_its_values_are_right() -> None:
     assert learner.policy().select_action(torch.arange(5))[0].tolist() == [1] * 5
 
 
-def test_a_bandits_best_arm_is_found_and_its_mean_estimated() -> None:
+def test_bandit_means_are_estimated() -> None:
     mean_A = torch.tensor([0.1, 0.9, 0.5])
     learner, noise = agent(1, 3, learning_rate=0.01, epsilon=0.3), generator(0, "environment")
     here = torch.zeros(32, dtype=torch.int64)
@@ -293,7 +294,7 @@ def test_a_bandits_best_arm_is_found_and_its_mean_estimated() -> None:
 
 
 @pytest.mark.parametrize(("num_envs", "steps"), [(1, 3000), (64, 300)])
-def test_gridworld_is_walked_the_shortest_way(num_envs: int, steps: int) -> None:
+def test_finds_shortest_paths_in_gridworld(num_envs: int, steps: int) -> None:
     environment = Gridworld(num_envs=num_envs, possible_targets=[(2, 4)], seed=0, max_episode_steps=20)
     learner = QLearning(
         environment.single_observation_space, environment.single_action_space, learning_rate=0.5, epsilon=0.3, seed=0
@@ -316,7 +317,7 @@ def test_gridworld_is_walked_the_shortest_way(num_envs: int, steps: int) -> None
         (spaces.Discrete(2), spaces.Box(0, 1, (2,)), "requires a Discrete action space, got Box"),
     ],
 )
-def test_spaces_that_no_table_fits_are_refused(
+def test_unsupported_spaces_are_rejected(
     observation_space: spaces.Space, action_space: spaces.Space, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -327,18 +328,18 @@ def test_spaces_that_no_table_fits_are_refused(
     "options",
     [{"learning_rate": -0.1}, {"learning_rate": 1.1}, {"gamma": 1.5}, {"epsilon": -0.1}, {"gamma": float("nan")}],
 )
-def test_numbers_out_of_range_are_refused(options: dict[str, float]) -> None:
+def test_options_out_of_range_are_rejected(options: dict[str, float]) -> None:
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): give "):
         agent(**options)
 
 
-def test_a_schedule_that_leaves_the_range_is_refused_when_building() -> None:
+def test_schedule_out_of_range_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"QLearning\(epsilon=.*\): give a number from 0 to 1"):
         agent(epsilon=linear(1.0, -0.5, env_steps=10))
 
 
-def test_an_observation_of_the_wrong_shape_is_refused() -> None:
+def test_wrong_observation_shape_is_rejected() -> None:
     learner = QLearning(spaces.MultiDiscrete([5, 5]), spaces.Discrete(4), seed=0)
     with pytest.raises(ValueError, match=r"expected observations of shape \(N, 2\), got \(3, 1\)"):
         learner.select_action(torch.zeros(3, 1, dtype=torch.int64))
@@ -346,7 +347,7 @@ def test_an_observation_of_the_wrong_shape_is_refused() -> None:
         agent().select_action(torch.zeros(3, 2, dtype=torch.int64))
 
 
-def test_a_table_of_other_spaces_is_refused_and_nothing_is_changed() -> None:
+def test_state_of_other_spaces_is_rejected_without_changes() -> None:
     learner = agent(states=4)
     before = learner.table.clone()
     with pytest.raises(ValueError, match=r"table has shape \(5, 2\) in the state, but \(4, 2\) here; .* same spaces"):
@@ -355,7 +356,7 @@ def test_a_table_of_other_spaces_is_refused_and_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_loaded_policy_draws_what_the_saved_one_would_have_drawn(deterministic):
+def test_loaded_policy_continues_the_random_stream(deterministic):
     agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), epsilon=0.5, seed=0)
     policy, loaded = agent.policy(deterministic), agent.policy(deterministic)
     observation = torch.arange(9)
@@ -366,7 +367,7 @@ def test_a_loaded_policy_draws_what_the_saved_one_would_have_drawn(deterministic
         assert torch.equal(policy.select_action(observation)[0], loaded.select_action(observation)[0])
 
 
-def test_the_state_of_a_deterministic_policy_is_none_for_another():
+def test_greedy_policy_rejects_state_of_exploring_policy():
     agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), seed=0)
     with pytest.raises(ValueError, match="generator"):
         agent.policy(True).load_state_dict(agent.policy(False).state_dict())

@@ -1,4 +1,4 @@
-"""Q-learning: streams, saved states, counts, and hyper-parameters that change."""
+"""Q-learning: random streams, saved states, counts, and hyperparameters that change."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def drawn(actor, times: int = 3):
     return [actor.select_action(EVERYWHERE)[0].tolist() for _ in range(times)]
 
 
-def test_an_exploring_policy_takes_no_number_from_the_agent():
+def test_exploring_policy_does_not_advance_the_agents_generator():
     one, other = make(epsilon=1.0), make(epsilon=1.0)
     drawn(one.policy(deterministic=False))
     assert drawn(one) == drawn(other)
 
 
-def test_an_exploring_policy_does_not_draw_what_the_agent_draws():
+def test_exploring_policy_stream_differs_from_the_agents():
     agent = make(epsilon=1.0)
     stream = generator(0, "agent")
-    of_the_agents_stream = [epsilon_greedy(agent.q_values(EVERYWHERE), 1.0, stream).tolist() for _ in range(3)]
-    policys = drawn(agent.policy(deterministic=False))
-    assert policys != of_the_agents_stream
-    assert policys != drawn(agent)
+    expected_of_agent = [epsilon_greedy(agent.q_values(EVERYWHERE), 1.0, stream).tolist() for _ in range(3)]
+    drawn_by_policy = drawn(agent.policy(deterministic=False))
+    assert drawn_by_policy != expected_of_agent
+    assert drawn_by_policy != drawn(agent)
 
 
-def test_every_exploring_policy_begins_the_same_stream_and_one_of_another_seed_another():
+def test_exploring_policy_stream_depends_only_on_the_seed():
     agent = make(epsilon=1.0)
     first = drawn(agent.policy(deterministic=False))
     assert drawn(agent.policy(deterministic=False)) == first
@@ -62,17 +62,17 @@ def test_every_exploring_policy_begins_the_same_stream_and_one_of_another_seed_a
 
 
 @pytest.mark.parametrize("seed", [3, None])
-def test_a_policy_made_after_loading_is_one_made_before_saving(seed):
+def test_policy_after_loading_matches_policy_before_saving(seed):
     saved, loaded = make(seed, epsilon=0.5), make(seed=8, epsilon=0.5)
     loaded.load_state_dict(saved.state_dict())
     assert drawn(loaded.policy(deterministic=False)) == drawn(saved.policy(deterministic=False))
 
 
-def test_what_happens_to_a_state_after_loading_does_not_reach_the_agent():
+def test_loaded_state_is_copied():
     saved, loaded = make(), make(seed=1)
     learn(saved, [0, 1], [2, 3], [1.0, 2.0])
     pending = transition([2, 3], [0, 1], [3.0, 4.0])
-    saved.record_observation(pending)  # and not learned from yet
+    saved.record_observation(pending)  # not yet learned
     state = saved.state_dict()
     loaded.load_state_dict(state)
     before = copy.deepcopy(loaded.state_dict())
@@ -83,7 +83,7 @@ def test_what_happens_to_a_state_after_loading_does_not_reach_the_agent():
     assert loaded.q_values(torch.tensor([2]))[0, 0] != before["table"][2, 0]
 
 
-def test_a_learning_rate_that_is_changed_holds_from_the_next_update_on():
+def test_assigned_learning_rate_applies_from_the_next_update():
     agent = make(learning_rate=0.5)
     for rate in (0.5, 0.125, 1.0):
         agent.learning_rate = rate
@@ -92,7 +92,7 @@ def test_a_learning_rate_that_is_changed_holds_from_the_next_update_on():
         assert agent.q_values(torch.tensor([4]))[0, 1].item() == pytest.approx(before + rate * (8.0 - before))
 
 
-def test_a_loaded_state_leaves_the_options_that_the_agent_was_built_with_as_that_of_other_agents_does():
+def test_loading_a_state_keeps_the_options():
     agent = make(learning_rate=0.5)
     learn(agent, [4], [1], [8.0])
     agent.load_state_dict(make(learning_rate=0.25, epsilon=0.9, gamma=0.1).state_dict())
@@ -102,7 +102,7 @@ def test_a_loaded_state_leaves_the_options_that_the_agent_was_built_with_as_that
     assert agent.q_values(torch.tensor([4]))[0, 1].item() == pytest.approx(before + 0.5 * (8.0 - before))
 
 
-def test_env_steps_count_invalid_rows_too_and_nothing_is_learned_from_them():
+def test_invalid_rows_count_as_env_steps_but_are_not_learned():
     agent = make()
     before = agent.q_values(torch.tensor([1]))
     learn(agent, [0, 1, 2], [0, 0, 0], [5.0, 5.0, 5.0], valid=[True, False, False])

@@ -1,6 +1,6 @@
-"""Agents with a memory: what they said while acting is what they learn from, and nothing crosses a reset.
+"""Recurrent agents: learning reproduces the outputs recorded while acting, and resets clear the carry.
 
-Shapes: T steps of a rollout, N environments, C numbers of a carry.
+Shapes: T steps of a rollout, N environments, C features of a carry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ N = 6
 
 
 class _Recurrent(AgentContract):
-    """Of 4 environments whose episodes end at different times; saved after 7 steps of 8, amid most of them."""
+    """Episodes of 4 environments end at different times. Saved after 7 of 8 steps, during most episodes."""
 
     num_envs, steps = 4, 32
     kind: Any = PPO
@@ -47,7 +47,7 @@ class _Recurrent(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
     def _acts(self, policy):
-        policy.reset()  # or it would act by what it remembers of the last time
+        policy.reset()  # clear the carry of earlier calls
         return super()._acts(policy)
 
 
@@ -95,26 +95,26 @@ class TestRecurrentIMPALA(_Recurrent):
     options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
 
 
-class Watched(PPO):
-    """Keeps, of every rollout that it learns from, what is to be compared."""
+class RecordingPPO(PPO):
+    """Records pairs of actual and expected tensors for every rollout."""
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         zeros_TN = torch.zeros_like(rollout["reward"])
         with torch.no_grad():
             batch = self.batch(zeros_TN, zeros_TN, None)
             distribution, value_TN = self.networks.look(batch.features, batch.carry, batch.reset)
-            self.said.append(
+            self.recorded.append(
                 {
                     "log_prob": (rollout["log_prob"].clone(), distribution.log_prob(batch.sample)),
                     "value": (rollout["value"].clone(), value_TN),
-                    "next_value": (self.next_values(rollout["value"]), self.true_next_values(rollout, batch)),
-                    "reset": (rollout["reset"].clone(), self.true_resets(rollout)),
+                    "next_value": (self.next_values(rollout["value"]), self.expected_next_values(rollout, batch)),
+                    "reset": (rollout["reset"].clone(), self.expected_resets(rollout)),
                 }
             )
         return super().update(rollout)
 
-    def true_next_values(self, rollout: Rollout, batch: Any) -> Tensor:
-        """Step by step: the value of the next observation with the carry after this one."""
+    def expected_next_values(self, rollout: Rollout, batch: Any) -> Tensor:
+        """Return the values of next observations, computed step by step with the carry after each step."""
         carry, found = batch.carry, []
         for t in range(rollout.steps):
             _, _, carry = self.networks.step(batch.features[t], torch.where(batch.reset[t][:, None], 0.0, carry))
@@ -124,27 +124,26 @@ class Watched(PPO):
             found.append(next_value_N if last else torch.where(cut_N, next_value_N, rollout["value"][t + 1]))
         return torch.stack(found)
 
-    def true_resets(self, rollout: Rollout) -> Tensor:
-        """Everywhere at first, then where the row before was the last of its episode, or none at all."""
+    def expected_resets(self, rollout: Rollout) -> Tensor:
+        """Return True for the first step, and for steps after an episode end or an invalid row."""
         over_TN = rollout["terminated"] | rollout["truncated"] | ~rollout["valid"]
-        first_N = self.over_N if self.said else torch.ones_like(over_TN[0])
+        first_N = self.over_N if self.recorded else torch.ones_like(over_TN[0])
         self.over_N = over_TN[-1].clone()
         return torch.cat([first_N[None], over_TN[:-1]])
 
-    said: list[dict[str, tuple[Tensor, Tensor]]]
+    recorded: list[dict[str, tuple[Tensor, Tensor]]]
 
 
-def watched(environment: Any, **options: Any) -> Watched:
+def recording_agent(environment: Any, **options: Any) -> RecordingPPO:
     spaces = environment.single_observation_space, environment.single_action_space
     common: dict[str, Any] = {**SMALL, "update_epochs": 2, "minibatches": 2, "learning_rate": 1e-2}
-    agent = Watched(*spaces, seed=0, **{**common, **options})
-    agent.said = []
+    agent = RecordingPPO(*spaces, seed=0, **{**common, **options})
+    agent.recorded = []
     return agent
 
 
 def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Through a stream with everything that may happen: ends of both kinds, both at once, rows that are no data, and
-    resets from outside."""
+    """Run an agent on random transitions: terminated, truncated, both, invalid rows, and resets outside a step."""
     stream = generator(seed, "stream")
     flat = agent.observation_space.shape[0]
 
@@ -170,57 +169,57 @@ def drive(agent: Any, steps: int, seed: int = 0) -> None:
 @pytest.mark.parametrize("options", [{}, {"normalize_observation": True, "shared": True}])
 @pytest.mark.parametrize("make", [Memory, Reach])
 @pytest.mark.parametrize("core", CORES)
-def test_what_was_said_while_acting_is_what_is_learned_from(core: str, make: Any, options: dict[str, Any]) -> None:
-    agent = watched(make(1, seed=0), core=CORES[core], **options)
+def test_recorded_outputs_match_recomputed_sequences(core: str, make: Any, options: dict[str, Any]) -> None:
+    agent = recording_agent(make(1, seed=0), core=CORES[core], **options)
     drive(agent, 5 * 8)
-    assert len(agent.said) == 5
-    assert sum(int(said["reset"][0].sum()) for said in agent.said) > N
-    for said in agent.said:
+    assert len(agent.recorded) == 5
+    assert sum(int(recorded["reset"][0].sum()) for recorded in agent.recorded) > N
+    for recorded in agent.recorded:
         for name in ("log_prob", "value", "next_value"):
-            torch.testing.assert_close(*said[name], atol=1e-6, rtol=1e-5, msg=name)
+            torch.testing.assert_close(*recorded[name], atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_memory_begins_anew_where_an_episode_does() -> None:
-    agent = watched(Memory(1, seed=0), core=CORES["GRU"])
+def test_carry_is_reset_at_episode_starts() -> None:
+    agent = recording_agent(Memory(1, seed=0), core=CORES["GRU"])
     drive(agent, 3 * 8)
-    for said in agent.said:
-        mine, expected = said["reset"]
-        outside = mine & ~expected  # a reset that came between two rollouts is no end in a row
+    for recorded in agent.recorded:
+        mine, expected = recorded["reset"]
+        outside = mine & ~expected  # resets between two rollouts do not end a row
         assert not (expected & ~mine).any() and not outside[1:].any()
 
 
-def test_it_is_true_of_episodic_epochs_too() -> None:
-    """Rows after an environment's own end are no data, and the epoch's last step cuts what is open."""
+def test_recorded_outputs_match_in_episodic_epochs() -> None:
+    """Rows after an episode end are invalid, and the last step of the epoch truncates open episodes."""
     environment = Gridworld(8, seed=0, max_episode_steps=9)
-    agent = watched(environment, core=CORES["LSTM"])
+    agent = recording_agent(environment, core=CORES["LSTM"])
     rein.train(agent, environment, epochs=8, iterations=7, episodic=True)
-    assert len(agent.said) >= 4
-    for said in agent.said:
+    assert len(agent.recorded) >= 4
+    for recorded in agent.recorded:
         for name in ("log_prob", "value", "next_value"):
-            torch.testing.assert_close(*said[name], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(*recorded[name], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_the_first_update_of_every_round_sees_a_ratio_of_one(core: str) -> None:
-    asked = []
+def test_first_update_of_a_rollout_has_ratio_1(core: str) -> None:
+    calls = []
 
     def guard(metrics, gradients):
-        asked.append({name: float(metrics[name]) for name in ("ratio", "approx_kl")})
+        calls.append({name: float(metrics[name]) for name in ("ratio", "approx_kl")})
         return True
 
-    drive(watched(Memory(1, seed=0), core=CORES[core], guard=guard, minibatches=1, target_kl=1e9), 4 * 8)
-    for first in asked[::2]:
+    drive(recording_agent(Memory(1, seed=0), core=CORES[core], guard=guard, minibatches=1, target_kl=1e9), 4 * 8)
+    for first in calls[::2]:
         assert first == pytest.approx({"ratio": 1.0, "approx_kl": 0.0}, abs=1e-5)
-    assert any(second["approx_kl"] > 1e-6 for second in asked[1::2])
+    assert any(second["approx_kl"] > 1e-6 for second in calls[1::2])
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_what_was_seen_before_a_reset_is_forgotten(core: str) -> None:
-    """An end, a row that is no data, and a reset from outside alike; an environment without remembers."""
+def test_reset_clears_the_carry(core: str) -> None:
+    """An episode end, an invalid row and a reset outside a step clear the carry. Environment 3 keeps its carry."""
     no, yes = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
-    said = []
+    recorded = []
     for past in (-1.0, 1.0):
-        agent = watched(Reach(1, seed=0), core=CORES[core], rollout_steps=100)
+        agent = recording_agent(Reach(1, seed=0), core=CORES[core], rollout_steps=100)
         observation = torch.full((4, agent.observation_space.shape[0]), past)
         for t in range(3):
             action, extras = agent.select_action(observation)
@@ -230,44 +229,45 @@ def test_what_was_seen_before_a_reset_is_forgotten(core: str) -> None:
             row = (observation, action, torch.zeros(4), ended, no, observation, valid, extras)
             agent.record_observation(rein.Transition(*row))
         agent.observe_reset(observation, torch.tensor([False, False, True, False]))
-        said.append(agent.select_action(torch.zeros_like(observation))[1]["value"])
-    same = said[0] == said[1]
+        recorded.append(agent.select_action(torch.zeros_like(observation))[1]["value"])
+    same = recorded[0] == recorded[1]
     assert same.tolist() == [True, True, True, False]
 
 
 def run(**options: Any) -> Any:
-    """An agent after three rounds in a stream with rows that are no data."""
-    agent = watched(Memory(1, seed=0), **{"core": CORES["LSTM"], "minibatches": 1, "learning_rate": 1e-3, **options})
+    """Return the networks of an agent after three rollouts with invalid rows."""
+    agent = recording_agent(
+        Memory(1, seed=0), **{"core": CORES["LSTM"], "minibatches": 1, "learning_rate": 1e-3, **options}
+    )
     drive(agent, 3 * 8)
     return agent.networks
 
 
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("micro_batch", [1, 16, 40])
-def test_micro_batches_of_sequences_change_nothing_but_rounding(core: str, micro_batch: int) -> None:
+def test_micro_batches_of_sequences_change_rounding_only(core: str, micro_batch: int) -> None:
     whole, parts = run(core=CORES[core]), run(core=CORES[core], micro_batch=micro_batch)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_threads_change_nothing_at_all() -> None:
+def test_threads_do_not_change_results() -> None:
     alone, *together = (dict(run(micro_batch=16, threads=threads).state_dict()) for threads in (1, 2, 3))
     assert all(first_difference(alone, other) is None for other in together)
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_half_precision_learns_nearly_the_same(core: str) -> None:
+def test_bfloat16_changes_rounding_only(core: str) -> None:
     exact, rough = run(core=CORES[core]), run(core=CORES[core], precision="bfloat16")
     for one, other in zip(exact.parameters(), rough.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=3e-3)
 
 
-def test_evaluating_in_between_changes_nothing() -> None:
-    """Neither parameters nor memory, statistics or the next action."""
+def test_evaluation_does_not_change_training() -> None:
     states = []
     for evaluates in (False, True):
         environment = Memory(8, seed=0)
-        agent = watched(environment, core=CORES["LSTM"], normalize_observation=True, normalize_reward=True)
+        agent = recording_agent(environment, core=CORES["LSTM"], normalize_observation=True, normalize_reward=True)
         loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
         if evaluates:
 
@@ -281,8 +281,8 @@ def test_evaluating_in_between_changes_nothing() -> None:
     assert first_difference(*states) is None
 
 
-def test_a_policy_has_a_memory_of_its_own_for_each_environment() -> None:
-    agent = watched(Memory(1, seed=0), core=CORES["LSTM"])
+def test_policy_has_a_separate_carry_per_environment() -> None:
+    agent = recording_agent(Memory(1, seed=0), core=CORES["LSTM"])
     policy, other = agent.policy(), agent.policy()
     x = torch.rand(4, 3, generator=generator(0, "rows"))
     policy.select_action(x)
@@ -297,8 +297,8 @@ def test_a_policy_has_a_memory_of_its_own_for_each_environment() -> None:
     assert policy.state_dict()["carry"] is None
 
 
-def test_a_policy_refuses_the_state_of_the_other_kind() -> None:
-    agent = watched(Memory(1, seed=0), core=CORES["LSTM"])
+def test_policy_rejects_state_of_the_other_kind() -> None:
+    agent = recording_agent(Memory(1, seed=0), core=CORES["LSTM"])
     greedy, exploring = agent.policy(True), agent.policy(False)
     for one, other in ((greedy, exploring), (exploring, greedy)):
         with pytest.raises(ValueError, match="the generator in the state"):
@@ -317,14 +317,14 @@ def recalled(kind: Any, core: Any, rounds: int, **options: Any) -> float:
 
 
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
-def test_with_a_core_it_remembers(kind: Any) -> None:
+def test_ppo_with_core_solves_memory_task(kind: Any) -> None:
     assert recalled(PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
 
 
-def test_without_a_core_it_is_at_chance() -> None:
+def test_ppo_without_core_stays_at_chance() -> None:
     assert abs(recalled(PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("kind", [A2C, IMPALA])
-def test_with_one_update_a_rollout_it_remembers_too(kind: Any) -> None:
+def test_a2c_and_impala_solve_memory_task(kind: Any) -> None:
     assert recalled(kind, functools.partial(MinimalGRU, features=16), 60, learning_rate=2e-2) >= 0.95

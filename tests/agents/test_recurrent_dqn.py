@@ -1,6 +1,6 @@
-"""Recurrent DQN: the contracts, what it remembers and learns from, and a task that asks for a memory.
+"""Recurrent DQN: contract tests, carries, targets, and a task that requires memory.
 
-Shapes: T steps that are learned from, P before them, B sequences, N environments, C numbers of a carry.
+Shapes: T learned steps, P burn-in steps, B sequences, N environments, C features of a carry.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fitted(environment: Any, **options: Any) -> RecurrentDQN:
 
 
 class TestLSTM(AgentContract):
-    """Saved after 7 steps of 4 environments, amid episodes that end at different times."""
+    """Saved after 7 steps of 4 environments whose episodes end at different times."""
 
     num_envs, steps = 4, 32
     options: ClassVar[dict[str, Any]] = {}
@@ -61,7 +61,7 @@ class TestLSTM(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
     def _acts(self, policy):
-        policy.reset()  # or it would act by what it remembers of the last time
+        policy.reset()  # clear the carry of earlier calls
         return super()._acts(policy)
 
 
@@ -76,7 +76,7 @@ class TestMinimalGRU(TestLSTM):
         "huber": None,
         "epsilon": Plateau(0.5, window=4),
         "learning_rate": linear(1e-3, 0.0, env_steps=1000),
-        "capacity": 40,  # the ring comes round
+        "capacity": 40,  # old transitions are overwritten
         "burn_in": 0,
     }
 
@@ -86,8 +86,7 @@ class TestTwoLayers(TestLSTM):
 
 
 def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Through a stream with everything that may happen: ends of both kinds, rows that are no data, NaN in them, and
-    resets from outside."""
+    """Run an agent on random transitions: terminated, truncated, invalid rows with NaN, and resets outside a step."""
     stream = generator(seed, "stream")
     flat = agent.observation_space.shape[0]
 
@@ -112,18 +111,18 @@ def drive(agent: Any, steps: int, seed: int = 0) -> None:
             agent.observe_reset(observation, mask_N)
 
 
-def still(**options: Any) -> RecurrentDQN:
-    """An agent that has acted and not learned, so what it remembered is what its networks would remember now."""
+def untrained(**options: Any) -> RecurrentDQN:
+    """Return an agent that has acted without learning, so that recorded carries fit its networks."""
     agent = fitted(Memory(1, seed=0), seed=0, train_frequency=10_000, **options)
-    with torch.no_grad():  # its targets are other networks
+    with torch.no_grad():  # make the target network differ
         for parameter in agent.networks.target.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(1, "targets")))
     drive(agent, 40)
     return agent
 
 
-def walked(network: Any, agent: RecurrentDQN, clips: Clips, b: int) -> tuple[list[Tensor], list[int]]:
-    """The values of the steps of clip b that count, and of what came after the last of them, one step at a time."""
+def step_through(network: Any, agent: RecurrentDQN, clips: Clips, b: int) -> tuple[list[Tensor], list[int]]:
+    """Return the values of the valid steps of clip b and of the last next observation, computed step by step."""
     steps = clips.valid[:, b].nonzero().flatten().tolist()
     carry, values = clips.begin["carry"][b : b + 1], []
     for t in steps:
@@ -138,33 +137,32 @@ OPTIONS += [{"burn_in": 0}, {"double": False}, {"dueling": True, "normalize_obse
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_targets_and_values_are_those_of_one_step_after_the_other(options: dict[str, Any]) -> None:
-    """From the carry that was acted with, through the steps before, each network with a memory of its own."""
-    agent = still(**options)
+def test_targets_and_values_match_step_by_step_computation(options: dict[str, Any]) -> None:
+    """Both networks start from the recorded carry and run through the burn-in steps."""
+    agent = untrained(**options)
     clips, _ = agent.sample()
     batch = agent.batch(clips)
     value_TBA = agent.networks.online.sequence(batch.features, batch.carry)
-    warm = agent.replay.before
+    burn_in = agent.replay.before
     checked = 0
     with torch.no_grad():
         for b in range(agent.batch_size):
-            online, steps = walked(agent.networks.online, agent, clips, b)
-            target, _ = walked(agent.networks.target, agent, clips, b)
+            online, steps = step_through(agent.networks.online, agent, clips, b)
+            target, _ = step_through(agent.networks.target, agent, clips, b)
             for k, t in enumerate(steps):
-                if t < warm:
+                if t < burn_in:
                     continue
                 best = (online if options.get("double", True) else target)[k + 1].argmax()
                 bootstrap = 0.0 if clips.terminated[t, b] else agent.gamma * target[k + 1][best]
-                torch.testing.assert_close(batch.target[t - warm, b], clips.reward[t, b] + bootstrap)
-                torch.testing.assert_close(value_TBA[t - warm, b], online[k])
+                torch.testing.assert_close(batch.target[t - burn_in, b], clips.reward[t, b] + bootstrap)
+                torch.testing.assert_close(value_TBA[t - burn_in, b], online[k])
                 checked += 1
     assert checked == int(batch.valid.sum()) > 0
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_what_is_kept_is_what_was_remembered_while_acting(core: str) -> None:
-    """So a network that has not changed says of a clip what it said then: nothing of it is from another episode."""
-    agent = still(core=CORES[core], sequence_length=8, burn_in=3, batch_size=64)
+def test_recorded_carry_matches_recomputed_carry(core: str) -> None:
+    agent = untrained(core=CORES[core], sequence_length=8, burn_in=3, batch_size=64)
     clips = agent.replay.clips(64, generator(0, "clips"), fields=("carry",), begin=("carry",))
     kept, online = clips.fields["carry"], agent.networks.online
     steps, rows = (clips.valid[1:] & clips.valid[:-1]).nonzero(as_tuple=True)
@@ -172,34 +170,34 @@ def test_what_is_kept_is_what_was_remembered_while_acting(core: str) -> None:
     with torch.no_grad():
         after = online.step(online.preprocess(clips.observation[steps, rows]), kept[steps, rows])[1]
     torch.testing.assert_close(after, kept[steps + 1, rows])
-    begun = agent.replay._step_SN.view(-1)[clips.row] == 0
-    assert (kept[begun] == 0.0).all()
-    assert (kept[clips.valid & ~begun] != 0.0).any(1).all()
+    at_start = agent.replay._step_SN.view(-1)[clips.row] == 0
+    assert (kept[at_start] == 0.0).all()
+    assert (kept[clips.valid & ~at_start] != 0.0).any(1).all()
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_what_was_seen_before_a_reset_is_forgotten(core: str) -> None:
-    """An end, a row that is no data, and a reset from outside alike; an environment without remembers."""
+def test_reset_clears_the_carry(core: str) -> None:
+    """An episode end, an invalid row and a reset outside a step clear the carry. Environment 3 keeps its carry."""
     no, yes = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
     found = []
     for past in (-1.0, 1.0):
         agent = fitted(Memory(1, seed=0), seed=0, core=CORES[core], learning_starts=6)
         observation = torch.full((4, 3), past)
-        for t in range(3):  # random actions at first
+        for t in range(3):  # random actions before learning_starts
             action, extras = agent.select_action(observation)
             ended, valid = no.clone(), yes.clone()
             if t == 2:
                 ended[0], valid[1] = True, False
             row = (observation, action, torch.zeros(4), ended, no, observation, valid, extras)
             agent.record_observation(rein.Transition(*row))
-        agent.select_action(observation)  # which nothing came of
+        agent.select_action(observation)  # not followed by record_observation
         agent.observe_reset(observation, torch.tensor([False, False, True, False]))
         found.append(agent.state_dict()["carry"])
     assert (found[0] == found[1]).all(1).tolist() == [True, True, True, False]
     assert (found[0] == 0.0).all(1).tolist() == [True, True, True, False]
 
 
-def test_it_remembers_what_came_of_the_actions_of_somebody_else() -> None:
+def test_external_actions_advance_the_carry() -> None:
     agents = [fitted(Memory(1, seed=0), seed=0) for _ in range(2)]
     no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
     for k, agent in enumerate(agents):
@@ -213,19 +211,19 @@ def test_it_remembers_what_came_of_the_actions_of_somebody_else() -> None:
     assert torch.equal(one, other)
 
 
-def test_a_look_at_other_observations_in_between_changes_no_memory() -> None:
+def test_extra_select_action_does_not_change_the_carry() -> None:
     agents = [fitted(Memory(1, seed=0), seed=0, learning_starts=0) for _ in range(2)]
     no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
-    for asked, agent in enumerate(agents):
+    for extra_call, agent in enumerate(agents):
         action, _ = agent.select_action(observation)
-        if asked:
+        if extra_call:
             agent.select_action(torch.zeros_like(observation))
         agent.record_observation(rein.Transition(observation, action, torch.zeros(4), no, no, observation, ~no, {}))
     one, other = (agent.state_dict()["carry"] for agent in agents)
     assert (one != 0.0).any(1).all() and torch.equal(one, other)
 
 
-def test_it_remembers_the_step_that_it_was_reset_in() -> None:
+def test_step_recorded_after_reset_updates_the_carry() -> None:
     agent = fitted(Memory(1, seed=0), seed=0, learning_starts=0)
     no, observation = torch.zeros(4, dtype=torch.bool), torch.rand(4, 3, generator=generator(0, "rows"))
     for reset in (False, True):
@@ -237,8 +235,8 @@ def test_it_remembers_the_step_that_it_was_reset_in() -> None:
         assert (carry != 0.0).any(1).all()
 
 
-def test_padding_does_not_matter() -> None:
-    agent = still(sequence_length=8, burn_in=3)
+def test_padding_has_no_effect() -> None:
+    agent = untrained(sequence_length=8, burn_in=3)
     clips, _ = agent.sample()
     hidden = ~clips.valid
     assert hidden[:3].any() and hidden[3:].any()
@@ -252,7 +250,7 @@ def test_padding_does_not_matter() -> None:
     )
     learned = []
     for each in (clips, garbage):
-        other = still(sequence_length=8, burn_in=3)
+        other = untrained(sequence_length=8, burn_in=3)
         other._learner.optimizer.param_groups[0]["lr"] = 0.1
         metrics, error_B = other.update_from(each, None, True)
         learned.append((dict(other.networks.state_dict()), metrics, error_B))
@@ -261,14 +259,14 @@ def test_padding_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_comes_after_an_end_does_not_matter_even_where_it_is_nan(options: dict[str, Any]) -> None:
-    first = still(**options)
+def test_observation_after_termination_has_no_effect_even_if_nan(options: dict[str, Any]) -> None:
+    first = untrained(**options)
     clips, _ = first.sample()
     assert clips.terminated[first.replay.before :].any()
     over = clips.terminated.unsqueeze(-1)
     learned = []
     for after in (0.5, torch.nan):
-        agent = still(**options)
+        agent = untrained(**options)
         each = clips._replace(next_observation=torch.where(over, after, clips.next_observation))
         metrics, error_B = agent.update_from(each, None, True)
         learned.append((dict(agent.networks.state_dict()), metrics, error_B))
@@ -276,20 +274,20 @@ def test_what_comes_after_an_end_does_not_matter_even_where_it_is_nan(options: d
     assert first_difference(*learned) is None
 
 
-def test_steps_before_have_no_gradient_and_matter_all_the_same() -> None:
-    agent = still(sequence_length=2, burn_in=4, batch_size=32)
+def test_burn_in_updates_the_carry_without_gradient() -> None:
+    agent = untrained(sequence_length=2, burn_in=4, batch_size=32)
     clips, _ = agent.sample()
     batch = agent.batch(clips)
     assert not any(part.requires_grad for part in batch if part is not None)
     assert batch.size == 32 and len(batch.target) == 2
-    warmed = clips.first < 4
-    assert warmed.any() and not warmed.all()
+    shorter_than_burn_in = clips.first < 4
+    assert shorter_than_burn_in.any() and not shorter_than_burn_in.all()
     same = (batch.carry == clips.begin["carry"]).all(1)
-    assert torch.equal(same, ~warmed)
+    assert torch.equal(same, ~shorter_than_burn_in)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 12, 24])
-def test_micro_batches_of_sequences_change_nothing_but_rounding(micro_batch: int) -> None:
+def test_micro_batches_of_sequences_change_rounding_only(micro_batch: int) -> None:
     def run(**options: Any) -> Any:
         agent = fitted(Memory(1, seed=0), seed=0, **options)
         drive(agent, 20)
@@ -301,7 +299,7 @@ def test_micro_batches_of_sequences_change_nothing_but_rounding(micro_batch: int
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_targets_follow_and_nothing_else_learns_them() -> None:
+def test_target_network_changes_only_by_copying() -> None:
     agent = fitted(Memory(1, seed=0), seed=0, tau=1.0, target_frequency=3)
     drive(agent, 3)
     before = copy_state(dict(agent.networks.target.named_parameters()))
@@ -314,7 +312,7 @@ def test_targets_follow_and_nothing_else_learns_them() -> None:
     assert all(torch.equal(target[name], online[name]) for name in target)
 
 
-def test_evaluating_in_between_changes_nothing() -> None:
+def test_evaluation_does_not_change_training() -> None:
     states = []
     for evaluates in (False, True):
         environment = Memory(8, seed=0)
@@ -332,7 +330,7 @@ def test_evaluating_in_between_changes_nothing() -> None:
     assert first_difference(*states) is None
 
 
-def test_a_policy_has_a_memory_of_its_own_for_each_environment() -> None:
+def test_policy_has_a_separate_carry_per_environment() -> None:
     agent = fitted(Memory(1, seed=0), seed=0)
     policy, other = agent.policy(), agent.policy()
     x = torch.rand(4, 3, generator=generator(0, "rows"))
@@ -348,7 +346,7 @@ def test_a_policy_has_a_memory_of_its_own_for_each_environment() -> None:
     assert policy.state_dict()["carry"] is None
 
 
-def test_a_policy_refuses_the_state_of_the_other_kind() -> None:
+def test_policy_rejects_state_of_the_other_kind() -> None:
     agent = fitted(Memory(1, seed=0), seed=0)
     greedy, exploring = agent.policy(True), agent.policy(False)
     for one, other in ((greedy, exploring), (exploring, greedy)):
@@ -362,10 +360,10 @@ def test_an_exploring_policy_explores_as_much_as_the_agent() -> None:
     greedy = agent.policy().select_action(x)[0]
     for actor in (agent, agent.policy(deterministic=False)):
         differ = (actor.select_action(x)[0] != greedy).float().mean()
-        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # of four actions one is the best
+        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # one of four actions is greedy
 
 
-def test_actions_may_be_counted_from_another_number_than_0() -> None:
+def test_action_space_start_is_respected() -> None:
     agent = RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
     drive(agent, 10)
     assert set(agent.replay.columns["action"].flatten().tolist()) == {5, 6}
@@ -373,7 +371,7 @@ def test_actions_may_be_counted_from_another_number_than_0() -> None:
     assert agent.policy().select_action(torch.rand(9, 3))[0].min() >= 5
 
 
-def test_it_looks_at_images() -> None:
+def test_learns_from_images() -> None:
     agent = RecurrentDQN(spaces.Box(0, 255, (3, 36, 36), "uint8"), spaces.Discrete(2), **SMALL, seed=0)
     drawn, no = generator(0, "images"), torch.zeros(2, dtype=torch.bool)
     reported: dict[str, Tensor] = {}
@@ -396,12 +394,12 @@ def test_it_looks_at_images() -> None:
         ({"prioritized": True}, "prioritized"),
     ],
 )
-def test_nonsense_is_refused_where_it_is_given(options: dict[str, Any], match: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         fitted(Memory(1, seed=0), **options)
 
 
-def test_values_are_learned_of_discrete_actions() -> None:
+def test_continuous_actions_are_rejected() -> None:
     with pytest.raises(ValueError, match="Discrete"):
         fitted(Memory(1, continuous=True, seed=0))
 
@@ -430,10 +428,10 @@ def recalled(kind: Any, steps: int, **options: Any) -> float:
 
 @pytest.mark.parametrize("burn_in", [0, 1])
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
-def test_with_a_core_it_remembers(kind: Any, burn_in: int) -> None:
+def test_solves_memory_task(kind: Any, burn_in: int) -> None:
     core = functools.partial(kind, features=16)
     assert recalled(RecurrentDQN, 200, core=core, sequence_length=4, burn_in=burn_in) >= 0.95
 
 
-def test_without_a_core_it_is_at_chance() -> None:
+def test_dqn_without_core_stays_at_chance() -> None:
     assert abs(recalled(DQN, 200) - 0.25) < 0.1

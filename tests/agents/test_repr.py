@@ -29,13 +29,13 @@ def test_options_that_differ_from_their_defaults_are_shown() -> None:
     assert repr(agent) == "PPO(seed=3, gamma=0.9, hidden=(8, 8))"
 
 
-def test_a_policy_names_its_agent_and_the_methods_of_other_libraries() -> None:
+def test_policy_repr_and_hints_for_methods_of_other_libraries() -> None:
     policy = rein.PPO(CARTPOLE).policy()
     assert repr(policy) == "AgentPolicy(PPO(), explore=False)"
     with pytest.raises(AttributeError, match="select_action"):
         _ = policy.predict  # type: ignore[attr-defined]
 
 
-def test_an_option_without_its_name_is_refused() -> None:
+def test_positional_option_is_rejected() -> None:
     with pytest.raises(TypeError, match="keyword"):
         rein.PPO(CARTPOLE, 3e-4)

@@ -1,4 +1,4 @@
-"""SAC: the contracts, the probes, and what its ancestor got wrong."""
+"""SAC: contract tests, probe environments, targets, temperature and entropy."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ class TestSAC(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
-class TestOfOneEnvironment(TestSAC):
+class TestSingleEnvironment(TestSAC):
     num_envs = 1
     options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
 
 
-class TestOfLargeNetworks(TestSAC):
-    """Whose products are oneDNN's on some machines, while they learn."""
+class TestLargeNetworks(TestSAC):
+    """Matrix products large enough that torch uses oneDNN on some machines."""
 
     options: ClassVar[dict[str, Any]] = {"hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}
 
 
-class TestWithAFixedTemperatureAndThreeCritics(TestSAC):
+class TestFixedTemperatureAndThreeCritics(TestSAC):
     options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
 
 
-class TestInRoundsAfterEpisodes(TestSAC):
-    """Which end at any time; the ring is full after 25 steps."""
+class TestUpdatesAfterEpisodes(TestSAC):
+    """Updates after every second episode end. The replay is full after 25 steps."""
 
     num_envs = 4
     options: ClassVar[dict[str, Any]] = {
@@ -69,8 +69,8 @@ class TestInRoundsAfterEpisodes(TestSAC):
         return Corridor(num_envs, length=3, continuous=True, seed=seed, max_episode_steps=8)
 
 
-class TestOfWindowsInUnits(TestSAC):
-    """Windows of observations, and actions that are not between -1 and 1."""
+class TestObservationHistoryAndScaledActions(TestSAC):
+    """A history of observations, and an action space other than [-1, 1]."""
 
     steps = 25
 
@@ -103,7 +103,7 @@ def trained_on(make, steps, options):
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name):
+def test_solves_probe(name):
     make, steps, options = PROBES[name]
     agent, environment = trained_on(make, steps, options)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
@@ -114,8 +114,8 @@ def test_it_solves_the_probe(name):
     ("make", "observation"),
     [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
 )
-def test_it_learns_what_states_are_worth(make, observation):
-    """With next to no temperature, whose entropy is worth nothing then."""
+def test_learns_state_values(make, observation):
+    """A temperature near 0, so that the entropy does not contribute to values."""
     options = {"temperature": 1e-4}
     agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200, options)
     x = torch.tensor(observation)
@@ -126,15 +126,15 @@ def test_it_learns_what_states_are_worth(make, observation):
         torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.06, rtol=0)
 
 
-def test_it_takes_the_road_that_pays_beyond_the_time_limit():
-    """An agent that takes a truncation for an end prefers the prize that is paid at once."""
+def test_truncated_episode_bootstraps():
+    """An agent that treats truncation as termination prefers the immediate reward."""
     agent, environment = trained_on(lambda n, seed: Fork(n, continuous=True, seed=seed), 400, {"temperature": 0.05})
     reached = rein.evaluate(agent.policy(), Fork(64, continuous=True, seed=1), 64).mean_return
     assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
 
-def given(agent, steps, num_envs=4):
-    """Episodes of one step from random observations; the further an action is from the middle, the less it pays."""
+def trained(agent, steps, num_envs=4):
+    """Train on one-step episodes. The reward decreases with the distance of the action from the center."""
     no = torch.zeros(num_envs, dtype=torch.bool)
     for step in range(steps):
         observation, after = torch.rand(2, num_envs, 2, generator=generator(0, "rows", step)) - 0.5
@@ -146,13 +146,12 @@ def given(agent, steps, num_envs=4):
 
 
 @pytest.mark.parametrize("critics", [2, 3])
-def test_critics_differ_from_each_other_and_stay_different(critics):
-    """B9: two that are alike are one."""
+def test_critics_stay_different(critics):
     agent = SAC(BOX, BOX, critics=critics, seed=0, **SMALL)
     x, action = torch.rand(2, 50, 2, generator=generator(0, "rows"))
     for learned in (False, True):
         if learned:
-            given(agent, 40)
+            trained(agent, 40)
         value_KB = agent.networks.critics(x, action)
         for one in range(critics):
             for other in range(one):
@@ -161,40 +160,42 @@ def test_critics_differ_from_each_other_and_stay_different(critics):
 
 
 @pytest.mark.parametrize("target_entropy", [0.5, None])
-def test_entropy_goes_where_it_is_wanted(target_entropy):
-    """B12: minus the number of dimensions by default, whatever the units of an action are."""
+def test_entropy_reaches_its_target(target_entropy):
+    """The default target is minus the number of action dimensions, for every scale of the action space."""
     options = {"learning_rate": 2e-2, "target_entropy": target_entropy, "batch_size": 64, "learning_starts": 64}
-    agent = given(SAC(BOX, UNITS, seed=0, **{**SMALL, **options}), 120)
+    agent = trained(SAC(BOX, UNITS, seed=0, **{**SMALL, **options}), 120)
     x = torch.rand(2000, 2, generator=generator(0, "rows")) - 0.5
     distribution = agent.networks.actor.distribution(agent.networks.preprocess(x))
     entropy = -distribution.log_prob(distribution.sample(generator(0, "test"))).mean().detach()
     assert float(entropy) == pytest.approx(-2.0 if target_entropy is None else target_entropy, abs=0.5)
 
 
-@pytest.mark.parametrize(("log_prob", "wanted", "grows"), [(-1.0, 2.0, True), (-3.0, 2.0, False), (3.0, -2.0, True)])
-def test_the_temperature_rises_while_there_is_too_little_entropy(log_prob, wanted, grows):
+@pytest.mark.parametrize(
+    ("log_prob", "target_entropy", "increases"), [(-1.0, 2.0, True), (-3.0, 2.0, False), (3.0, -2.0, True)]
+)
+def test_temperature_increases_below_the_target_entropy(log_prob, target_entropy, increases):
     temperature, batch = Temperature(0.3, torch.device("cpu")), Batch(log_prob=torch.full((5,), log_prob))
-    loss, _ = temperature_loss(temperature, batch, wanted)
+    loss, _ = temperature_loss(temperature, batch, target_entropy)
     (expected,) = torch.autograd.grad(loss, [temperature.log])
-    (found,), _ = temperature_gradient(temperature, batch, wanted, None, report=False)
+    (found,), _ = temperature_gradient(temperature, batch, target_entropy, None, report=False)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
-        temperature_gradient(temperature, batch, wanted, 0.25, report=False)[0][0], 0.25 * expected
+        temperature_gradient(temperature, batch, target_entropy, 0.25, report=False)[0][0], 0.25 * expected
     )
-    assert (found < 0.0) == grows
+    assert (found < 0.0) == increases
 
 
-def test_a_fixed_temperature_stays():
-    agent = given(SAC(BOX, BOX, temperature=0.3, seed=0, **SMALL), 20)
+def test_fixed_temperature_does_not_change():
+    agent = trained(SAC(BOX, BOX, temperature=0.3, seed=0, **SMALL), 20)
     assert agent.networks.temperature.log.exp().item() == pytest.approx(0.3)
     assert "temperature" not in agent.learners
-    learns = given(SAC(BOX, BOX, initial_temperature=0.3, seed=0, **SMALL), 20)
+    learns = trained(SAC(BOX, BOX, initial_temperature=0.3, seed=0, **SMALL), 20)
     assert learns.networks.temperature.log.exp().item() != pytest.approx(0.3, rel=1e-4)
 
 
-def test_the_target_is_that_of_the_definition():
-    """r + gamma (min Q' - alpha log pi), with the targets, and r alone at an end."""
-    agent = given(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), temperature=0.7, gamma=0.8, seed=0, **SMALL), 20)
+def test_target_matches_definition():
+    """r + gamma (min Q' - alpha log pi), or r if terminated."""
+    agent = trained(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), temperature=0.7, gamma=0.8, seed=0, **SMALL), 20)
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(30) % 3 == 0)
     noise = torch.randn(30, 2, generator=generator(1, "test"))
@@ -215,8 +216,8 @@ def test_the_target_is_that_of_the_definition():
     torch.testing.assert_close(alone, found[4:5], rtol=1e-4, atol=1e-4)
 
 
-def test_the_exploring_policy_samples_as_the_agent_does():
-    agent = given(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), seed=0, **SMALL), 20)
+def test_exploring_policy_samples_like_the_agent():
+    agent = trained(SAC(BOX, spaces.Box(-2.0, 5.0, (2,)), seed=0, **SMALL), 20)
     x = torch.zeros(4000, 2)
     acted, sampled = agent.select_action(x)[0], agent.policy(deterministic=False).select_action(x)[0]
     torch.testing.assert_close(acted.mean(0), sampled.mean(0), atol=0.15, rtol=0)
@@ -230,12 +231,12 @@ def test_the_exploring_policy_samples_as_the_agent_does():
     [{"critics": 0}, {"actor_frequency": 0}, {"initial_temperature": 0.0}, {"temperature": 0.0}, {"temperature": -1.0}],
     ids=str,
 )
-def test_nonsense_is_refused_where_it_is_written(options):
+def test_invalid_options_are_rejected(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"SAC\({name}="):
         SAC(BOX, BOX, **options)
 
 
-def test_images_are_refused():
+def test_images_are_rejected():
     with pytest.raises(ValueError, match="learns from vectors"):
         SAC(spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX)

@@ -1,4 +1,4 @@
-"""Bytes of images reach the networks of every agent in [0, 1], unless `scale_images=False`."""
+"""Agents scale byte images to [0, 1], unless `scale_images=False`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGENTS = [kind for kind in own_agents().values() if kind is not QLearning]
 
 
 def made(kind: Any, space: Any, **options: Any) -> Any:
-    """An agent of that class with discrete actions if it takes them."""
+    """Return an agent with discrete actions if the class supports them."""
     try:
         return kind(space, spaces.Discrete(2), seed=0, **options)
     except ValueError:
@@ -37,8 +37,8 @@ def test_every_agent_scales_small_byte_images(kind: Any) -> None:
         assert agent.config["scale_images"] is bool(largest == 1.0)
 
 
-class Seen(torch.nn.Module):
-    """An encoder that keeps the last observation."""
+class RecordingEncoder(torch.nn.Module):
+    """Encoder that records the last observation."""
 
     features = 3
 
@@ -52,8 +52,8 @@ class Seen(torch.nn.Module):
 
 
 @pytest.mark.parametrize("space", [SMALL, LARGE, spaces.Dict({"small": SMALL, "large": LARGE})], ids=str)
-def test_a_stem_of_the_user_is_given_bytes_unscaled(space: Any) -> None:
-    agent = PPO(space, spaces.Discrete(2), seed=0, encoder=Seen)
+def test_custom_encoder_receives_unscaled_bytes(space: Any) -> None:
+    agent = PPO(space, spaces.Discrete(2), seed=0, encoder=RecordingEncoder)
     seen: Any = (
         {part: torch.full((1, *one.shape), 255, dtype=torch.uint8) for part, one in space.items()}
         if isinstance(space, spaces.Dict)
@@ -63,7 +63,7 @@ def test_a_stem_of_the_user_is_given_bytes_unscaled(space: Any) -> None:
     assert (agent.networks.encoder.last == 255).all()
 
 
-def test_codes_keep_their_values_in_convolutions() -> None:
+def test_unscaled_images_keep_their_values_in_the_cnn() -> None:
     seen = torch.randint(0, 11, (2, 40, 40, 3)).to(torch.uint8)
     scaled, codes = (PPO(LARGE, spaces.Discrete(2), seed=0, scale_images=x) for x in (True, False))
     encoder: Any = codes.networks.encoder

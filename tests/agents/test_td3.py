@@ -1,4 +1,4 @@
-"""TD3: the contracts, the probes, and what its target is made of."""
+"""TD3: contract tests, probe environments, targets and noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestTD3(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
-class TestOfOneEnvironmentWithNoiseThatAdapts(TestTD3):
+class TestSingleEnvironmentWithAdaptiveNoise(TestTD3):
     num_envs = 1
     options: ClassVar[dict[str, Any]] = {
         "noise": OrnsteinUhlenbeck(sigma=Plateau(0.1, low=0.001, high=0.2)),
@@ -64,7 +64,7 @@ def trained_on(make, steps):
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_it_solves_the_probe(name):
+def test_solves_probe(name):
     make, steps = PROBES[name]
     agent, environment = trained_on(make, steps)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
@@ -72,7 +72,7 @@ def test_it_solves_the_probe(name):
 
 
 @pytest.mark.parametrize(("make", "observation"), [(ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])])
-def test_it_learns_what_states_are_worth(make, observation):
+def test_learns_state_values(make, observation):
     agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200)
     x = torch.tensor(observation)
     expected = environment.optimal_value(x, PROBE["gamma"])
@@ -81,7 +81,7 @@ def test_it_learns_what_states_are_worth(make, observation):
         torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.08, rtol=0)
 
 
-def given(agent, steps, num_envs=4):
+def trained(agent, steps, num_envs=4):
     no = torch.zeros(num_envs, dtype=torch.bool)
     for step in range(steps):
         observation, after = torch.rand(2, num_envs, 2, generator=generator(0, "rows", step)) - 0.5
@@ -91,9 +91,9 @@ def given(agent, steps, num_envs=4):
     return agent
 
 
-def test_the_target_is_that_of_the_definition():
-    """The lesser of two target critics at the target actor's action, whose noise is clipped, and r alone at an end."""
-    agent = given(TD3(BOX, BOX, gamma=0.8, target_noise=0.4, target_noise_clip=0.5, seed=0, **SMALL), 20)
+def test_target_matches_definition():
+    """r + gamma min Q' at the target action with clipped noise, or r if terminated."""
+    agent = trained(TD3(BOX, BOX, gamma=0.8, target_noise=0.4, target_noise_clip=0.5, seed=0, **SMALL), 20)
     networks, sample = agent.networks, agent.replay.sample(200, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(200) % 3 == 0)
     agent.generator.set_state(generator(5, "noise").get_state())
@@ -107,12 +107,12 @@ def test_the_target_is_that_of_the_definition():
 
 
 @pytest.mark.parametrize("frequency", [1, 2, 3])
-def test_the_actor_and_all_targets_move_every_so_many_updates(frequency):
+def test_actor_and_targets_follow_actor_frequency(frequency):
     agent, moved = TD3(BOX, BOX, actor_frequency=frequency, seed=0, **SMALL), {"actor": [], "critics": [], "target": []}
-    given(agent, 2)  # as many rows as learning starts with
+    trained(agent, 2)  # learning_starts env steps
     assert agent.updates == 0
-    given_rows = agent.replay.sample(4, generator(0, "test"))
-    assert len(given_rows.reward) == 4
+    sample = agent.replay.sample(4, generator(0, "test"))
+    assert len(sample.reward) == 4
     for _ in range(6):
         before = copy_state(dict(agent.networks.state_dict()))
         agent.learn(1)
@@ -124,8 +124,8 @@ def test_the_actor_and_all_targets_move_every_so_many_updates(frequency):
     assert moved == {"actor": due, "critics": [True] * 6, "target": due}
 
 
-def test_it_explores_by_its_noise_alone():
-    agent = given(TD3(BOX, spaces.Box(-2.0, 5.0, (2,)), noise=GaussianNoise(0.05), seed=0, **SMALL), 20)
+def test_exploration_adds_the_noise_only():
+    agent = trained(TD3(BOX, spaces.Box(-2.0, 5.0, (2,)), noise=GaussianNoise(0.05), seed=0, **SMALL), 20)
     x = torch.zeros(4000, 2)
     acted, greedy = agent.select_action(x)[0], agent.policy().select_action(x)[0]
     assert torch.equal(greedy, greedy[:1].expand_as(greedy))
@@ -134,16 +134,16 @@ def test_it_explores_by_its_noise_alone():
     torch.testing.assert_close((sampled - greedy).std(0), torch.full((2,), 0.05 * 3.5), rtol=0.1, atol=0)
 
 
-def test_a_noise_that_ends_is_gone_at_its_horizon():
-    agent = given(TD3(BOX, BOX, noise=GaussianNoise(linear(0.5, 0.0, env_steps=40)), seed=0, **SMALL), 10)
+def test_noise_schedule_ends_at_its_horizon():
+    agent = trained(TD3(BOX, BOX, noise=GaussianNoise(linear(0.5, 0.0, env_steps=40)), seed=0, **SMALL), 10)
     x = torch.rand(20, 2, generator=generator(0, "rows"))
     assert torch.equal(agent.select_action(x)[0], agent.policy().select_action(x)[0])
     assert torch.equal(agent.policy(deterministic=False).select_action(x)[0], agent.policy().select_action(x)[0])
 
 
-def test_a_walk_begins_anew_where_an_episode_ends_or_is_left():
+def test_noise_is_reset_at_episode_starts():
     agent = TD3(BOX, BOX, noise=OrnsteinUhlenbeck(), seed=0, **{**SMALL, "learning_starts": 0, "update_to_data": 1e-6})
-    given(agent, 5)
+    trained(agent, 5)
     walk = agent.noise.state_dict()["state"].clone()
     assert (walk != 0.0).all()
     agent.observe_reset(torch.zeros(4, 2), torch.tensor([True, False, False, True]))
@@ -158,17 +158,19 @@ def test_a_walk_begins_anew_where_an_episode_ends_or_is_left():
 
 @pytest.mark.parametrize("kind", [TD3, DDPG])
 @pytest.mark.parametrize("noise", [0.05, GaussianNoise(0.05)])
-def test_a_noise_that_is_assigned_after_building_is_refused_there_and_the_agent_goes_on(kind, noise):
+def test_assigning_noise_after_building_is_rejected(kind, noise):
     agent = kind(BOX, BOX, noise=0.2, seed=0, **SMALL)
-    with pytest.raises(AttributeError, match=rf"{kind.__name__}\.noise cannot be changed after the agent is built.*constructor"):
+    with pytest.raises(
+        AttributeError, match=rf"{kind.__name__}\.noise cannot be changed after the agent is built.*constructor"
+    ):
         agent.noise = noise
     assert agent.noise.amount() == agent.exploration() == 0.2
-    assert given(agent, 20).updates
+    assert trained(agent, 20).updates
 
 
 @pytest.mark.parametrize("critics", [1, 3])
 def test_critics_differ_from_each_other(critics):
-    agent = given(TD3(BOX, BOX, critics=critics, seed=0, **SMALL), 30)
+    agent = trained(TD3(BOX, BOX, critics=critics, seed=0, **SMALL), 30)
     x, action = torch.rand(2, 50, 2, generator=generator(0, "rows"))
     value_KB = agent.networks.critics(x, action)
     assert len(value_KB) == critics
@@ -180,12 +182,12 @@ def test_critics_differ_from_each_other(critics):
     [{"critics": 0}, {"actor_frequency": 0}, {"target_noise": -0.1}, {"target_noise_clip": -0.1}],
     ids=str,
 )
-def test_nonsense_is_refused_where_it_is_written(options):
+def test_invalid_options_are_rejected(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"TD3\({name}="):
         TD3(BOX, BOX, **options)
 
 
-def test_the_first_difference_is_in_the_seed():
-    one, other = (given(TD3(BOX, BOX, seed=seed, **SMALL), 10) for seed in (0, 1))
+def test_seeds_give_different_networks():
+    one, other = (trained(TD3(BOX, BOX, seed=seed, **SMALL), 10) for seed in (0, 1))
     assert first_difference(dict(one.networks.state_dict()), dict(other.networks.state_dict())) is not None

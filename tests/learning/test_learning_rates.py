@@ -44,7 +44,7 @@ def rates(agent: Any) -> dict[str, float]:
 @pytest.mark.parametrize("kind", [DQN, PPO, PQN, SAC])
 def test_an_optimizer_with_a_rate_of_its_own_is_refused(kind: Any) -> None:
     """For at every update it would be replaced."""
-    told = "its learning rate of 0.1 would be replaced at every update by learning_rate=0.002: give learning_rate=0.1"
+    told = "learning_rate=0.002 would replace its learning rate of 0.1 at every update: give learning_rate=0.1"
     with pytest.raises(ValueError, match=told):
         made(kind, learning_rate=2e-3, optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
 
@@ -71,13 +71,13 @@ def test_a_rate_of_some_parameters_is_refused_too() -> None:
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}])
 
-    with pytest.raises(ValueError, match=r"its learning rate of 0.5 would be replaced"):
+    with pytest.raises(ValueError, match=r"would replace its learning rate of 0.5"):
         made(DQN, optimizer=groups)
 
 
 def test_where_the_actor_has_a_rate_of_its_own_its_option_is_named() -> None:
     given = iter([1e-2, 1e-4])
-    with pytest.raises(ValueError, match=r"of 0.0001 would be .* give actor_learning_rate=0.0001"):
+    with pytest.raises(ValueError, match=r"of 0.0001 at every update: give actor_learning_rate=0.0001"):
         made(DDPG, learning_rate=1e-2, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=next(given)))
 
 
@@ -127,7 +127,9 @@ def test_so_does_the_temperature(kind: Any) -> None:
     agent, environment = made(kind, learning_rate=1e-3, temperature_learning_rate=3e-2)
     rein.train(agent, environment, env_steps=8)
     assert rates(agent) == {"critics": 1e-3, "actor": 1e-3, "temperature": 3e-2}
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(temperature=0.2, .* is not learned; give only one of the two"):
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__}\(temperature=0.2, .* is not learned; give only one of the two"
+    ):
         made(kind, temperature=0.2, temperature_learning_rate=1e-3)
 
 
@@ -187,5 +189,5 @@ def test_a_resumed_run_goes_on_at_the_rates_of_its_time(optimizer: Any) -> None:
 def test_an_optimizer_of_matrices_is_told_that_networks_lie_stacked() -> None:
     with pytest.raises(ValueError, match="Muon only supports 2D parameters") as caught:
         made(PPO, optimizer=torch.optim.Muon)
-    assert "ActorCritic, of the shapes (2, 1, 8)" in caught.value.__notes__[0]
+    assert "ActorCritic have the shapes (2, 1, 8)" in caught.value.__notes__[0]
     assert "stacked along a leading axis" in caught.value.__notes__[0]

@@ -406,7 +406,7 @@ def test_assigning_what_is_read_only_once_is_an_error(option: str) -> None:
 
 @pytest.mark.parametrize("kind", [DQN, PPO])
 def test_a_class_that_hides_an_option_is_refused_where_it_is_written(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* give learning_rate="):
+    with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* pass learning_rate="):
         type("Mine", (kind,), {"learning_rate": 1e-4})
 
 
@@ -422,5 +422,5 @@ def test_more_than_all_of_the_preference_cannot_be_made_up_for() -> None:
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
 def test_a_device_that_is_not_there_is_told_in_a_sentence(kind: Any) -> None:
     environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
-    with pytest.raises(ValueError, match='device="xpu": torch finds no such device on this machine; use device="cpu"'):
+    with pytest.raises(ValueError, match='device="xpu": torch finds no such device'):
         made(kind, environment, device="xpu")

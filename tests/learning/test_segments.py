@@ -383,16 +383,16 @@ def test_its_configuration_is_json_and_says_all() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Segments(alpha=-0.1), r"Segments\(alpha=-0.1\): give a number from 0"),
+        (lambda: Segments(alpha=-0.1), r"Segments\(alpha=-0.1\): give a finite number"),
         (lambda: Segments(alpha=float("nan")), r"Segments\(alpha=nan\)"),
-        (lambda: Segments(beta=1.5), r"Segments\(beta=...\) goes from 1.5 to 1.5"),
-        (lambda: Segments(beta=linear(0.0, 2.0, updates=9)), "goes from 0.0 to 2.0"),
+        (lambda: Segments(beta=1.5), r"Segments\(beta=...\): the values range from 1.5 to 1.5"),
+        (lambda: Segments(beta=linear(0.0, 2.0, updates=9)), "range from 0.0 to 2.0"),
         (lambda: Segments(rho_clip=0.0), r"Segments\(rho_clip=0.0\): give a positive number"),
         (lambda: Segments(c_clip=float("nan")), r"Segments\(c_clip=nan\)"),
         (lambda: fitted(Gridworld(1), reward_smoothing=1.2), r"PPO\(reward_smoothing=1.2\): give a number from 0"),
         (
             lambda: learned(Gridworld(num_envs=3, seed=0), minibatches=4, segments=Segments()),
-            "there are 3 environments",
+            "at least 4 environments, got 3",
         ),
     ],
 )

@@ -7,8 +7,8 @@ Example::
         learning_rate: float | Schedule = option(default=1e-3, check=not_negative, help="step size of Adam")
         hidden: Sequence[int] = option(default=(64, 64), check=layers, fixed=True, help="units of each hidden layer")
 
-A check receives the given value and returns the value to store, or raises ValueError. Its message should say what to
-do. Checks run when the agent is built and at every assignment.
+A check receives the given value and returns the value to store, or raises ValueError with a message that explains what
+to do. Checks run when the agent is built and at every assignment.
 
 An option whose type contains `Schedule` accepts a number or a schedule and is stored as a `Schedule`. Its check runs on
 the smallest and the largest value of the schedule. Options with `fixed=True` cannot be assigned after the agent is
