@@ -116,7 +116,7 @@ class _ActorNetworks(nn.Module):
 def squared_action_loss(
     actor: Actor, batch: Batch, coefficients: None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean w |mu(s) - a|^2 of a deterministic actor. The metrics contain the squared errors `error` (B,)."""
+    """Compute mean w `|mu(s) - a|^2` of a deterministic actor. The metrics contain the squared errors `error` (B,)."""
     error_B = (actor.action(batch.features) - batch.action).square().sum(1)
     return weighted_mean(error_B, error_B, batch.weight, report)
 

@@ -76,10 +76,10 @@ def test_update_equals_first_ppo_update(normalize: bool) -> None:
         environment = Gridworld(8, seed=0, max_episode_steps=9)
         same = {"gae_lambda": 0.9, "normalize_advantage": normalize, "entropy_coefficient": 0.01}
         agent = fitted(environment, kind, seed=0, **same, **options)
-        begun = [p.detach().clone() for p in agent.networks.parameters()]
+        initial = [p.detach().clone() for p in agent.networks.parameters()]
         rein.train(agent, environment, epochs=1, iterations=5)
         assert agent.updates == 1
-        assert any(not torch.equal(p, q) for p, q in zip(agent.networks.parameters(), begun, strict=True))
+        assert any(not torch.equal(p, q) for p, q in zip(agent.networks.parameters(), initial, strict=True))
         agents.append(agent)
     for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)

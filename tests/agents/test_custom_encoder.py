@@ -113,10 +113,10 @@ KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions 
 
 
 def made(case: str, **options: Any) -> tuple[Any, Corridor]:
-    kind, continuous, own = KINDS[case]
+    kind, continuous, defaults = KINDS[case]
     environment = Corridor(4, length=3, continuous=continuous, seed=0, max_episode_steps=8)
     spaces_of = environment.single_observation_space, environment.single_action_space
-    return kind(*spaces_of, **{"seed": 0, **own, **options}), environment
+    return kind(*spaces_of, **{"seed": 0, **defaults, **options}), environment
 
 
 def copies(agent: Any) -> dict[str, Tensor]:
@@ -288,7 +288,7 @@ def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])
 def test_invalid_encoder_is_rejected(case: str) -> None:
-    with pytest.raises(TypeError, match="encoder is 'CNN': give a factory that is called as"):
+    with pytest.raises(TypeError, match="encoder is 'CNN': pass a factory that is called as"):
         made(case, encoder="CNN")
     with pytest.raises(ValueError, match=r"Linear\.features is missing"):
         made(case, encoder=lambda space, drawn: nn.Linear(1, 1))

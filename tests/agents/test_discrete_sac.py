@@ -84,7 +84,7 @@ def test_temperature_decreases_above_the_target_entropy() -> None:
     environment = Bandit(num_envs=8, seed=0)
     spaces_of = environment.single_observation_space, environment.single_action_space
     low_target, high_target = (
-        DiscreteSAC(*spaces_of, **SMALL, learning_rate=1e-2, target_entropy=wanted, seed=0) for wanted in (0.0, 9.0)
+        DiscreteSAC(*spaces_of, **SMALL, learning_rate=1e-2, target_entropy=target, seed=0) for target in (0.0, 9.0)
     )
     for agent in (low_target, high_target):
         rein.train(agent, Bandit(num_envs=8, seed=0), env_steps=160, seed=0)

@@ -186,5 +186,5 @@ def test_invalid_options_are_rejected(options):
 
 
 def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="values are learned of Discrete actions"):
+    with pytest.raises(ValueError, match="requires Discrete actions"):
         DQN(BOX, BOX)

@@ -450,7 +450,7 @@ def test_invalid_options_are_rejected(options, text):
 
 
 def test_unsupported_action_space_is_rejected():
-    with pytest.raises(ValueError, match="there is a head for Discrete, MultiDiscrete and Box"):
+    with pytest.raises(ValueError, match="use Discrete, MultiDiscrete or Box"):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3))
 
 

@@ -256,7 +256,7 @@ def test_epsilon_schedule_ends_at_its_horizon():
         assert torch.equal(action, expected) == greedy
 
 
-def test_an_exploring_policy_explores_as_much_as_the_agent():
+def test_exploring_policy_explores_like_the_agent():
     agent = learned(epsilon=0.5)
     observation = Gridworld(num_envs=4096, seed=3).reset()
     greedy = agent.policy().select_action(observation)[0]
@@ -404,7 +404,7 @@ def test_invalid_options_are_rejected(options, text):
 
 
 def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="values are learned of Discrete actions"):
+    with pytest.raises(ValueError, match="requires Discrete actions"):
         PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
 
 

@@ -116,7 +116,7 @@ def run(learner: QLearning, environment: Corridor | Gridworld, steps: int) -> No
         observation = time_step.observation
 
 
-def test_a_terminated_transition_does_not_bootstrap() -> None:
+def test_terminated_transition_does_not_bootstrap() -> None:
     learner = agent(learning_rate=1.0, gamma=0.5)
     learner.table[3] = 100.0
     learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], terminated=True)

@@ -354,7 +354,7 @@ def test_policy_rejects_state_of_the_other_kind() -> None:
             one.load_state_dict(other.state_dict())
 
 
-def test_an_exploring_policy_explores_as_much_as_the_agent() -> None:
+def test_exploring_policy_explores_like_the_agent() -> None:
     agent = fitted(Memory(1, 4, seed=0), seed=0, epsilon=0.5, learning_starts=0)
     x = torch.rand(4096, 5, generator=generator(0, "rows"))
     greedy = agent.policy().select_action(x)[0]

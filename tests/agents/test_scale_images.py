@@ -72,6 +72,6 @@ def test_unscaled_images_keep_their_values_in_the_cnn() -> None:
     assert not torch.equal(encoder(codes.networks.preprocess(seen)), encoder(scaled.networks.preprocess(seen)))
 
 
-def test_a_saved_agent_keeps_the_option(tmp_path: Path) -> None:
+def test_saved_agent_keeps_the_option(tmp_path: Path) -> None:
     rein.save(PPO(SMALL, spaces.Discrete(2), seed=0, scale_images=False), tmp_path / "agent.h5")
     assert rein.load_agent(tmp_path / "agent.h5").config["scale_images"] is False

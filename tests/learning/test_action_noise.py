@@ -1,4 +1,4 @@
-"""Noise for continuous actions: of the right size, of its own stream, and anew where an episode begins."""
+"""Action noise: standard deviation, random streams, and resets at episode starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rein.testing import StatefulContract
 NOISES = [GaussianNoise, OrnsteinUhlenbeck]
 
 
-def test_gaussian_noise_has_its_deviation_and_no_memory() -> None:
+def test_gaussian_noise_is_uncorrelated_with_given_standard_deviation() -> None:
     stream, action_NA = generator(0, "noise"), torch.zeros(50_000, 2)
     noise = GaussianNoise(0.3)
     first_NA, second_NA = noise(action_NA, stream), noise(action_NA, stream)
@@ -24,7 +24,7 @@ def test_gaussian_noise_has_its_deviation_and_no_memory() -> None:
     assert abs((first_NA * second_NA).mean()) < 4.0 * 0.3**2 / first_NA.numel() ** 0.5
 
 
-def test_a_walk_takes_the_steps_of_the_pure_function() -> None:
+def test_ornstein_uhlenbeck_matches_the_pure_function() -> None:
     noise, stream, same = OrnsteinUhlenbeck(0.15, 0.2, mu=0.5), generator(0, "noise"), generator(0, "noise")
     state_NA = torch.full((3, 2), 0.5)
     for _ in range(5):
@@ -32,25 +32,25 @@ def test_a_walk_takes_the_steps_of_the_pure_function() -> None:
         assert torch.equal(noise(torch.zeros(3, 2), stream), state_NA)
 
 
-def test_where_an_episode_begins_the_walk_begins_anew_and_only_there() -> None:
+def test_reset_restarts_only_masked_environments() -> None:
     def walk(mask: list[bool]) -> torch.Tensor:
         noise, stream = OrnsteinUhlenbeck(), generator(0, "noise")
-        noise.reset(torch.tensor(mask))  # before anything was asked for
+        noise.reset(torch.tensor(mask))  # before the first call
         for _ in range(5):
             noise(torch.zeros(2, 3), stream)
         noise.reset(torch.tensor(mask))
         return noise(torch.zeros(2, 3), stream)
 
-    going_on, anew = walk([False, False]), walk([True, False])
+    continued, restarted = walk([False, False]), walk([True, False])
     stream = generator(0, "noise")
     last_NA = [torch.randn(2, 3, generator=stream) for _ in range(6)][-1]
-    assert torch.equal(anew[1], going_on[1])
-    assert torch.equal(anew[0], 0.2 * last_NA[0])
-    assert not torch.equal(anew[0], going_on[0])
+    assert torch.equal(restarted[1], continued[1])
+    assert torch.equal(restarted[0], 0.2 * last_NA[0])
+    assert not torch.equal(restarted[0], continued[0])
 
 
 @pytest.mark.parametrize("kind", NOISES)
-def test_what_the_caller_does_to_the_noise_does_not_change_what_follows(kind) -> None:
+def test_modifying_returned_noise_does_not_change_the_state(kind) -> None:
     def second(spoil: bool) -> torch.Tensor:
         noise, stream = kind(), generator(0, "noise")
         first_NA = noise(torch.zeros(2, 3), stream)
@@ -62,13 +62,13 @@ def test_what_the_caller_does_to_the_noise_does_not_change_what_follows(kind) ->
 
 
 @pytest.mark.parametrize("kind", NOISES)
-def test_noise_has_the_shape_and_the_type_of_the_actions(kind) -> None:
+def test_noise_has_shape_and_dtype_of_actions(kind) -> None:
     action_NA = torch.zeros(4, 2, 3, dtype=torch.float64)
     noise_NA = kind()(action_NA, generator(0, "noise"))
     assert (noise_NA.shape, noise_NA.dtype) == (action_NA.shape, action_NA.dtype)
 
 
-def test_the_deviation_may_follow_a_schedule_or_a_plateau() -> None:
+def test_standard_deviation_follows_schedule_or_plateau() -> None:
     schedule, plateau = linear(1.0, 0.0, env_steps=10), Plateau(0.2, high=0.4, up=2.0)
     for kind, name in ((GaussianNoise, "std"), (OrnsteinUhlenbeck, "sigma")):
         one, half = (kind(**{name: schedule})(torch.zeros(2, 2), generator(0, "n"), env_steps=k) for k in (0, 5))
@@ -79,14 +79,14 @@ def test_the_deviation_may_follow_a_schedule_or_a_plateau() -> None:
     assert torch.allclose(noise(torch.zeros(2, 2), generator(0, "n")), 2.0 * before_NA)
 
 
-def test_actions_of_another_shape_are_refused() -> None:
+def test_changed_action_shape_is_rejected() -> None:
     noise, stream = OrnsteinUhlenbeck(), generator(0, "noise")
     noise(torch.zeros(2, 3), stream)
     with pytest.raises(ValueError, match=r"changed from \(2, 3\) to \(4, 3\)"):
         noise(torch.zeros(4, 3), stream)
 
 
-def test_numbers_out_of_their_range_are_refused_by_name() -> None:
+def test_arguments_out_of_range_are_rejected() -> None:
     with pytest.raises(ValueError, match="std"):
         GaussianNoise(-0.1)
     with pytest.raises(ValueError, match="sigma"):
@@ -95,7 +95,7 @@ def test_numbers_out_of_their_range_are_refused_by_name() -> None:
         OrnsteinUhlenbeck(theta=1.5)
 
 
-def test_its_configuration_is_plain() -> None:
+def test_config() -> None:
     assert GaussianNoise(0.1).config == {"noise": "gaussian", "std": 0.1}
     sigma = Plateau(0.1)
     assert OrnsteinUhlenbeck(sigma=sigma).config["sigma"] == sigma.config

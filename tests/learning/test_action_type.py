@@ -1,4 +1,4 @@
-"""Actions of somebody else, in whatever type they come: they are learned from, beside the agent's own."""
+"""Agents learn from externally selected actions of any dtype."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ N = 3
 
 
 def rows(action: torch.Tensor, **extras: torch.Tensor) -> Transition:
-    """A step of as many environments."""
+    """Return one step of as many environments as there are actions."""
     observation = torch.rand(len(action), 2, generator=torch.Generator().manual_seed(0))
     no = torch.zeros(len(action), dtype=torch.bool)
     return Transition(observation, action, observation[:, 0], no, no, observation, ~no, extras)
 
 
 def turns(agent: Any, action: torch.Tensor, steps: int = 4, **extras: torch.Tensor) -> None:
-    """Somebody else and the agent act in turn, within one rollout; then it learns."""
+    """Let an external policy and the agent act in turn within one rollout, and update the agent."""
     for step in range(steps):
         row = rows(action, **extras)
         if step % 2:
-            own, said = agent.select_action(row.observation)
-            row = row._replace(action=own, extras=said)
+            selected, agent_extras = agent.select_action(row.observation)
+            row = row._replace(action=selected, extras=agent_extras)
         agent.record_observation(row)
     metrics = agent.optimize_model()
     assert agent.updates and metrics and all(value.isfinite().all() for value in metrics.values())
@@ -55,48 +55,48 @@ def turns(agent: Any, action: torch.Tensor, steps: int = 4, **extras: torch.Tens
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"squash": True}, {"squash": "ball"}, {"state_dependent_std": True}], ids=str)
 @pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
-def test_on_policy_agents_learn_from_numbers_of_any_width(kind, options, dtype):
+def test_on_policy_agents_accept_any_float_dtype(kind, options, dtype):
     turns(kind(BOX, BOX, **ON_POLICY, **options), torch.full((N, 2), 0.5, dtype=dtype))
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[1, 1])], ids=str)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("kind", [PPO, IMPALA])
-def test_on_policy_agents_learn_from_choices_of_any_width(kind, space, dtype):
+def test_on_policy_agents_accept_any_integer_dtype(kind, space, dtype):
     turns(kind(BOX, space, **ON_POLICY), torch.ones(N, *space.shape, dtype=dtype))
 
 
 @pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
-def test_what_is_said_of_an_action_may_be_of_any_width(kind):
-    said = {"log_prob": torch.full((N,), -1.0, dtype=torch.float64), "mine": torch.zeros(N, dtype=torch.float64)}
+def test_extras_of_any_float_dtype_are_cast(kind):
+    extras = {"log_prob": torch.full((N,), -1.0, dtype=torch.float64), "mine": torch.zeros(N, dtype=torch.float64)}
     agent = kind(BOX, BOX, **ON_POLICY)
     for _ in range(4):
         sample = torch.full((N, 2), 2.0, dtype=torch.float64)  # clipped
-        agent.record_observation(rows(sample.clamp(-1.0, 1.0), sample=sample, **said))
+        agent.record_observation(rows(sample.clamp(-1.0, 1.0), sample=sample, **extras))
     assert agent.rollout["log_prob"].dtype is agent.rollout["sample"].dtype is torch.float32
     assert agent.rollout["mine"].dtype is torch.float64
     assert (agent.rollout["log_prob"] == -1.0).all() and (agent.rollout["sample"] == 2.0).all()
     assert agent.optimize_model()
-    turns(kind(BOX, spaces.Discrete(3), **ON_POLICY), torch.ones(N, dtype=torch.int64), log_prob=said["log_prob"])
+    turns(kind(BOX, spaces.Discrete(3), **ON_POLICY), torch.ones(N, dtype=torch.int64), log_prob=extras["log_prob"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("kind", [SAC, TD3, DDPG, IQL, AWAC, BC])
-def test_replays_take_numbers_of_any_width(kind, dtype):
+def test_replay_agents_accept_any_float_dtype(kind, dtype):
     turns(kind(BOX, BOX, **REPLAY), torch.full((N, 2), 0.5, dtype=dtype))
 
 
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("kind", [DQN, IQN, RecurrentDQN, DiscreteSAC, BC])
-def test_replays_take_choices_of_any_width(kind, dtype, start):
+def test_replay_agents_accept_any_integer_dtype(kind, dtype, start):
     turns(kind(BOX, spaces.Discrete(3, start=start), **REPLAY), torch.ones(N, dtype=dtype))
 
 
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("kind", [DQN, IQN])
-def test_choices_that_are_kept_in_few_bits_are_learned_from_as_they_are(kind, dtype, start):
+def test_replay_data_with_narrow_integers_is_learned(kind, dtype, start):
     agent = kind(BOX, spaces.Discrete(3, start=start), **REPLAY)
     extend(agent.replay, rows(torch.ones(32, dtype=dtype)))
     assert agent.learn(1)["value_loss"].isfinite()
@@ -114,11 +114,11 @@ def test_choices_that_are_kept_in_few_bits_are_learned_from_as_they_are(kind, dt
     ],
     ids=str,
 )
-def test_what_is_kept_is_what_agents_do_themselves(space, given, kept):
+def test_cast_action_uses_the_agents_dtype(space, given, kept):
     assert cast_action(torch.ones(N, *space.shape, dtype=given), space).dtype is kept
 
 
-def test_what_is_of_the_right_type_is_not_copied():
+def test_cast_action_does_not_copy_matching_dtypes():
     for space, action in ((BOX, torch.zeros(N, 2)), (spaces.Discrete(3), torch.zeros(N, dtype=torch.int64))):
         assert cast_action(action, space) is action
     tree = {"left": torch.zeros(N)}

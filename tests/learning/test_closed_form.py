@@ -1,4 +1,4 @@
-"""The gradient that is written out is the one that autograd finds."""
+"""The closed-form policy gradient matches autograd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CustomEncoder(torch.nn.Linear):
 
 def networks_of(action_space, dtype=torch.float64, **shape) -> ActorCritic:
     made = ActorCritic(OBSERVATION, action_space, torch.Generator().manual_seed(0), **{"hidden": (16, 8), **shape})
-    with torch.no_grad():  # away from the small gain of the head, so that every part of the gradient counts
+    with torch.no_grad():  # enlarge the small initial weights of the head, so that all parts of the gradient matter
         made.policy_head.linear.weight.mul_(50.0)
     return made.to(dtype)
 
@@ -60,18 +60,18 @@ def both(networks, batch, coefficients, share=None):
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_it_is_what_autograd_finds(space, shared, activation, clip, entropy, masked):
+def test_gradient_matches_autograd(space, shared, activation, clip, entropy, masked):
     networks = networks_of(space, shared=shared, activation=activation)
     batch = batch_of(networks, masked)
-    (expected, said), (found, reported) = both(networks, batch, Coefficients(clip, 0.5, entropy), share=0.25)
+    (expected, metrics), (found, reported) = both(networks, batch, Coefficients(clip, 0.5, entropy), share=0.25)
     names = [name for name, _ in networks.named_parameters()]
     assert len(found) == len(names)
     for name, one, other in zip(names, expected, found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-14, msg=lambda text, name=name: f"{name}: {text}")
-    assert reported == said
+    assert reported == metrics
 
 
-def test_a_squashed_policy_has_one_too():
+def test_squashed_policy_matches_autograd():
     networks = networks_of(BOX, squash=True)
     (expected, _), (found, _) = both(networks, batch_of(networks, masked=True), Coefficients(0.2, 0.5, 0.0))
     for one, other in zip(expected, found, strict=True):
@@ -86,7 +86,7 @@ def test_a_squashed_policy_has_one_too():
     ],
     ids=["entropy of a squashed policy", "clipped values"],
 )
-def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients):
+def test_unsupported_losses_return_none(space, shape, coefficients):
     networks = networks_of(space, **shape)
     assert policy_gradient(networks, batch_of(networks, False), coefficients, None, report=False) is None
 
@@ -103,13 +103,13 @@ def test_what_is_not_written_out_is_left_to_autograd(space, shape, coefficients)
     ],
     ids=[
         "several actions",
-        "a deviation of the observation",
+        "state-dependent standard deviation",
         "another activation",
         "no layers",
         "recurrent",
         "an encoder",
     ],
 )
-def test_other_networks_have_none(space, shape):
+def test_unsupported_networks_have_no_closed_form(space, shape):
     assert not has_closed_form(networks_of(space, **shape))
     assert has_closed_form(networks_of(DISCRETE))

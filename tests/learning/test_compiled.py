@@ -1,4 +1,4 @@
-"""Compiled functions as CUDA graphs: each call may write over what the call before returned, and nothing is lost."""
+"""Compiled functions as CUDA graphs: a call may overwrite earlier outputs, but results are preserved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Graphs:
-    """In the place of `torch.compile`: what a function returned is overwritten when the next call begins."""
+    """Replacement for `torch.compile` that overwrites the outputs of a function when the next call begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self._last = 0, []
@@ -49,7 +49,7 @@ class Graphs:
         self._last = []
 
 
-def test_what_a_call_returned_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_not_overwritten_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     Graphs(monkeypatch)
     double = backend.compiled(lambda x: (2 * x, {"twice": [4 * x]}), CPU)
     first = double(torch.ones(3))
@@ -68,7 +68,9 @@ def test_what_a_call_returned_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -
         (PQN, {"minibatches": 2}),
     ],
 )
-def test_an_agent_learns_the_same(agent: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_learns_the_same_with_graphs(
+    agent: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def learned(compile: bool) -> tuple[list[torch.Tensor], list[Any]]:
         environment = CartPole(num_envs=4, seed=0)
         spaces = environment.single_observation_space, environment.single_action_space
@@ -76,19 +78,19 @@ def test_an_agent_learns_the_same(agent: Any, options: dict[str, Any], monkeypat
         final = rein.train(made, environment, epochs=3, iterations=8, seed=0)
         return [*made.networks.parameters()], [dict(record.metrics) for record in final.history]
 
-    eager, told = learned(False)
+    eager, eager_metrics = learned(False)
     graphs = Graphs(monkeypatch)
-    graphed, told_too = learned(True)
+    graphed, graphed_metrics = learned(True)
     assert graphs.calls >= 3 * (8 + 1)  # acting and learning
     for one, other in zip(eager, graphed, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
-    for one, other in zip(told, told_too, strict=True):
+    for one, other in zip(eager_metrics, graphed_metrics, strict=True):
         assert one == pytest.approx(other, nan_ok=True, abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_by_the_compiler_itself_on_the_host_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the compiler
+def test_real_compiler_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "has_graphs", lambda device: True)
     double = backend.compiled(lambda x: (2 * x).sin(), CPU)
     for n in range(3):

@@ -1,4 +1,4 @@
-"""The gradients of critics, actors and values that are written out are those that autograd finds."""
+"""The closed-form gradients of critics, actors and Q-networks match autograd."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def normal(*shape, seed):
 
 def critics_of(members, activation, hidden=(16, 8)) -> Critics:
     made = Critics(members, FEATURES, ACTIONS, hidden, activation, drawn()).double()
-    for parameter in made.parameters():  # biases too, so that every part of the gradient counts
+    for parameter in made.parameters():  # change zero biases too, so that all parts of the gradient matter
         parameter.data.add_(normal(*parameter.shape, seed=parameter.numel()), alpha=0.2)
     return made
 
 
 def actor_of(activation, stochastic, spread=1.0) -> Actor:
     made = Actor(FEATURES, ACTIONS, (16, 8), activation, drawn(1), stochastic=stochastic).double()
-    made.head.weight.data.mul_(50.0 * spread)  # away from the small gain of the head
+    made.head.weight.data.mul_(50.0 * spread)  # enlarge the small initial weights
     made.head.bias.data.add_(normal(len(made.head.bias), seed=5), alpha=0.3)
     return made
 
@@ -66,8 +66,8 @@ def compare(networks, batch, coefficients, loss, gradient, share, rtol=1e-9, ato
         assert other.shape == parameter.shape, name
         torch.testing.assert_close(other, one, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
     assert reported.keys() == metrics.keys()
-    for name, said in metrics.items():
-        torch.testing.assert_close(reported[name], said if said.ndim else said * scale, rtol=1e-9, atol=1e-13)
+    for name, metric in metrics.items():
+        torch.testing.assert_close(reported[name], metric if metric.ndim else metric * scale, rtol=1e-9, atol=1e-13)
     _, quiet = gradient(networks, batch, coefficients, share, report=False)
     assert quiet.keys() == loss(networks, batch, coefficients, report=False)[1].keys()
 
@@ -76,7 +76,7 @@ def compare(networks, batch, coefficients, loss, gradient, share, rtol=1e-9, ato
 @pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_that_of_critics(members, activation, weighted, share):
+def test_critic_gradient_matches_autograd(members, activation, weighted, share):
     weight = normal(ROWS, seed=4).abs() if weighted else None
     batch = Batch(
         normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2).tanh(), target=normal(ROWS, seed=3), weight=weight
@@ -88,15 +88,15 @@ def test_that_of_critics(members, activation, weighted, share):
 @pytest.mark.parametrize("temperature", [0.0, 0.2], ids=str)
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_that_of_a_stochastic_actor(members, activation, temperature, share):
+def test_soft_actor_gradient_matches_autograd(members, activation, temperature, share):
     critics, alpha = critics_of(members, activation), torch.tensor(temperature, dtype=torch.float64)
     batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     chosen = critics(batch.features, actor_of(activation, True)(batch.features)[:, :ACTIONS].tanh()).min(0).indices
-    assert len(chosen.unique()) == members  # every critic has rows of its own
+    assert len(chosen.unique()) == members  # every critic is the smallest in some rows
     compare(actor_of(activation, True), batch, (critics, alpha), soft_actor_loss, soft_actor_gradient, share)
 
 
-def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
+def test_soft_actor_gradient_with_clamped_log_std():
     actor, batch = (
         actor_of("relu", True, 100.0),
         Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2)),
@@ -104,7 +104,7 @@ def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
     log_std = actor(batch.features)[:, ACTIONS:]
     assert (log_std > LOG_STD[1]).any() and (log_std < LOG_STD[0]).any()
     coefficients = (critics_of(2, "relu"), torch.tensor(0.2, dtype=torch.float64))
-    # autograd divides by a deviation of exp(-20) and multiplies by it again
+    # autograd divides by a standard deviation of exp(-20) and multiplies by it again
     compare(actor, batch, coefficients, soft_actor_loss, soft_actor_gradient, None, atol=1e-6)
     assert all(torch.isfinite(g).all() for g in soft_actor_gradient(actor, batch, coefficients, None, report=False)[0])
 
@@ -112,7 +112,7 @@ def test_that_of_an_actor_whose_deviation_is_at_its_bounds():
 @pytest.mark.parametrize("share", SHARES, ids=str)
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("members", [1, 2])
-def test_that_of_a_deterministic_actor(members, activation, share):
+def test_deterministic_actor_gradient_matches_autograd(members, activation, share):
     batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     critics = critics_of(members, activation)
     compare(
@@ -123,7 +123,7 @@ def test_that_of_a_deterministic_actor(members, activation, share):
 @pytest.mark.parametrize("share", SHARES, ids=str)
 @pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
 @pytest.mark.parametrize("delta", [None, 0.3], ids=["squares", "huber"])
-def test_that_of_values(delta, weighted, share):
+def test_td_gradient_matches_autograd(delta, weighted, share):
     network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16, 8), layer_norm=False).double()
     assert has_closed_form(network)
     target, weight = 3.0 * normal(ROWS, seed=3), normal(ROWS, seed=4).abs() if weighted else None
@@ -132,16 +132,16 @@ def test_that_of_values(delta, weighted, share):
     compare(network, batch, delta, td_loss, td_gradient, share)
 
 
-def test_values_of_actions_that_were_not_taken_are_not_moved():
+def test_td_gradient_is_zero_for_other_actions():
     network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16,), layer_norm=False).double()
     target = normal(ROWS, seed=3)
     batch = Batch(normal(ROWS, FEATURES, seed=1), torch.full((ROWS,), 2), target=target)
-    of_head = td_gradient(network, batch, None, None, report=False)[0][-1]
-    assert of_head.nonzero().flatten().tolist() == [2]
+    head_bias_gradient = td_gradient(network, batch, None, None, report=False)[0][-1]
+    assert head_bias_gradient.nonzero().flatten().tolist() == [2]
 
 
 @pytest.mark.parametrize(
-    ("networks", "knows"),
+    ("networks", "supported"),
     [
         (lambda: Critics(2, FEATURES, ACTIONS, (8,), "silu", drawn()), has_closed_form),
         (lambda: Critics(2, FEATURES, ACTIONS, (), "relu", drawn()), has_closed_form),
@@ -156,19 +156,19 @@ def test_values_of_actions_that_were_not_taken_are_not_moved():
         *("an encoder", "values behind an encoder"),
     ],
 )
-def test_other_networks_have_none(networks, knows):
-    assert not knows(networks())
+def test_unsupported_networks_have_no_closed_form(networks, supported):
+    assert not supported(networks())
     assert has_closed_form(critics_of(1, "tanh"))
 
 
-def test_an_actor_does_not_move_its_critics():
+def test_actor_loss_has_no_gradient_for_critics():
     critics, actor = critics_of(2, "relu"), actor_of("relu", True)
     batch = Batch(normal(ROWS, FEATURES, seed=1), noise=normal(ROWS, ACTIONS, seed=2))
     loss, _ = soft_actor_loss(actor, batch, (critics, torch.tensor(0.1, dtype=torch.float64)))
     assert torch.autograd.grad(loss, [*critics.parameters()], allow_unused=True) == (None,) * 6
 
 
-def test_the_loss_of_critics_is_half_the_mean_square_of_each_in_sum():
+def test_critic_loss_sums_half_mean_squared_errors():
     critics = critics_of(3, "relu")
     batch = Batch(normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), target=normal(ROWS, seed=3))
     value_KB = critics(batch.features, batch.action)
@@ -178,8 +178,8 @@ def test_the_loss_of_critics_is_half_the_mean_square_of_each_in_sum():
     torch.testing.assert_close(metrics["td_error"], (value_KB - batch.target).abs().mean(0))
 
 
-def test_the_actor_s_density_is_summed_over_an_action_and_not_over_the_batch():
-    """B10: what is said of a row does not depend on the others, and is that of torch's own transformed Gaussian."""
+def test_log_prob_is_summed_over_action_dimensions():
+    """The log probability of a row does not depend on other rows and matches torch's Gaussian with tanh."""
     actor, features, noise = actor_of("relu", True), normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2)
     coefficients = (critics_of(2, "relu"), torch.tensor(0.2, dtype=torch.float64))
     whole = soft_actor_loss(actor, Batch(features, noise=noise), coefficients)[1]["log_prob"]
@@ -195,8 +195,8 @@ def test_the_actor_s_density_is_summed_over_an_action_and_not_over_the_batch():
     torch.testing.assert_close(whole, expected)
 
 
-def test_densities_stay_finite_where_actions_are_at_their_bounds():
-    """B13: log(1 - tanh(u)^2) of a u for which tanh is 1, in single precision."""
+def test_log_prob_is_finite_at_the_action_bounds():
+    """In float32, tanh(u) rounds to 1 for large u, so log(1 - tanh(u)^2) must not be computed directly."""
     actor = Actor(FEATURES, ACTIONS, (8,), "relu", drawn(), stochastic=True)
     actor.head.bias.data = torch.tensor([30.0, -30.0, 80.0, -50.0, 50.0, 0.0])
     distribution = actor.distribution(torch.zeros(1, FEATURES))
@@ -206,18 +206,18 @@ def test_densities_stay_finite_where_actions_are_at_their_bounds():
 
 
 @pytest.mark.parametrize("rows", [1, 5, 36])
-def test_a_learner_makes_the_same_step_of_parts(rows):
-    """With weights, and errors that come back in the order of the rows, by both ways to a gradient."""
+def test_micro_batches_give_the_same_step(rows):
+    """With row weights, errors in the order of the rows, in closed form and with autograd."""
     weight = normal(ROWS, seed=4).abs()
     x, action, target = normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3)
     batch = Batch(x, action, target=target, weight=weight)
-    moved, said = [], []
-    for micro_batch, written in ((None, critic_gradient), (rows, critic_gradient), (rows, None)):
+    moved, reported = [], []
+    for micro_batch, closed_form in ((None, critic_gradient), (rows, critic_gradient), (rows, None)):
         critics = critics_of(2, "relu")
-        how = {"max_grad_norm": 1.0, "micro_batch": micro_batch, "closed_form": written}
+        how = {"max_grad_norm": 1.0, "micro_batch": micro_batch, "closed_form": closed_form}
         learner = Learner(critics, critic_loss, lambda parameters: torch.optim.SGD(parameters, lr=0.1), **how)
-        said.append(learner.step(batch, None))
+        reported.append(learner.step(batch, None))
         moved.append(torch.nn.utils.parameters_to_vector(critics.parameters()).detach())
-    for other, metrics in zip(moved[1:], said[1:], strict=True):
+    for other, metrics in zip(moved[1:], reported[1:], strict=True):
         torch.testing.assert_close(other, moved[0], rtol=1e-10, atol=1e-13)
-        torch.testing.assert_close(metrics, said[0], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(metrics, reported[0], rtol=1e-10, atol=1e-13)

@@ -1,4 +1,4 @@
-"""A number that follows how the returns of episodes come along."""
+"""`Plateau`, an amount of exploration that adapts to episode returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rein.testing import StatefulContract
 
 
 def slow(returns: list[float], start: float, low: float, high: float, up: float, down: float, window: int, threshold):
-    """One episode after another, from the rule as it is written."""
+    """Apply the rule to one episode after another."""
     value, values = start, []
     for end in range(1, len(returns) + 1):
         last = returns[max(0, end - window) : end]
@@ -26,7 +26,7 @@ def slow(returns: list[float], start: float, low: float, high: float, up: float,
     return values
 
 
-def test_it_shrinks_from_the_second_episode_on_while_returns_change() -> None:
+def test_decreases_while_returns_change() -> None:
     plateau = Plateau(1.0, down=0.9)
     seen = []
     for value in range(4):
@@ -35,7 +35,7 @@ def test_it_shrinks_from_the_second_episode_on_while_returns_change() -> None:
     assert seen == pytest.approx([1.0, 0.9, 0.81, 0.729])
 
 
-def test_it_grows_while_they_stand_still_and_stays_within_its_bounds() -> None:
+def test_increases_while_returns_stagnate_within_bounds() -> None:
     plateau = Plateau(0.5, low=0.4, high=0.6, up=1.1, down=0.5)
     plateau.observe([3.0, 3.0])
     assert plateau() == pytest.approx(0.55)
@@ -45,7 +45,7 @@ def test_it_grows_while_they_stand_still_and_stays_within_its_bounds() -> None:
     assert plateau() == 0.4
 
 
-def test_only_the_window_counts() -> None:
+def test_only_returns_in_the_window_count() -> None:
     plateau = Plateau(0.5, low=0.1, high=1.0, up=1.5, down=0.5, window=4)
     plateau.observe([50.0, -50.0, 1.0, 1.0, 1.0])
     before = plateau()
@@ -55,7 +55,7 @@ def test_only_the_window_counts() -> None:
 
 @pytest.mark.parametrize("window", [2, 6, 500])
 @pytest.mark.parametrize("at_once", [1, 7, 60])
-def test_episodes_that_end_together_count_as_if_they_ended_one_after_another(window: int, at_once: int) -> None:
+def test_batched_returns_equal_sequential_returns(window: int, at_once: int) -> None:
     options = {"low": 0.01, "high": 1.0, "up": 1.3, "down": 0.8, "window": window, "threshold": 0.2}
     returns = torch.randn(60, generator=generator(0, "returns"), dtype=torch.float64)
     expected = slow(returns.tolist(), 0.5, **options)
@@ -68,14 +68,14 @@ def test_episodes_that_end_together_count_as_if_they_ended_one_after_another(win
     assert plateau() == pytest.approx(expected[-1], rel=1e-12)
 
 
-def test_a_mean_that_differs_by_the_threshold_is_no_plateau() -> None:
+def test_difference_equal_to_threshold_is_not_a_plateau() -> None:
     for second, factor in ((0.25, 0.5), (0.2, 1.5), (-0.25, 0.5), (-0.2, 1.5)):
         plateau = Plateau(0.1, low=0.01, up=1.5, down=0.5, threshold=0.25)
         plateau.observe([0.0, second])
         assert plateau() == pytest.approx(0.1 * factor)
 
 
-def test_it_is_read_like_a_schedule() -> None:
+def test_plateau_is_called_like_a_schedule() -> None:
     plateau, schedule = Plateau(0.3), linear(1.0, 0.1, env_steps=10)
     for amount in (plateau, schedule):
         assert as_amount(amount) is amount
@@ -87,7 +87,7 @@ def test_it_is_read_like_a_schedule() -> None:
     assert Plateau(**plateau.config).config == plateau.config
 
 
-def test_returns_that_their_owner_changes_afterwards_are_those_that_were_given() -> None:
+def test_observed_returns_are_copied() -> None:
     plateau, returns = Plateau(0.5, window=4), torch.zeros(4, dtype=torch.float64)
     plateau.observe(returns)
     returns.fill_(1e9)
@@ -97,7 +97,7 @@ def test_returns_that_their_owner_changes_afterwards_are_those_that_were_given()
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "invalid",
     [
         {"low": 0.0},
         {"low": 0.5, "start": 0.4},
@@ -112,9 +112,9 @@ def test_returns_that_their_owner_changes_afterwards_are_those_that_were_given()
         {"threshold": float("nan")},
     ],
 )
-def test_numbers_out_of_their_range_are_refused_by_name(nonsense: dict) -> None:
-    with pytest.raises(ValueError, match=next(iter(nonsense))):
-        Plateau(**nonsense)
+def test_arguments_out_of_range_are_rejected(invalid: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(invalid))):
+        Plateau(**invalid)
 
 
 class TestState(StatefulContract):

@@ -1,4 +1,4 @@
-"""Agents learn by products of oneDNN's where these are faster, and learn the same to rounding."""
+"""Agents learn with oneDNN's matrix products if these are faster, with the same results up to rounding."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def permitted() -> str:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What float32 was multiplied by in each product of hidden layers, as if oneDNN suited this machine."""
+    """Record the float32 precision setting at each product of hidden layers, as if oneDNN suited this machine."""
     monkeypatch.setattr(products, "suits_onednn", lambda: True)
-    get_torch_obj_rule_map()  # cached: otherwise a later compilation in this process would not know torch.baddbmm
+    get_torch_obj_rule_map()  # fill torch's cache now, so that a later compilation in this process knows torch.baddbmm
     product, found = torch.baddbmm, []
 
-    def watched(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def recording_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         if a.shape[-1] == b.shape[-1]:
             found.append(permitted())
         return product(bias, a, b)
 
-    monkeypatch.setattr(torch, "baddbmm", watched)
+    monkeypatch.setattr(torch, "baddbmm", recording_product)
     before = permitted()
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     yield found
     torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-def played(agent: Any) -> Any:
-    """An agent that has seen a batch of transitions, and not learned yet."""
+def with_transitions(agent: Any) -> Any:
+    """Record a batch of transitions, without an update, and return the agent."""
     drawing = torch.Generator().manual_seed(0)
     num_envs = ROWS // 8
     yes, no = torch.ones(num_envs, dtype=torch.bool), torch.zeros(num_envs, dtype=torch.bool)
@@ -80,61 +80,61 @@ def played(agent: Any) -> Any:
 
 
 def learned(agent: Any) -> dict[str, Tensor]:
-    """The networks after the first update."""
+    """Return the networks after the first update."""
     agent.optimize_model() if isinstance(agent, PPO) else agent.learn(1)
     assert agent.updates == 1
     return dict(agent.networks.state_dict())
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_large_networks_act_by_mkl_and_learn_by_onednn(seen: list[str], name: str) -> None:
-    agent = played(AGENTS[name](hidden=LARGE))
+def test_large_networks_act_with_mkl_and_learn_with_onednn(seen: list[str], name: str) -> None:
+    agent = with_transitions(AGENTS[name](hidden=LARGE))
     agent.policy().select_action(torch.rand(ROWS, 5))
     assert set(seen) == {"none"}
     seen.clear()
     learned(agent)
     if name == "PPO":
-        assert seen.pop(0) == "none"  # what the last observation is worth, to which it looks as it acts
+        assert seen.pop(0) == "none"  # the bootstrap value is computed as while acting
     assert set(seen) == {"bf16"}
     assert permitted() == "none"
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_small_networks_and_those_who_want_mkl_learn_by_it(seen: list[str], name: str) -> None:
-    learned(played(AGENTS[name](hidden=SMALL)))
+def test_small_networks_and_user_settings_use_mkl(seen: list[str], name: str) -> None:
+    learned(with_transitions(AGENTS[name](hidden=SMALL)))
     assert set(seen) == {"none"}
     seen.clear()
     torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    learned(played(AGENTS[name](hidden=LARGE)))
+    learned(with_transitions(AGENTS[name](hidden=LARGE)))
     assert set(seen) == {"ieee"}
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_guards_and_optimizers_may_ask_torch_for_its_precision(seen: list[str], name: str) -> None:
-    """Which it refuses to say while bfloat16 is permitted by its newer switch."""
+def test_guards_and_optimizers_can_query_the_matmul_precision(seen: list[str], name: str) -> None:
+    """torch raises an error for this query while bfloat16 is enabled with its newer setting."""
 
-    class Asking(torch.optim.SGD):
+    class QueryingOptimizer(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:
-            said.append(torch.get_float32_matmul_precision())
+            precisions.append(torch.get_float32_matmul_precision())
 
     def guard(metrics: Any, gradients: Any) -> bool:
-        said.append(torch.get_float32_matmul_precision())
+        precisions.append(torch.get_float32_matmul_precision())
         return True
 
-    said: list[str] = []
-    learned(played(AGENTS[name](hidden=LARGE, optimizer=Asking, guard=guard)))
+    precisions: list[str] = []
+    learned(with_transitions(AGENTS[name](hidden=LARGE, optimizer=QueryingOptimizer, guard=guard)))
     assert "bf16" in seen
-    assert len(said) >= 2 and set(said) == {"highest"}
+    assert len(precisions) >= 2 and set(precisions) == {"highest"}
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_what_is_learned_is_the_same_to_rounding(name: str) -> None:
-    how = {"hidden": LARGE, "optimizer": torch.optim.SGD, "learning_rate": 0.1}  # Adam makes much of the least gradient
-    by_default = learned(played(AGENTS[name](**how)))
+def test_onednn_changes_rounding_only(name: str) -> None:
+    how = {"hidden": LARGE, "optimizer": torch.optim.SGD, "learning_rate": 0.1}  # Adam would amplify small gradients
+    by_default = learned(with_transitions(AGENTS[name](**how)))
     before = permitted()
     torch.backends.mkldnn.matmul.fp32_precision = "ieee"
     try:
-        by_mkl = learned(played(AGENTS[name](**how)))
+        by_mkl = learned(with_transitions(AGENTS[name](**how)))
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
     torch.testing.assert_close(by_default, by_mkl, atol=1e-6, rtol=1e-5)

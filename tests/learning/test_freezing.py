@@ -1,4 +1,4 @@
-"""Parameters that do not require a gradient stay as they are, whichever way the gradient of the others is found."""
+"""Parameters with `requires_grad=False` do not change, for every way to compute the gradient of the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rein.testing.stateful import copy_state, first_difference
 
 
 class CustomEncoder(torch.nn.Sequential):
-    """Of the one number that a `Corridor` shows."""
+    """Encoder of the single number that a `Corridor` observes."""
 
     features = 4
 
@@ -49,7 +49,7 @@ REPLAY: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 200, "lea
 SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 0, "learning_starts": 16}
 HALF = {"precision": "bfloat16"}
 DECAY: Any = {"optimizer": functools.partial(torch.optim.AdamW, weight_decay=0.1)}
-CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether actions are continuous, what is frozen
+CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether actions are continuous, frozen part
     "PPO": (PPO, False, "hidden", ROLLOUT),
     "PPO, a head": (PPO, True, "value_head", ROLLOUT),
     "PPO, a number": (PPO, True, "policy_head.log_std", ROLLOUT),
@@ -90,7 +90,7 @@ def made(kind: Any, continuous: bool, **options: Any) -> tuple[Any, Corridor]:
 
 
 def split(agent: Any, frozen: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Copies of what is frozen, and of what else is learned."""
+    """Return copies of the frozen parameters and of the other learned parameters."""
     parameters = {name: x for name, x in agent.networks.named_parameters() if "target" not in name}
     chosen = {name for name in parameters if name.startswith(frozen)}
     assert chosen
@@ -109,41 +109,41 @@ def freeze(agent: Any, frozen: str, free: bool = False) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_frozen_in_mid_run_stays_and_the_rest_learns_on(case: str) -> None:
-    """Neither a gradient moves it, nor momentum, nor a decay of weights; until it is free again."""
+def test_parameters_frozen_during_a_run_do_not_change(case: str) -> None:
+    """Neither gradients, momentum nor weight decay change frozen parameters, until they are unfrozen."""
     kind, continuous, frozen, options = CASES[case]
     agent, environment = made(kind, continuous, **options)
-    rein.train(agent, environment, env_steps=32)  # there is momentum now
-    still, rest = split(agent, frozen)
+    rein.train(agent, environment, env_steps=32)  # the optimizer has momentum now
+    frozen_before, rest = split(agent, frozen)
     updates = agent.updates
     freeze(agent, frozen)
     final = rein.train(agent, environment, env_steps=32)
     assert agent.updates > updates and {*agent.reports} <= {*final.metrics}
-    after_still, after_rest = split(agent, frozen)
-    assert moved(still, after_still) == []
+    frozen_after, after_rest = split(agent, frozen)
+    assert moved(frozen_before, frozen_after) == []
     assert moved(rest, after_rest)
     freeze(agent, frozen, free=True)
     rein.train(agent, environment, env_steps=32)
-    assert moved(still, split(agent, frozen)[0])
+    assert moved(frozen_before, split(agent, frozen)[0])
 
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN, dueling", "DDPG, decay", "SAC", "SAC, half", "BC"])
-def test_where_all_is_frozen_updates_count_and_change_nothing_but_targets(case: str) -> None:
+def test_updates_with_all_parameters_frozen_change_nothing(case: str) -> None:
     kind, continuous, _, options = CASES[case]
-    asked: list[int] = []
-    agent, environment = made(kind, continuous, **options, guard=lambda metrics, gradients: asked.append(1) is None)
+    calls: list[int] = []
+    agent, environment = made(kind, continuous, **options, guard=lambda metrics, gradients: calls.append(1) is None)
     rein.train(agent, environment, env_steps=32)
     freeze(agent, "")
-    before, updates, times = split(agent, ""), agent.updates, len(asked)
+    before, updates, times = split(agent, ""), agent.updates, len(calls)
     optimizers = copy_state({name: value for name, value in agent.state_dict().items() if name == "learners"})
     final = rein.train(agent, environment, env_steps=32)
     assert agent.updates > updates and {*agent.reports} <= {*final.metrics}
-    assert moved(before[0], split(agent, "")[0]) == [] and len(asked) == times
+    assert moved(before[0], split(agent, "")[0]) == [] and len(calls) == times
     after = {name: value for name, value in agent.state_dict().items() if name == "learners"}
     assert optimizers and first_difference(optimizers, after) is None
 
 
-def test_targets_go_on_to_follow_what_is_frozen() -> None:
+def test_targets_still_follow_frozen_networks() -> None:
     agent, environment = made(DDPG, True, **{**REPLAY, "tau": 0.05})
     rein.train(agent, environment, env_steps=32)
     freeze(agent, "actor")
@@ -154,7 +154,7 @@ def test_targets_go_on_to_follow_what_is_frozen() -> None:
     assert all(now < 0.1 * then for now, then in zip(closer, apart, strict=True))
 
 
-def test_what_is_frozen_before_a_loop_gives_the_seed_stays_frozen() -> None:
+def test_parameters_stay_frozen_when_the_loop_sets_the_seed() -> None:
     agent, environment = made(DDPG, True, **REPLAY, seed=None)
     freeze(agent, "actor")
     loop = rein.training_loop(agent, environment, seed=3, iterations=16)
@@ -173,7 +173,7 @@ def critics_and_batch() -> tuple[Critics, Batch]:
 
 
 def step(frozen: list[str], **options: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters after a step by the gradients as they are, and what was said of it."""
+    """Return the parameters and the metrics after a step of SGD with learning rate 1."""
     critics, batch = critics_and_batch()
     for name, parameter in critics.named_parameters():
         parameter.requires_grad_(name not in frozen)
@@ -185,20 +185,20 @@ def step(frozen: list[str], **options: Any) -> tuple[dict[str, Tensor], dict[str
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 5}, {"micro_batch": 5, "threads": 2}], ids=str)
 @pytest.mark.parametrize("kept", [0, 1, 3])
-def test_what_is_free_moves_as_if_nothing_were_frozen(kept: int, options: dict[str, Any]) -> None:
-    begun = {name: x.detach().clone() for name, x in critics_and_batch()[0].named_parameters()}
-    frozen = [name for place, name in enumerate(begun) if place % 4 == kept]
-    whole, said = step([], **options)
-    part, said_of_part = step(frozen, **options)
+def test_other_parameters_change_as_without_freezing(kept: int, options: dict[str, Any]) -> None:
+    initial = {name: x.detach().clone() for name, x in critics_and_batch()[0].named_parameters()}
+    frozen = [name for place, name in enumerate(initial) if place % 4 == kept]
+    whole, metrics = step([], **options)
+    part, part_metrics = step(frozen, **options)
     for name, parameter in part.items():
-        torch.testing.assert_close(parameter, begun[name] if name in frozen else whole[name], rtol=1e-5, atol=1e-6)
-        assert name not in frozen or torch.equal(parameter, begun[name])
-    assert said.keys() == said_of_part.keys() and said_of_part["grad_norm"] < said["grad_norm"]
+        torch.testing.assert_close(parameter, initial[name] if name in frozen else whole[name], rtol=1e-5, atol=1e-6)
+        assert name not in frozen or torch.equal(parameter, initial[name])
+    assert metrics.keys() == part_metrics.keys() and part_metrics["grad_norm"] < metrics["grad_norm"]
 
 
-@pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # torch, of itself
-def test_compiled_it_is_the_same_when_the_frozen_ones_change_in_mid_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a back end that takes no seconds: what is traced is the same."""
+@pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # raised by torch
+def test_freezing_during_a_run_works_with_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses a fast backend that traces the same program."""
     torch._dynamo.reset()
     back_end = functools.partial(torch.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(torch, "compile", back_end)
@@ -217,6 +217,6 @@ def test_compiled_it_is_the_same_when_the_frozen_ones_change_in_mid_run(monkeypa
     torch.testing.assert_close(*ended, rtol=1e-5, atol=1e-6)
 
 
-def test_where_all_is_frozen_processes_have_nothing_to_tell_each_other() -> None:
+def test_average_without_gradients_needs_no_communication() -> None:
     rows = torch.ones(3)
     assert average([None, None], {"td_error": rows}, 3) == ([None, None], {"td_error": rows})

@@ -25,7 +25,7 @@ from rein.envs.pendulum import Pendulum
 
 ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
 REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
-CASES: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {  # the last: modules whose forward is called
+CASES: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {  # last item: modules whose forward is called
     "PPO": (PPO, CartPole, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
     "PPO, continuous": (PPO, Pendulum, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
     "PPO, parts": (PPO, CartPole, {**ROLLOUT, "micro_batch": 2, "threads": 2}, ["hidden"]),
@@ -43,15 +43,15 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {  # the last: mo
 
 
 def build(case: str, **options: Any) -> tuple[Any, rein.Loop]:
-    kind, world, own, _ = CASES[case]
+    kind, world, defaults, _ = CASES[case]
     environment = world(num_envs=2, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    agent = kind(*spaces, seed=0, **own, **options)
+    agent = kind(*spaces, seed=0, **defaults, **options)
     return agent, rein.training_loop(agent, environment, iterations=16)
 
 
 def learned(agent: Any) -> dict[str, Tensor]:
-    """The parameters that an optimizer steps, by name."""
+    """Return the trained parameters by name."""
     named = agent.networks.named_parameters()
     return {name: p for name, p in named if p.requires_grad and not name.startswith("target")}
 
@@ -85,7 +85,7 @@ def test_hook_on_a_module_fires_in_updates(case: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["PPO", "SAC", "DQN"])
-def test_hooks_that_only_look_change_nothing_but_rounding(case: str) -> None:
+def test_read_only_hooks_change_rounding_only(case: str) -> None:
     (hooked, loop), (plain, other) = build(case), build(case)
     seen: list[Tensor] = []
     for parameter in learned(hooked).values():
@@ -97,7 +97,7 @@ def test_hooks_that_only_look_change_nothing_but_rounding(case: str) -> None:
     assert all(parameter.grad is None for parameter in hooked.networks.parameters())
 
 
-def test_hook_that_zeroes_gradients_stops_learning_and_a_removed_one_does_not() -> None:
+def test_hook_can_zero_gradients_until_removed() -> None:
     agent, loop = build("PPO, parts")
     before = {name: p.detach().clone() for name, p in learned(agent).items()}
 

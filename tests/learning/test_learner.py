@@ -1,4 +1,4 @@
-"""Parts of a batch, on any number of cores, compiled or in half precision: the same step of the optimizer.
+"""Learner: micro-batches, threads, compilation and bfloat16 give the same optimizer step.
 
 Shapes: T steps, N environments, M rows, F features.
 """
@@ -38,7 +38,7 @@ def networks(action: str = "discrete", core: str | None = None) -> ActorCritic:
 
 
 def batch(action: str = "discrete", core: str | None = None, masked: bool = False) -> Batch:
-    """As an older policy might have left it; rows, or sequences."""
+    """Return rows or sequences, with log probabilities and values of an older policy."""
     shape, made = (T, N), networks(action, core)
     x_TNF, carry, reset_TN = numbers(T, N, F), 0.1 * numbers(N, made.carry_size, seed=1), numbers(*shape, seed=2) < -1.0
     with torch.no_grad():
@@ -61,13 +61,13 @@ def batch(action: str = "discrete", core: str | None = None, masked: bool = Fals
 
 
 def learner(made: ActorCritic, **options: Any) -> Learner:
-    """Whose step takes the gradients as they are."""
+    """Return a learner that applies gradients without clipping, with learning rate 1."""
     optimizer = functools.partial(torch.optim.SGD, lr=1.0)
     return Learner(made, policy_loss, optimizer, **{"max_grad_norm": None, **options})
 
 
 def stepped(rows: Batch, action: str = "discrete", core: str | None = None, **options: Any) -> dict[str, Any]:
-    """Parameters and metrics after one step."""
+    """Return parameters and metrics after one step."""
     made = networks(action, core)
     metrics = learner(made, **options).step(rows, COEFFICIENTS)
     assert set(metrics) == {*METRICS, "grad_norm"}
@@ -83,7 +83,7 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], atol: float = 1e-6,
 @pytest.mark.parametrize("core", [None, *CORES])
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("micro_batch", [1, 7, 20, 59])
-def test_parts_change_nothing_but_rounding(action: str, core: str | None, masked: bool, micro_batch: int) -> None:
+def test_micro_batches_change_rounding_only(action: str, core: str | None, masked: bool, micro_batch: int) -> None:
     rows = batch(action, core, masked)
     whole, parts = stepped(rows, action, core), stepped(rows, action, core, micro_batch=micro_batch)
     assert first_difference(dict(networks(action, core).state_dict()), whole["networks"]) is not None
@@ -91,13 +91,13 @@ def test_parts_change_nothing_but_rounding(action: str, core: str | None, masked
 
 
 @pytest.mark.parametrize("core", [None, "LSTM"])
-def test_threads_change_nothing_at_all(core: str | None) -> None:
+def test_threads_do_not_change_results(core: str | None) -> None:
     rows = batch("continuous", core, masked=True)
     alone, *together = (stepped(rows, "continuous", core, micro_batch=7, threads=threads) for threads in (1, 2, 3))
     assert all(first_difference(alone, other) is None for other in together)
 
 
-def test_an_error_in_a_thread_is_an_error() -> None:
+def test_error_in_a_thread_is_raised() -> None:
     rows = batch()._replace(features=torch.zeros(T * N, F + 1))
     with pytest.raises(RuntimeError):
         stepped(rows, micro_batch=7, threads=2)
@@ -105,8 +105,8 @@ def test_an_error_in_a_thread_is_an_error() -> None:
 
 @pytest.mark.parametrize("core", [None, "LSTM"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_parts_of_rows_that_are_no_data_weigh_nothing(core: str | None, masked: bool) -> None:
-    """Whole parts of them, and all rows: then nothing is learned."""
+def test_micro_batches_of_invalid_rows_have_no_weight(core: str | None, masked: bool) -> None:
+    """Micro-batches can consist of invalid rows only. If all rows are invalid, nothing is learned."""
     rows = batch(core=core)
     valid = torch.zeros_like(rows.value, dtype=torch.bool)
     if masked:
@@ -114,15 +114,17 @@ def test_parts_of_rows_that_are_no_data_weigh_nothing(core: str | None, masked: 
     rows = rows._replace(valid=valid)
     parts = stepped(rows, core=core, micro_batch=T)
     assert_close(stepped(rows, core=core), parts)
-    begun = dict(networks(core=core).state_dict())
-    assert (first_difference(begun, parts["networks"]) is None) == (not masked)
+    initial = dict(networks(core=core).state_dict())
+    assert (first_difference(initial, parts["networks"]) is None) == (not masked)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("core", [None, "MinimalGRU"])
-@pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # torch, of itself
-def test_compiled_it_is_the_same_in_one_graph(core: str | None, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a schedule does not compile anew. By a back end that takes no seconds: what is traced is the same."""
+@pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # raised by torch
+def test_compiled_loss_is_one_graph_with_the_same_results(
+    core: str | None, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule does not trigger recompilation. Uses a fast backend that traces the same program."""
     graphs = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -138,12 +140,12 @@ def test_compiled_it_is_the_same_in_one_graph(core: str | None, masked: bool, mo
     for k in range(4):
         compiled.step(rows, Coefficients(0.2 - 0.01 * k, 0.5, 0.01 - 0.001 * k))
     assert len(graphs) == 1
-    for node in graphs[0].graph.nodes:  # no number is read by the host, which a tensor as alpha would be
+    for node in graphs[0].graph.nodes:  # no number is copied to the CPU, as a tensor alpha would be
         assert node.target != "item" and not isinstance(node.kwargs.get("alpha"), torch.fx.Node)
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_no_norm_is_taken_that_nobody_asked_for(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grad_norm_is_computed_only_if_needed(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     made = learner(networks(), compile=compile)
     assert "grad_norm" not in made.step(batch(), COEFFICIENTS, report=False)
@@ -152,7 +154,7 @@ def test_no_norm_is_taken_that_nobody_asked_for(compile: bool, monkeypatch: pyte
 
 @pytest.mark.parametrize("core", [None, *CORES])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_in_half_precision_it_is_nearly_the_same(action: str, core: str | None) -> None:
+def test_bfloat16_changes_rounding_only(action: str, core: str | None) -> None:
     rows = batch(action, core)
     exact, rough = stepped(rows, action, core), stepped(rows, action, core, precision="bfloat16")
     torch.testing.assert_close(exact["networks"], rough["networks"], atol=0.02, rtol=0.05)
@@ -160,7 +162,7 @@ def test_in_half_precision_it_is_nearly_the_same(action: str, core: str | None) 
     assert all(tensor.dtype == torch.float32 for tensor in rough["networks"].values())
 
 
-def test_the_loss_may_be_reported_or_not_and_the_step_is_the_same() -> None:
+def test_report_does_not_change_the_step() -> None:
     found = []
     for report in (True, False):
         made = networks()
@@ -171,21 +173,21 @@ def test_the_loss_may_be_reported_or_not_and_the_step_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 7])
-def test_whoever_wants_no_gradients_around_it_gets_the_same_step(micro_batch: int | None) -> None:
+def test_step_works_under_no_grad(micro_batch: int | None) -> None:
     expected = stepped(batch(), micro_batch=micro_batch)
     with torch.no_grad():
         assert first_difference(stepped(batch(), micro_batch=micro_batch), expected) is None
 
 
-def test_a_guard_is_told_the_norm_and_what_is_reported() -> None:
-    told = []
-    guarded = learner(networks(), guard=lambda metrics, gradients: told.append(set(metrics)) is None)
+def test_guard_receives_norm_and_reported_metrics() -> None:
+    received = []
+    guarded = learner(networks(), guard=lambda metrics, gradients: received.append(set(metrics)) is None)
     for report in (False, True):
         guarded.step(batch(), COEFFICIENTS, report=report)
-    assert told == [{"grad_norm"}, {*METRICS, "grad_norm"}]
+    assert received == [{"grad_norm"}, {*METRICS, "grad_norm"}]
 
 
-def test_its_rows_are_chosen_by_index_and_by_slice_alike() -> None:
+def test_rows_by_index_equal_rows_by_slice() -> None:
     for core in (None, "LSTM"):
         rows = batch(core=core, masked=True)
         size = rows.size
@@ -203,6 +205,6 @@ def test_its_rows_are_chosen_by_index_and_by_slice_alike() -> None:
         ({"threads": 0}, "threads=0: give 1 or more"),
     ],
 )
-def test_nonsense_is_refused(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         learner(networks(), **options)

@@ -1,4 +1,4 @@
-"""Who learns how fast: rates of an optimizer's own, of actor and temperature, and schedules of them."""
+"""Learning rates of optimizers, actor and temperature, and their schedules."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def rates(agent: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", [DQN, PPO, PQN, SAC])
-def test_an_optimizer_with_a_rate_of_its_own_is_refused(kind: Any) -> None:
-    """For at every update it would be replaced."""
-    told = "learning_rate=0.002 would replace its learning rate of 0.1 at every update: give learning_rate=0.1"
-    with pytest.raises(ValueError, match=told):
+def test_optimizer_with_another_learning_rate_is_rejected(kind: Any) -> None:
+    """The agent would replace this learning rate at every update."""
+    message = "learning_rate=0.002 would replace its learning rate of 0.1 at every update: give learning_rate=0.1"
+    with pytest.raises(ValueError, match=message):
         made(kind, learning_rate=2e-3, optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
 
 
-def test_a_rate_that_is_given_twice_or_by_a_schedule_too_is_taken() -> None:
-    """And so is an optimizer whose groups have none before the agent writes it."""
+def test_optimizer_with_the_same_learning_rate_is_accepted() -> None:
+    """The value can be within the bounds of a schedule, or missing in the parameter groups."""
     given = functools.partial(torch.optim.AdamW, lr=3e-4)
     made(PPO, learning_rate=linear(0.0, 3e-4, env_steps=1000), optimizer=given)
     made(SAC, learning_rate=3e-4, actor_learning_rate=1e-4, optimizer=given)
 
-    class Without(torch.optim.SGD):
+    class WithoutLearningRate(torch.optim.SGD):
         def __init__(self, parameters: Iterable[Tensor], lr: float = 1e-3) -> None:
             super().__init__(parameters, lr)
             for group in self.param_groups:
                 del group["lr"]
 
-    agent, environment = made(DQN, optimizer=Without)
+    agent, environment = made(DQN, optimizer=WithoutLearningRate)
     rein.train(agent, environment, epochs=1, iterations=8, seed=0)
     assert rates(agent) == {"values": 1e-3}
 
 
-def test_a_rate_of_some_parameters_is_refused_too() -> None:
+def test_learning_rate_of_a_parameter_group_is_rejected() -> None:
     def groups(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}])
@@ -75,14 +75,14 @@ def test_a_rate_of_some_parameters_is_refused_too() -> None:
         made(DQN, optimizer=groups)
 
 
-def test_where_the_actor_has_a_rate_of_its_own_its_option_is_named() -> None:
+def test_error_names_actor_learning_rate() -> None:
     given = iter([1e-2, 1e-4])
     with pytest.raises(ValueError, match=r"of 0.0001 at every update: give actor_learning_rate=0.0001"):
         made(DDPG, learning_rate=1e-2, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=next(given)))
 
 
-class Wrapped(torch.optim.SGD):
-    """Does not say what its rate is by default."""
+class OptimizerWithoutDefault(torch.optim.SGD):
+    """Optimizer without a default learning rate in its signature."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -93,19 +93,19 @@ FACTORIES: dict[str, Any] = {
     "with the agent's": functools.partial(torch.optim.SGD, lr=5e-2),
     "with the agent's in a tensor": functools.partial(torch.optim.Adam, lr=torch.tensor(5e-2)),
     "with its class's default": functools.partial(torch.optim.Adam, lr=1e-3),
-    "of a class that does not say": functools.partial(Wrapped, lr=0.3),
+    "of a class that does not say": functools.partial(OptimizerWithoutDefault, lr=0.3),
 }
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_other_optimizers_learn_at_the_agent_s_rate(name: str) -> None:
+def test_optimizers_use_the_agents_learning_rate(name: str) -> None:
     schedule = linear(5e-2, 5e-3, env_steps=16)
     agent, environment = made(DQN, learning_rate=schedule, optimizer=FACTORIES[name])
     rein.train(agent, environment, env_steps=32)
     assert rates(agent) == {"values": 5e-3}
 
 
-def test_a_rate_that_was_assigned_before_the_seed_came_is_no_reason_to_refuse() -> None:
+def test_learning_rate_can_be_assigned_before_the_seed_is_set() -> None:
     agent, environment = made(DDPG, learning_rate=0.1, optimizer=functools.partial(torch.optim.SGD, lr=0.1), seed=None)
     agent.learning_rate = 0.2
     rein.train(agent, environment, env_steps=4, seed=3)
@@ -113,7 +113,7 @@ def test_a_rate_that_was_assigned_before_the_seed_came_is_no_reason_to_refuse() 
 
 
 @pytest.mark.parametrize("kind", WITH_ACTORS)
-def test_the_actor_learns_at_its_own_rate_and_the_others_at_theirs(kind: Any) -> None:
+def test_actor_learning_rate_applies_to_the_actor_only(kind: Any) -> None:
     agent, environment = made(kind, learning_rate=1e-3, actor_learning_rate=1e-4)
     rein.train(agent, environment, env_steps=8)
     assert agent.updates and rates(agent) == {name: 1e-4 if name == "actor" else 1e-3 for name in agent.learners}
@@ -123,7 +123,7 @@ def test_the_actor_learns_at_its_own_rate_and_the_others_at_theirs(kind: Any) ->
 
 
 @pytest.mark.parametrize("kind", [SAC, DiscreteSAC])
-def test_so_does_the_temperature(kind: Any) -> None:
+def test_temperature_learning_rate_applies_to_the_temperature_only(kind: Any) -> None:
     agent, environment = made(kind, learning_rate=1e-3, temperature_learning_rate=3e-2)
     rein.train(agent, environment, env_steps=8)
     assert rates(agent) == {"critics": 1e-3, "actor": 1e-3, "temperature": 3e-2}
@@ -134,7 +134,7 @@ def test_so_does_the_temperature(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_ACTORS)
-def test_each_follows_its_own_schedule_on_its_own_clock(kind: Any) -> None:
+def test_learning_rates_follow_separate_schedules(kind: Any) -> None:
     schedules = {
         "learning_rate": linear(1e-2, 1e-3, env_steps=16),
         "actor_learning_rate": linear(1e-2, 0.0, updates=8),
@@ -151,7 +151,7 @@ def test_each_follows_its_own_schedule_on_its_own_clock(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_ACTORS)
-def test_it_may_be_assigned_in_mid_run_and_leaves_the_configuration(kind: Any) -> None:
+def test_actor_learning_rate_can_be_assigned_during_a_run(kind: Any) -> None:
     schedule = linear(1e-3, 1e-4, updates=100)
     agent, environment = made(kind, learning_rate=1e-3, actor_learning_rate=schedule)
     config = agent.config
@@ -160,19 +160,19 @@ def test_it_may_be_assigned_in_mid_run_and_leaves_the_configuration(kind: Any) -
         agent.actor_learning_rate = value
         rein.train(agent, environment, env_steps=4)
         assert rates(agent)["actor"] == expected
-    for nonsense, kind_of_error in ((-1.0, ValueError), ("fast", TypeError)):
+    for invalid, kind_of_error in ((-1.0, ValueError), ("fast", TypeError)):
         with pytest.raises(kind_of_error, match=rf"{kind.__name__}\(actor_learning_rate="):
-            agent.actor_learning_rate = nonsense
+            agent.actor_learning_rate = invalid
     assert agent.config == config
 
 
-def test_an_agent_without_an_actor_has_no_such_option() -> None:
+def test_agent_without_actor_rejects_actor_learning_rate() -> None:
     with pytest.raises(TypeError, match="DQN: there is no option actor_learning_rate"):
         made(DQN, actor_learning_rate=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["rein's Adam", "torch's"])
-def test_a_resumed_run_goes_on_at_the_rates_of_its_time(optimizer: Any) -> None:
+def test_resumed_run_continues_learning_rate_schedules(optimizer: Any) -> None:
     rate: dict[str, Any] = {
         "optimizer": optimizer,
         "actor_learning_rate": linear(1e-2, 1e-3, updates=30),
@@ -186,7 +186,7 @@ def test_a_resumed_run_goes_on_at_the_rates_of_its_time(optimizer: Any) -> None:
     assert first_difference(whole.state_dict()["parts"]["agent"], second.state_dict()["parts"]["agent"]) is None
 
 
-def test_an_optimizer_of_matrices_is_told_that_networks_lie_stacked() -> None:
+def test_error_of_muon_explains_stacked_parameters() -> None:
     with pytest.raises(ValueError, match="Muon only supports 2D parameters") as caught:
         made(PPO, optimizer=torch.optim.Muon)
     assert "ActorCritic have the shapes (2, 1, 8)" in caught.value.__notes__[0]

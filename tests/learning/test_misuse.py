@@ -1,4 +1,4 @@
-"""What users do to agents that learn from replay, and what they are told."""
+"""Unusual uses of agents: seeds, loaded states, assigned options, and error messages."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def made(kind: Any, environment: Any, **options: Any) -> Any:
 
 
 def rows(count: int, first: int = 0) -> Transition:
-    """Of one episode: the observation counts, rewards are 1."""
+    """Return transitions of one episode. Observations count steps, rewards are 1."""
     observation = torch.arange(first, first + count, dtype=torch.float32).unsqueeze(1)
     no = torch.zeros(count, dtype=torch.bool)
     return Transition(observation, torch.zeros(count, 1), torch.ones(count), no, no, observation + 1.0, ~no, {})
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
-def test_a_policy_that_was_made_before_the_agent_was_seeded_follows_it(kind) -> None:
+def test_policy_created_before_seeding_follows_the_agent(kind) -> None:
     make = Pendulum if kind is SAC else CartPole
     environment = make(num_envs=2, seed=0)
     agent = made(kind, environment)
@@ -66,7 +66,7 @@ WORLDS: dict[Any, Any] = {SAC: Pendulum, QLearning: Gridworld}
 
 
 def fresh(kind: Any, **options: Any) -> tuple[Any, Any]:
-    """An agent and an environment of its, without seeds."""
+    """Return an agent and its environment, without seeds."""
     environment = WORLDS.get(kind, CartPole)(num_envs=2)
     spaces_of = environment.single_observation_space, environment.single_action_space
     return kind(*spaces_of, **(options if kind is QLearning else made_options(kind) | options)), environment
@@ -81,7 +81,7 @@ def learned(agent: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-def test_an_agent_without_a_seed_that_was_loaded_is_trained_on(kind, tmp_path) -> None:
+def test_loaded_agent_without_seed_continues_training(kind, tmp_path) -> None:
     agent, environment = fresh(kind)
     rein.train(agent, environment, env_steps=64)
     rein.save(agent, tmp_path / "agent.h5")
@@ -96,8 +96,8 @@ def test_an_agent_without_a_seed_that_was_loaded_is_trained_on(kind, tmp_path) -
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-def test_weights_that_were_loaded_into_an_agent_without_a_seed_are_not_drawn_anew(kind, tmp_path) -> None:
-    """And the seed that it gets then decides how it goes on."""
+def test_loaded_weights_are_kept_when_the_seed_is_set(kind, tmp_path) -> None:
+    """The seed then determines the rest of the run."""
     first, environment = fresh(kind)
     rein.train(first, environment, env_steps=64)
     rein.save(first, tmp_path / "agent.h5")
@@ -115,7 +115,7 @@ def test_weights_that_were_loaded_into_an_agent_without_a_seed_are_not_drawn_ane
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-def test_a_load_that_fails_leaves_an_agent_without_a_seed_as_it_was(kind, tmp_path) -> None:
+def test_failed_load_does_not_change_the_agent(kind, tmp_path) -> None:
     (tmp_path / "other.h5").write_bytes(b"")
     rein.save(fresh(PPO if kind is SAC else SAC)[0], tmp_path / "other.h5")
     ended = []
@@ -129,14 +129,14 @@ def test_a_load_that_fails_leaves_an_agent_without_a_seed_as_it_was(kind, tmp_pa
     assert first_difference(*ended) is None
 
 
-def test_a_load_leaves_a_seed_that_was_chosen_as_it_is(tmp_path) -> None:
+def test_load_keeps_the_seed(tmp_path) -> None:
     rein.save(fresh(PPO, seed=0)[0], tmp_path / "agent.h5")
     agent, _ = fresh(PPO, seed=1)
     rein.load(agent, tmp_path / "agent.h5")
     assert agent.config["seed"] == agent.seed == 1
 
 
-def test_what_hides_an_option_by_way_of_another_class_is_refused() -> None:
+def test_class_attribute_hiding_an_option_is_rejected() -> None:
     class Mixin:
         gamma = 0.5
 
@@ -146,7 +146,7 @@ def test_what_hides_an_option_by_way_of_another_class_is_refused() -> None:
         type("Mine", (QLearning,), {"gamma": 0.5})
 
 
-def test_an_option_that_is_not_there_yet_is_an_attribute_that_is_not_there() -> None:
+def test_option_is_missing_before_construction() -> None:
     class Early(PPO):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self.before = getattr(self, "gamma", "none")
@@ -158,7 +158,7 @@ def test_an_option_that_is_not_there_yet_is_an_attribute_that_is_not_there() -> 
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN])
-def test_a_discount_that_is_assigned_is_that_of_the_normalizer_of_rewards_too(kind) -> None:
+def test_assigned_gamma_reaches_the_reward_normalizer(kind) -> None:
     agent, environment = fresh(kind, normalize_reward=True)
     agent.gamma = 0.5
     rein.train(agent, environment, env_steps=64, seed=0)
@@ -166,7 +166,7 @@ def test_a_discount_that_is_assigned_is_that_of_the_normalizer_of_rewards_too(ki
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
-def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_once(kind) -> None:
+def test_learning_rate_can_be_assigned_during_a_run(kind) -> None:
     make = Pendulum if kind is SAC else CartPole
     environment, rates = make(num_envs=2, seed=0), []
     agent = made(kind, environment, learning_rate=1e-3, seed=0)
@@ -192,7 +192,7 @@ def test_a_learning_rate_may_be_assigned_in_mid_run_and_nonsense_is_refused_at_o
     loop.run()
     assert agent.updates
     assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
-    assert agent.config == config  # what a checkpoint compares
+    assert agent.config == config  # checkpoints compare the config
 
 
 ADJUSTED: list[tuple[Any, str, Any, Any]] = [
@@ -215,14 +215,14 @@ ADJUSTED: list[tuple[Any, str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "value", "nonsense"), ADJUSTED)
-def test_what_may_be_assigned_in_mid_run_is_checked_and_leaves_the_configuration(kind, name, value, nonsense) -> None:
-    """For that is what the checkpoint of a run is compared with, by who resumes it."""
+@pytest.mark.parametrize(("kind", "name", "value", "invalid"), ADJUSTED)
+def test_assigned_options_are_checked_and_keep_the_config(kind, name, value, invalid) -> None:
+    """The config must not change, since resuming compares it with the checkpoint."""
     environment = Gridworld(2) if kind is QLearning else CartPole(2)
     agent = kind(environment.single_observation_space, environment.single_action_space, seed=0)
     before = agent.config
     with pytest.raises(ValueError, match=rf"{kind.__name__}\({name}="):
-        setattr(agent, name, nonsense)
+        setattr(agent, name, invalid)
     setattr(agent, name, value)
     now = getattr(agent, name)
     assert (now(env_steps=0) if isinstance(now, Schedule) else now) == value
@@ -230,7 +230,7 @@ def test_what_may_be_assigned_in_mid_run_is_checked_and_leaves_the_configuration
 
 
 @pytest.mark.parametrize("name", ["hidden", "rollout_steps", "max_grad_norm", "layer_norm", "precision"])
-def test_options_of_pqn_that_are_read_only_once_are_refused_in_mid_run(name) -> None:
+def test_fixed_options_of_pqn_cannot_be_assigned(name) -> None:
     environment = CartPole(2)
     agent = PQN(environment.single_observation_space, environment.single_action_space, seed=0)
     with pytest.raises(AttributeError, match=rf"PQN.{name} cannot be changed after the agent is built"):
@@ -247,7 +247,7 @@ REPLAYS = {
 
 
 @pytest.mark.parametrize("kind", [QLearning, PPO, PQN, DQN])
-def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None:
+def test_numpy_numbers_are_accepted_and_saved_as_json(kind) -> None:
     environment = Gridworld(2) if kind is QLearning else CartPole(2)
     spaces_of = environment.single_observation_space, environment.single_action_space
     numbers = {**NUMPYS, **(SMALL | REPLAYS if kind is DQN else {})}
@@ -256,17 +256,17 @@ def test_numbers_of_numpy_are_numbers_and_are_written_down_as_such(kind) -> None
     assert written["gamma"] == pytest.approx(0.9) and written["learning_rate"] == pytest.approx(1e-3)
     rein.train(agent, environment, env_steps=128, iterations=32)
     assert agent.updates
-    check_plain(agent.state_dict())  # so that a checkpoint holds it
+    check_plain(agent.state_dict())  # checkpoints can store it
 
 
 @pytest.mark.parametrize(("kind", "space"), [(SAC, BOX), (DiscreteSAC, spaces.Discrete(2))])
-def test_a_target_entropy_may_be_a_number_of_numpy(kind, space) -> None:
+def test_target_entropy_accepts_numpy_numbers(kind, space) -> None:
     assert kind(BOX, space, target_entropy=np.float32(0.5)).config["target_entropy"] == 0.5
 
 
 @pytest.mark.parametrize("gamma", [None, "0.9", True, 1.1, float("nan"), 1j])
 @pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
-def test_a_discount_that_is_no_number_from_0_to_1_is_refused_in_words(kind, gamma) -> None:
+def test_invalid_gamma_is_rejected(kind, gamma) -> None:
     environment = Gridworld(2) if kind is QLearning else CartPole(2)
     spaces_of = environment.single_observation_space, environment.single_action_space
     with pytest.raises(ValueError, match=rf"{kind.__name__}\(gamma=.*\): give a number from 0 to 1"):
@@ -274,7 +274,7 @@ def test_a_discount_that_is_no_number_from_0_to_1_is_refused_in_words(kind, gamm
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])
-def test_returns_of_recorded_rows_go_on_over_chunks(sizes) -> None:
+def test_n_step_returns_continue_across_chunks(sizes) -> None:
     agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     firsts = np.cumsum([0, *sizes])
     assert rein.fill(agent, [rows(size, int(first)) for size, first in zip(sizes, firsts, strict=False)]) == 20
@@ -282,20 +282,20 @@ def test_returns_of_recorded_rows_go_on_over_chunks(sizes) -> None:
     assert found.tolist() == [3.0] * 18 + [2.0, 1.0]
 
 
-def test_chunks_that_do_not_go_on_are_cut_where_they_meet() -> None:
+def test_unrelated_chunks_are_cut_at_the_boundary() -> None:
     agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     rein.fill(agent, [rows(3), rows(3, first=50)])
     assert agent.replay.take(torch.arange(6), n_step=9, gamma=1.0).reward.tolist() == [3, 2, 1, 3, 2, 1]
 
 
-def test_recorded_actions_of_double_precision_are_learned_from() -> None:
+def test_recorded_float64_actions_are_learned() -> None:
     agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     rein.fill(agent, [rows(20)._replace(action=torch.zeros(20, 1, dtype=torch.float64))])
     assert agent.learn(1)
 
 
 @pytest.mark.parametrize("kind", [RecurrentDQN, DQN])
-def test_a_replay_that_needs_more_than_was_recorded_is_not_filled(kind) -> None:
+def test_fill_rejects_unsupported_replays(kind) -> None:
     images = spaces.Box(0, 255, (2, 40, 40), np.uint8)
     observed, options = (images, {"frame_stack": 2}) if kind is DQN else (spaces.Box(-1, 1, (1,)), {})
     agent = kind(observed, spaces.Discrete(2), **SMALL, **options, seed=0)
@@ -303,14 +303,14 @@ def test_a_replay_that_needs_more_than_was_recorded_is_not_filled(kind) -> None:
         rein.fill(agent, [rows(5)])
 
 
-def test_the_actor_is_reported_though_it_learns_less_often() -> None:
+def test_actor_metrics_are_reported_with_delayed_updates() -> None:
     environment = Pendulum(num_envs=4, seed=0)
     agent = made(SAC, environment, actor_frequency=2, seed=0)
     final = rein.train(agent, environment, env_steps=80, iterations=20, seed=0)
     assert np.isfinite([final.metrics["actor_loss"], final.metrics["entropy"]]).all()
 
 
-def test_an_agent_that_holds_transitions_is_not_seeded_anew() -> None:
+def test_agent_with_recorded_transitions_cannot_be_reseeded() -> None:
     environment = Pendulum(num_envs=1, seed=0)
     agent = made(SAC, environment)
     agent.replay.append(
@@ -320,19 +320,19 @@ def test_an_agent_that_holds_transitions_is_not_seeded_anew() -> None:
         rein.train(agent, environment, env_steps=5, seed=0)
 
 
-def test_another_number_of_environments_is_an_error_that_says_so() -> None:
+def test_changed_num_envs_is_rejected() -> None:
     agent = made(SAC, Pendulum(1), seed=0)
     rein.train(agent, Pendulum(4, seed=0), env_steps=40, seed=0)
     with pytest.raises(ValueError, match="4 environments, and these are 2"):
         rein.train(agent, Pendulum(2, seed=0), env_steps=40, seed=0)
 
 
-def test_a_whole_number_may_be_written_as_1e3() -> None:
+def test_whole_numbers_can_be_floats() -> None:
     agent = made(SAC, Pendulum(1), capacity=1e3, batch_size=8.0, seed=0)
     assert (agent.config["capacity"], agent.config["batch_size"]) == (1000, 8)
 
 
-NONSENSE: list[tuple[Any, dict[str, Any]]] = [
+INVALID: list[tuple[Any, dict[str, Any]]] = [
     (SAC, {"capacity": float("nan")}),
     (SAC, {"capacity": True}),
     (SAC, {"batch_size": 2.5}),
@@ -357,25 +357,25 @@ NONSENSE: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options"), NONSENSE)
-def test_nonsense_is_refused_by_the_name_of_the_option(kind, options) -> None:
+@pytest.mark.parametrize(("kind", "options"), INVALID)
+def test_invalid_options_are_rejected(kind, options) -> None:
     environment = Pendulum(1) if kind is SAC else CartPole(1)
     with pytest.raises(ValueError, match=next(iter(options))):
         made(kind, environment, **options)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, ()), spaces.Box(-1, 1, (0,)), spaces.Box(0, 3, (2,), np.int64)])
-def test_actions_that_are_no_vector_of_numbers_with_a_point_are_refused(space) -> None:
+def test_unsupported_box_action_spaces_are_rejected(space) -> None:
     with pytest.raises(ValueError, match="action space"):
         SAC(spaces.Box(-1, 1, (2,)), space)
 
 
 @pytest.mark.parametrize("kind", [TD3, DDPG])
-def test_noise_may_be_a_number(kind) -> None:
+def test_noise_can_be_a_number(kind) -> None:
     assert made(kind, Pendulum(1), noise=0.3).config["noise"] == {"noise": "gaussian", "std": 0.3}
 
 
-def test_the_state_of_other_options_changes_nothing() -> None:
+def test_state_of_other_options_is_rejected_without_changes() -> None:
     environment = Pendulum(1, seed=0)
     agent = made(SAC, environment, seed=0)
     rein.train(agent, environment, env_steps=20, seed=0)
@@ -389,7 +389,7 @@ def test_the_state_of_other_options_changes_nothing() -> None:
         assert len(agent.replay) == 20
 
 
-def test_exploring_by_a_temperature_is_reported_as_that() -> None:
+def test_temperature_is_reported_instead_of_epsilon() -> None:
     environment = CartPole(2, seed=0)
     agent = made(DQN, environment, temperature=2.0, seed=0)
     final = rein.train(agent, environment, env_steps=40, seed=0)
@@ -398,19 +398,19 @@ def test_exploring_by_a_temperature_is_reported_as_that() -> None:
 
 
 @pytest.mark.parametrize("option", ["epsilon", "tau", "update_to_data", "learning_starts"])
-def test_assigning_what_is_read_only_once_is_an_error(option: str) -> None:
+def test_fixed_options_of_dqn_cannot_be_assigned(option: str) -> None:
     agent = made(DQN, CartPole(num_envs=2, seed=0))
     with pytest.raises(AttributeError, match=rf"DQN.{option} cannot be changed after the agent is built"):
         setattr(agent, option, 0.5)
 
 
 @pytest.mark.parametrize("kind", [DQN, PPO])
-def test_a_class_that_hides_an_option_is_refused_where_it_is_written(kind: Any) -> None:
+def test_class_definition_hiding_an_option_is_rejected(kind: Any) -> None:
     with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* pass learning_rate="):
         type("Mine", (kind,), {"learning_rate": 1e-4})
 
 
-def test_more_than_all_of_the_preference_cannot_be_made_up_for() -> None:
+def test_priority_beta_above_1_is_rejected() -> None:
     environment = CartPole(num_envs=2, seed=0)
     with pytest.raises(ValueError, match=r"DQN\(priority_beta=1.5\): give a number from 0 to 1"):
         made(DQN, environment, prioritized=True, priority_beta=1.5)
@@ -420,7 +420,7 @@ def test_more_than_all_of_the_preference_cannot_be_made_up_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
-def test_a_device_that_is_not_there_is_told_in_a_sentence(kind: Any) -> None:
+def test_unavailable_device_is_rejected(kind: Any) -> None:
     environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
     with pytest.raises(ValueError, match='device="xpu": torch finds no such device'):
         made(kind, environment, device="xpu")

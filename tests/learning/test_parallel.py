@@ -1,6 +1,6 @@
-"""Processes that learn as one: a pair of them is started for all relations, and one for each way in which a peer fails.
+"""Data-parallel learning: one pair of processes for all comparisons, and one pair for each kind of failure.
 
-This file is also their program: `python test_parallel.py CASE FILE`, under the variables that torchrun sets.
+The processes run this file as `python test_parallel.py CASE FILE`, with the environment variables of torchrun.
 
 Shapes: M rows of a minibatch, T steps, N environments, F features.
 """
@@ -50,13 +50,13 @@ from rein.ops.random import generator
 from rein.schedules import constant, linear, piecewise
 from rein.testing.stateful import first_difference
 
-pytestmark = pytest.mark.timeout(1800)  # a pair waits for each other at most 600 s; the rest is for a busy machine
+pytestmark = pytest.mark.timeout(1800)  # processes wait at most 600 s for each other; the rest is for a busy machine
 
 M, F = 60, 3
-SHARES = slice(0, 40), slice(40, 60)  # of the rows, by process
+SHARES = slice(0, 40), slice(40, 60)  # rows of each process
 ENVIRONMENTS = slice(0, 3), slice(3, 8)
 COEFFICIENTS = Coefficients(0.2, 0.5, 0.01)
-FROZEN = "hidden", "value_head", ""  # parts of the networks; the last is all of them
+FROZEN = "hidden", "value_head", ""  # parts of the networks; "" means all
 REPLAY = {"capacity": 500, "learning_starts": 12, "batch_size": 8, "update_to_data": 0.25, "hidden": (8,)}
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "DQN": (DQN, CartPole, {**REPLAY, "prioritized": True, "n_step": 2, "tau": 0.1, "normalize_observation": True}),
@@ -86,7 +86,7 @@ def batch(masked: bool) -> Batch:
 
 
 def stepped(rows: Batch, share: slice, frozen: str | None = None) -> dict[str, Any]:
-    """Parameters, metrics and what the guard was shown, after a step by a clipped gradient."""
+    """Return parameters, metrics and the metrics passed to the guard after a step with a clipped gradient."""
     shown: dict[str, Tensor] = {}
     networks = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
     sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
@@ -102,7 +102,7 @@ def stepped(rows: Batch, share: slice, frozen: str | None = None) -> dict[str, A
 
 
 def moments(share: slice) -> dict[str, Any]:
-    """What both normalizers have after two batches, and what the rewards became in the second."""
+    """Return the states of both normalizers after two batches, and the scaled rewards of the second batch."""
     observations, rewards = ObservationNormalizer(F, "cpu"), RewardNormalizer(0.9)
     scaled_TN = torch.zeros(0)
     for seed in (0, 10):
@@ -117,15 +117,15 @@ def moments(share: slice) -> dict[str, Any]:
 
 def make_loop(seed: int = 0, num_envs: int = 6, **options: Any) -> rein.Loop:
     environment = CartPole(num_envs, seed=10 * seed + rank())
-    own = {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
-    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **(own | options))
+    defaults = {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
+    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **defaults | options)
     return rein.training_loop(agent, environment)
 
 
 def other_loop(name: str, num_envs: int = 6, **options: Any) -> rein.Loop:
-    kind, world, own = OTHERS[name]
+    kind, world, defaults = OTHERS[name]
     environment = world(num_envs, seed=rank())
-    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0, **(own | options))
+    agent = kind(environment.single_observation_space, environment.single_action_space, seed=0, **defaults | options)
     return rein.training_loop(agent, environment)
 
 
@@ -143,18 +143,20 @@ def seeded_by_the_loop() -> dict[str, Any]:
 
 
 def resumed() -> dict[str, Any]:
-    """The same run, in other objects after its second epoch."""
+    """Return the same run, resumed in new objects after the second epoch."""
     first, second = make_loop(), make_loop()
     first.run(epochs=2, iterations=8)
     second.load_state_dict(first.state_dict())
     return ran(second, epochs=4)
 
 
-OWN: list[dict[str, Any]] = [{}, {"micro_batch": 5, "threads": 2, "guard": lambda metrics, gradients: True}]
+PER_PROCESS: list[dict[str, Any]] = [{}, {"micro_batch": 5, "threads": 2, "guard": lambda metrics, gradients: True}]
 FALLING = {"learning_rate": linear(1e-3, 0.0, env_steps=10_000)}
-LATE = {"learning_rate": piecewise(constant(1e-3, env_steps=300), constant(1e-4))}  # equal in the first three rounds
+LATE = {
+    "learning_rate": piecewise(constant(1e-3, env_steps=300), constant(1e-4))
+}  # constant during the first three updates
 SLOWER = {"optimizer": functools.partial(Adam, eps=1e-3)}
-DIFFERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # agent, options, those of process 1, message
+DIFFERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # agent, options, options of process 1, message
     "learning_rate": ("PPO", {}, {"learning_rate": 1e-4}, "learning_rate"),
     "max_grad_norm": ("PPO", {}, {"max_grad_norm": 0.1}, "max_grad_norm"),
     "an option of the optimizer": ("PPO", {}, SLOWER, "optimizer"),
@@ -169,47 +171,51 @@ DIFFERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # agent
     "actor_learning_rate": ("SAC", {}, {"actor_learning_rate": 1e-4}, "actor_learning_rate"),
     "tau": ("SAC", {}, {"tau": 0.5}, "tau"),
 }
-LATER = ("num_envs under a late schedule", "a learning rate that is assigned", "a parameter that is changed")
+LATER_DIFFERENCES = (
+    "num_envs under a late schedule",
+    "a learning rate that is assigned",
+    "a parameter that is changed",
+)
 
 
-def refused_loop(name: str, number: int) -> tuple[str, int]:
-    """The error of a pair whose options differ, and the updates before it."""
+def run_with_different_options(name: str, number: int) -> tuple[str, int]:
+    """Return the error message if options differ, and the number of updates before the error."""
     kind, options, other, _ = DIFFERS[name]
     options = options | (other if number == 1 else {})
     loop = make_loop(**options) if kind == "PPO" else other_loop(kind, **options)
-    said = refusal(lambda: loop.run(epochs=20, iterations=8))
-    return said, loop.parts["agent"].updates
+    message = error_of(lambda: loop.run(epochs=20, iterations=8))
+    return message, loop.parts["agent"].updates
 
 
-def refused_later(name: str, number: int) -> tuple[str, int]:
-    """The same of a pair that begins to differ after the first update."""
-    late = name == LATER[0]
+def run_with_later_difference(name: str, number: int) -> tuple[str, int]:
+    """Return the same if the processes start to differ after the first update."""
+    late = name == LATER_DIFFERENCES[0]
     options: dict[str, Any] = LATE if late else {}
     loop = make_loop(num_envs=11 if late and number == 1 else 6, **options)
     agent = loop.parts["agent"]
 
     @loop.epoch_ended(once=2)
     def change(state: rein.State) -> None:
-        if name == LATER[1] and number == 1:
+        if name == LATER_DIFFERENCES[1] and number == 1:
             agent.learning_rate = 1e-4
-        if name == LATER[2] and number == 1:
+        if name == LATER_DIFFERENCES[2] and number == 1:
             with torch.no_grad():
                 next(agent.networks.parameters()).view(-1)[0].add_(1e-3)
 
-    said = refusal(lambda: loop.run(epochs=20, iterations=8))
-    return said, agent.updates
+    message = error_of(lambda: loop.run(epochs=20, iterations=8))
+    return message, agent.updates
 
 
-def refusal(of: Callable[[], Any]) -> str:
+def error_of(of: Callable[[], Any]) -> str:
     try:
         of()
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
+    return "no error"
 
 
 def relations() -> dict[str, Any]:
-    """All that a process can say of a pair in which nothing fails."""
+    """Return the results of one process of a pair without failures."""
     early = make_loop()
     with process_group() as group:
         poisoned = batch(masked=False)
@@ -227,17 +233,17 @@ def relations() -> dict[str, Any]:
             "seeded by the loop": seeded_by_the_loop(),
             "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
             "others": {name: ran(other_loop(name), epochs=2)["agent"] for name in OTHERS},
-            "by episodes": refusal(lambda: other_loop("DQN", train_frequency_episodes=2)),
+            "by episodes": error_of(lambda: other_loop("DQN", train_frequency_episodes=2)),
             "stopped": ran(make_loop(target_kl=1e-4, update_epochs=50, learning_rate=1e-3), epochs=2),
             "mean": mean_of_processes(float(group.rank)),
             "gathered": gather_from_processes(torch.tensor([group.rank, 5])),
-            "another seed": refusal(lambda: ran(make_loop(seed=group.rank), epochs=1)),
-            "another shape": refusal(lambda: ran(make_loop(shared=group.rank == 1), epochs=1)),
-            "built too early": refusal(lambda: ran(early, epochs=1)),
-            "own": ran(make_loop(**OWN[group.rank]), epochs=2),
+            "another seed": error_of(lambda: ran(make_loop(seed=group.rank), epochs=1)),
+            "another shape": error_of(lambda: ran(make_loop(shared=group.rank == 1), epochs=1)),
+            "built too early": error_of(lambda: ran(early, epochs=1)),
+            "per process": ran(make_loop(**PER_PROCESS[group.rank]), epochs=2),
         }
-        found["differs"] = {name: refused_loop(name, group.rank) for name in DIFFERS}
-        found["later"] = {name: refused_later(name, group.rank) for name in LATER}
+        found["differs"] = {name: run_with_different_options(name, group.rank) for name in DIFFERS}
+        found["later"] = {name: run_with_later_difference(name, group.rank) for name in LATER_DIFFERENCES}
     return found | {"after": tuple(process_group_of_one())}
 
 
@@ -248,7 +254,7 @@ def process_group_of_one() -> Any:
 
 
 def endless() -> None:
-    """Process 1 ends without a word, or hangs, while process 0 goes on learning."""
+    """Process 1 exits silently or hangs while process 0 continues learning."""
     hangs = sys.argv[1] == "hangs"
     with process_group() as group:
         loop = make_loop()
@@ -259,14 +265,14 @@ def endless() -> None:
                 sys.stdin.read()  # until the test ends
             if group.rank == 1:
                 os._exit(7)
-            if hangs:  # the timeout begins when process 1 answers no more, however slowly both have come here
+            if hangs:  # shorten the timeout only now, since both processes may have been slow so far
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))
 
         loop.run(epochs=10_000, iterations=8)
 
 
 def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
-    """Two processes, by rank."""
+    """Start two processes and return them in the order of their ranks."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -285,15 +291,15 @@ def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
+    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    said = [(process, process.communicate()[1]) for process in started("relations", folder)]
-    assert [process.returncode for process, _ in said] == [0, 0], "\n".join(errors for _, errors in said)
+    ended = [(process, process.communicate()[1]) for process in started("relations", folder)]
+    assert [process.returncode for process, _ in ended] == [0, 0], "\n".join(errors for _, errors in ended)
     return [torch.load(folder / str(number), weights_only=False) for number in range(2)]
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all rows", "some rows"])
-def test_a_step_by_two_shares_of_a_batch_is_the_step_by_all_of_it(pair: list[dict[str, Any]], masked: bool) -> None:
+def test_step_with_two_shares_equals_step_with_the_whole_batch(pair: list[dict[str, Any]], masked: bool) -> None:
     whole = stepped(batch(masked), slice(None))
     assert whole["metrics"]["grad_norm"] > 0.2, "nothing was clipped"
     for found in pair:
@@ -302,21 +308,21 @@ def test_a_step_by_two_shares_of_a_batch_is_the_step_by_all_of_it(pair: list[dic
 
 
 @pytest.mark.parametrize("part", FROZEN)
-def test_what_is_frozen_in_both_stays_and_the_rest_learns_the_same(pair: list[dict[str, Any]], part: str) -> None:
+def test_frozen_parameters_do_not_change_in_any_process(pair: list[dict[str, Any]], part: str) -> None:
     whole = stepped(batch(False), slice(None), part)
     for found in pair:
         torch.testing.assert_close(found["frozen"][part], whole, atol=1e-6, rtol=1e-5)
     assert first_difference(pair[0]["frozen"], pair[1]["frozen"]) is None
 
 
-def test_what_is_not_finite_in_one_process_is_skipped_in_both(pair: list[dict[str, Any]]) -> None:
+def test_non_finite_update_is_skipped_in_all_processes(pair: list[dict[str, Any]]) -> None:
     untouched = ActorCritic(spaces.Box(-1.0, 1.0, (F,)), spaces.Discrete(2), generator(0, "networks"), hidden=(8,))
     for found in pair:
         assert not torch.isfinite(found["poisoned"]["shown"]["policy_loss"])
         assert first_difference(found["poisoned"]["networks"], dict(untouched.state_dict())) is None
 
 
-def test_normalizers_know_what_all_processes_saw(pair: list[dict[str, Any]]) -> None:
+def test_normalizers_share_statistics(pair: list[dict[str, Any]]) -> None:
     whole = moments(slice(None))
     for found, share in zip(pair, ENVIRONMENTS, strict=True):
         expected = whole | {"scaled": whole["scaled"][:, share]}
@@ -326,7 +332,7 @@ def test_normalizers_know_what_all_processes_saw(pair: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("run", ["run", "uneven", "stopped"])
-def test_processes_learn_the_same_from_other_experience(pair: list[dict[str, Any]], run: str) -> None:
+def test_processes_have_equal_networks_and_different_experience(pair: list[dict[str, Any]], run: str) -> None:
     one, other = (found[run]["agent"] for found in pair)
     for shared in ("networks", "learners", "updates"):
         assert first_difference(one[shared], other[shared]) is None
@@ -335,24 +341,24 @@ def test_processes_learn_the_same_from_other_experience(pair: list[dict[str, Any
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_agents_with_a_replay_or_without_one_stay_the_same_in_both(pair: list[dict[str, Any]], name: str) -> None:
+def test_all_agents_stay_equal_in_all_processes(pair: list[dict[str, Any]], name: str) -> None:
     one, other = (found["others"][name] for found in pair)
     assert one["updates"] == other["updates"] >= 8
     replays = "replay" in one
     for shared in ("networks", "learners"):
         assert first_difference(one[shared], other[shared]) is None, shared
-    for own in ("generator", "replay") if replays else ("generator",):
-        assert first_difference(one[own], other[own]) is not None, own
+    for separate in ("generator", "replay") if replays else ("generator",):
+        assert first_difference(one[separate], other[separate]) is not None, separate
 
 
-def test_a_learned_temperature_is_the_same_in_both_and_priorities_are_each_ones_own(pair: list[dict[str, Any]]) -> None:
+def test_temperature_is_shared_and_priorities_are_not(pair: list[dict[str, Any]]) -> None:
     logs = [found["others"]["SAC"]["networks"]["temperature.log"] for found in pair]
     assert torch.equal(*logs) and float(logs[0]) != 0.0
     priorities = [found["others"]["DQN"]["replay"]["priorities"] for found in pair]
     assert first_difference(*priorities) is not None
 
 
-def test_rounds_that_are_counted_by_episodes_are_refused_where_the_agent_is_built(pair: list[dict[str, Any]]) -> None:
+def test_train_frequency_episodes_is_rejected(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert found["by episodes"].startswith("ValueError: DQN(train_frequency_episodes=2)")
 
@@ -364,22 +370,22 @@ def test_reward_statistics_are_shared_and_running_returns_are_not(pair: list[dic
     assert not torch.equal(one["running_return"], other["running_return"])
 
 
-def test_target_kl_ends_a_round_in_both_after_the_same_pass(pair: list[dict[str, Any]]) -> None:
+def test_target_kl_stops_all_processes_after_the_same_pass(pair: list[dict[str, Any]]) -> None:
     updates = [found["stopped"]["agent"]["updates"] for found in pair]
     assert updates[0] == updates[1] < 2 * 50 * 4
 
 
-def test_a_run_of_two_processes_is_the_same_to_the_bit_under_its_seed(pair: list[dict[str, Any]]) -> None:
+def test_run_is_reproducible(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert first_difference(found["run"], found["again"]) is None
 
 
-def test_each_process_resumes_from_its_own_state_to_the_bit(pair: list[dict[str, Any]]) -> None:
+def test_processes_resume_exactly(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert first_difference(found["run"], found["resumed"]) is None
 
 
-def test_the_seed_of_a_loop_gives_all_the_same_agent_and_each_other_episodes(pair: list[dict[str, Any]]) -> None:
+def test_loop_seed_gives_equal_agents_and_different_episodes(pair: list[dict[str, Any]]) -> None:
     one, other = (found["seeded by the loop"] for found in pair)
     assert (one["seeds"], other["seeds"][0]) == ((3, 3), 3)
     assert other["seeds"][1] != 3
@@ -387,53 +393,53 @@ def test_the_seed_of_a_loop_gives_all_the_same_agent_and_each_other_episodes(pai
     assert first_difference(one["environment"], other["environment"]) is not None
 
 
-def test_the_seed_of_a_loop_gives_process_0_the_episodes_of_a_run_without_a_group(pair: list[dict[str, Any]]) -> None:
+def test_process_0_has_the_episodes_of_a_single_process_run(pair: list[dict[str, Any]]) -> None:
     alone = seeded_by_the_loop()
     assert pair[0]["seeded by the loop"]["seeds"] == alone["seeds"] == (3, 3)
     assert first_difference(pair[0]["seeded by the loop"]["environment"], alone["environment"]) is None
 
 
-def test_env_steps_are_those_of_the_process(pair: list[dict[str, Any]]) -> None:
+def test_env_steps_count_one_process(pair: list[dict[str, Any]]) -> None:
     assert [found["uneven"]["agent"]["env_steps"] for found in pair] == [2 * 8 * 6, 2 * 8 * 11]
 
 
 @pytest.mark.parametrize(("mistake", "named"), [("another seed", "the same seed"), ("another shape", "shared is")])
-def test_networks_that_differ_are_refused_in_both(pair: list[dict[str, Any]], mistake: str, named: str) -> None:
+def test_different_networks_are_rejected(pair: list[dict[str, Any]], mistake: str, named: str) -> None:
     for found in pair:
         assert found[mistake].startswith("ValueError")
         assert named in found[mistake]
 
 
 @pytest.mark.parametrize("name", DIFFERS)
-def test_options_that_differ_are_refused_before_the_first_update(pair: list[dict[str, Any]], name: str) -> None:
+def test_different_options_are_rejected_before_the_first_update(pair: list[dict[str, Any]], name: str) -> None:
     for found in pair:
-        said, updates = found["differs"][name]
-        assert said.startswith("ValueError")
-        assert f"{DIFFERS[name][3]} is" in said
+        message, updates = found["differs"][name]
+        assert message.startswith("ValueError")
+        assert f"{DIFFERS[name][3]} is" in message
         assert updates == 0
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_processes_that_begin_to_differ_are_refused_at_the_next_check(pair: list[dict[str, Any]], name: str) -> None:
+@pytest.mark.parametrize("name", LATER_DIFFERENCES)
+def test_later_differences_are_rejected_at_the_next_check(pair: list[dict[str, Any]], name: str) -> None:
     for found in pair:
-        said, updates = found["later"][name]
-        assert said.startswith("ValueError")
-        assert "differ" in said
+        message, updates = found["later"][name]
+        assert message.startswith("ValueError")
+        assert "differ" in message
         assert updates == CHECK_EVERY
 
 
-def test_options_of_one_process_may_differ(pair: list[dict[str, Any]]) -> None:
-    one, other = (found["own"]["agent"] for found in pair)
+def test_options_of_a_single_process_can_differ(pair: list[dict[str, Any]]) -> None:
+    one, other = (found["per process"]["agent"] for found in pair)
     assert first_difference(one["networks"], other["networks"]) is None
 
 
-def test_an_agent_that_was_built_before_the_group_is_refused(pair: list[dict[str, Any]]) -> None:
+def test_agent_built_outside_the_group_is_rejected(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         assert found["built too early"].startswith("RuntimeError")
         assert "with process_group()" in found["built too early"]
 
 
-def test_processes_hear_of_each_other(pair: list[dict[str, Any]]) -> None:
+def test_processes_exchange_values(pair: list[dict[str, Any]]) -> None:
     for number, found in enumerate(pair):
         assert found["group"] == (number, 2)
         assert found["mean"] == 0.5
@@ -442,26 +448,26 @@ def test_processes_hear_of_each_other(pair: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("case", ["dies", "hangs"])
-def test_a_process_does_not_wait_for_ever_for_one_that(case: str, tmp_path: Path) -> None:
+def test_waiting_process_raises_if_the_other_process(case: str, tmp_path: Path) -> None:
     waiting, failing = started(case, tmp_path)
     try:
-        _, said = waiting.communicate()
+        _, message = waiting.communicate()
     finally:
         for process in (waiting, failing):
             process.kill()
             process.communicate()
     assert waiting.returncode == 1
-    assert "RuntimeError" in said
-    assert "process 0 of 2 waited for the others" in said
+    assert "RuntimeError" in message
+    assert "process 0 of 2 waited for the others" in message
 
 
-def test_without_a_group_there_is_one_process() -> None:
+def test_group_of_a_single_process() -> None:
     with process_group() as group:
         assert tuple(group) == (0, 1)
         assert mean_of_processes(3.0) == 3.0
 
 
-def test_timeout_is_the_one_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_is_passed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(dist, "init_process_group", lambda timeout: given.append(timeout))
@@ -472,7 +478,7 @@ def test_timeout_is_the_one_of_the_group(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
-def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
+def test_invalid_timeout_is_rejected(timeout: float) -> None:
     with pytest.raises(ValueError, match="positive number of seconds"), process_group(timeout=timeout):
         pass
 

@@ -1,4 +1,4 @@
-"""Every agent trains with the optimizations of `rein.ops.backend` off, with the same results up to rounding."""
+"""Without the optimizations of `rein.ops.backend`, every agent trains with the same results up to rounding."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def trained(case: str) -> Any:
 
 
 @pytest.fixture
-def numba_anew() -> Any:
+def fresh_numba_cache() -> Any:
     prioritized._compiled_tree.cache_clear()
     yield
     prioritized._compiled_tree.cache_clear()
@@ -75,7 +75,7 @@ def numba_anew() -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_plain_agent_trains_to_the_same_parameters(
-    case: str, monkeypatch: pytest.MonkeyPatch, numba_anew: None
+    case: str, monkeypatch: pytest.MonkeyPatch, fresh_numba_cache: None
 ) -> None:
     optimized = trained(case)
     monkeypatch.setattr(backend, "PLAIN", True)

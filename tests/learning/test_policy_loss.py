@@ -1,4 +1,4 @@
-"""The loss of policy-gradient agents, term by term.
+"""Terms of the policy-gradient loss.
 
 Shapes: M rows, F features.
 """
@@ -44,16 +44,16 @@ def gradients(made: ActorCritic, rows: Batch, coefficients: Coefficients) -> lis
     return list(torch.autograd.grad(loss, [*made.parameters()], allow_unused=True, materialize_grads=True))
 
 
-def test_it_is_the_sum_of_its_terms() -> None:
+def test_loss_is_the_sum_of_its_terms() -> None:
     made = networks()
-    loss, said = policy_loss(made, batch(made), Coefficients(0.2, 0.5, 0.1))
-    torch.testing.assert_close(loss, said["policy_loss"] + 0.5 * said["value_loss"] - 0.1 * said["entropy"])
+    loss, metrics = policy_loss(made, batch(made), Coefficients(0.2, 0.5, 0.1))
+    torch.testing.assert_close(loss, metrics["policy_loss"] + 0.5 * metrics["value_loss"] - 0.1 * metrics["entropy"])
     distribution, value = made(batch(made).features)
-    torch.testing.assert_close(said["entropy"], distribution.entropy().mean())
-    torch.testing.assert_close(said["value_loss"], 0.5 * (value - batch(made).target).square().mean())
+    torch.testing.assert_close(metrics["entropy"], distribution.entropy().mean())
+    torch.testing.assert_close(metrics["value_loss"], 0.5 * (value - batch(made).target).square().mean())
 
 
-def test_at_a_ratio_of_one_the_surrogate_has_the_gradient_of_the_policy() -> None:
+def test_surrogate_gradient_at_ratio_1_is_the_policy_gradient() -> None:
     made = networks()
     rows = batch(made)
     clipped, plain = (gradients(made, rows, Coefficients(clip, 0.5, 0.0)) for clip in (0.2, None))
@@ -61,45 +61,44 @@ def test_at_a_ratio_of_one_the_surrogate_has_the_gradient_of_the_policy() -> Non
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_beyond_the_clip_only_what_goes_back_is_learned() -> None:
-    """A ratio of e that is too large already: a positive advantage teaches nothing, a negative one does."""
+def test_clipped_ratio_is_learned_only_toward_1() -> None:
+    """At a ratio of e, a positive advantage has no gradient, and a negative advantage has one."""
     made = networks()
     rows = batch(made)
     rows = rows._replace(log_prob=rows.log_prob - 1.0)
     for sign, learns in ((1.0, False), (-1.0, True)):
-        some = gradients(made, rows._replace(advantage=sign * rows.advantage.abs()), Coefficients(0.2, 0.0, 0.0))
-        assert any(gradient.any() for gradient in some) == learns
-    _, said = policy_loss(made, rows, Coefficients(0.2, 0.0, 0.0))
-    assert said["ratio"].item() == pytest.approx(math.e, rel=1e-5)
-    assert said["clip_fraction"].item() == 1.0
-    assert said["approx_kl"].item() == pytest.approx(math.e - 2.0, rel=1e-4)
+        found = gradients(made, rows._replace(advantage=sign * rows.advantage.abs()), Coefficients(0.2, 0.0, 0.0))
+        assert any(gradient.any() for gradient in found) == learns
+    _, metrics = policy_loss(made, rows, Coefficients(0.2, 0.0, 0.0))
+    assert metrics["ratio"].item() == pytest.approx(math.e, rel=1e-5)
+    assert metrics["clip_fraction"].item() == 1.0
+    assert metrics["approx_kl"].item() == pytest.approx(math.e - 2.0, rel=1e-4)
 
 
-def test_without_a_clip_nothing_is_clipped() -> None:
-    """Ratios that differ from 1 by rounding are no news."""
+def test_clip_none_disables_clipping() -> None:
     made = networks()
     rows = batch(made)
     for step in (1e-6, 1.0):
-        _, said = policy_loss(made, rows._replace(log_prob=rows.log_prob - step), Coefficients(None, 0.5, 0.0))
-        assert said["clip_fraction"].item() == 0.0
-        assert said["ratio"].item() == pytest.approx(math.exp(step), rel=1e-5)
+        _, metrics = policy_loss(made, rows._replace(log_prob=rows.log_prob - step), Coefficients(None, 0.5, 0.0))
+        assert metrics["clip_fraction"].item() == 0.0
+        assert metrics["ratio"].item() == pytest.approx(math.exp(step), rel=1e-5)
 
 
-def test_the_bonus_is_for_entropy_and_not_against_it() -> None:
-    """Down the gradient of the bonus alone entropy rises."""
+def test_entropy_bonus_increases_entropy() -> None:
+    """A gradient step on the entropy bonus alone increases the entropy."""
     made = networks()
     with torch.no_grad():
         made.policy_head.linear.weight.mul_(300.0)
     rows = batch(made)._replace(advantage=torch.zeros(M))
     before = made(rows.features)[0].entropy().mean()
-    some = gradients(made, rows, Coefficients(0.2, 0.0, 1.0))
+    found = gradients(made, rows, Coefficients(0.2, 0.0, 1.0))
     with torch.no_grad():
-        for parameter, gradient in zip(made.parameters(), some, strict=True):
+        for parameter, gradient in zip(made.parameters(), found, strict=True):
             parameter.sub_(0.1 * gradient)
     assert made(rows.features)[0].entropy().mean() > before
 
 
-def test_a_value_beyond_its_clip_from_where_it_was_learns_nothing_more() -> None:
+def test_clipped_value_has_no_gradient() -> None:
     made = networks()
     rows = batch(made)
     rows = rows._replace(value=rows.value - 1.0, target=rows.value + 1.0, advantage=torch.zeros(M))
@@ -107,25 +106,27 @@ def test_a_value_beyond_its_clip_from_where_it_was_learns_nothing_more() -> None
     assert not any(g.any() for g in gradients(made, rows, Coefficients(None, 0.5, 0.0, value_clip=0.5)))
 
 
-def test_rows_that_are_no_data_teach_nothing_whatever_stands_in_them() -> None:
+def test_invalid_rows_are_ignored() -> None:
     made = networks()
     rows = batch(made)
     valid = torch.arange(M) % 3 > 0
     garbage = [torch.where(valid, column, 1e6) for column in (rows.advantage, rows.target)]
     hidden = rows._replace(advantage=garbage[0], target=garbage[1], valid=valid)
-    some, alone = (gradients(made, b, Coefficients(0.2, 0.5, 0.01)) for b in (hidden, rows.rows(valid.nonzero()[:, 0])))
-    for one, other in zip(some, alone, strict=True):
+    found, alone = (
+        gradients(made, b, Coefficients(0.2, 0.5, 0.01)) for b in (hidden, rows.rows(valid.nonzero()[:, 0]))
+    )
+    for one, other in zip(found, alone, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-    (_, said), (_, expected) = (
+    (_, metrics), (_, expected) = (
         policy_loss(made, b, Coefficients(0.2, 0.5, 0.01)) for b in (hidden, rows.rows(valid.nonzero()[:, 0]))
     )
-    torch.testing.assert_close(said, expected)
+    torch.testing.assert_close(metrics, expected)
 
 
 @pytest.mark.parametrize("entropy", [0.0, 0.01])
-def test_a_number_and_a_tensor_weigh_the_same(entropy: float) -> None:
+def test_float_and_tensor_coefficients_are_equivalent(entropy: float) -> None:
     made = networks()
     rows, numbers_ = batch(made), Coefficients(0.2, 0.5, entropy, 0.3)
-    tensors = Coefficients(*(torch.tensor(c) for c in numbers_))  # type: ignore[arg-type]  # tensors for floats, as schedules give
+    tensors = Coefficients(*(torch.tensor(c) for c in numbers_))  # type: ignore[arg-type]  # tensors instead of floats
     for one, other in zip(gradients(made, rows, numbers_), gradients(made, rows, tensors), strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)

@@ -28,44 +28,44 @@ def batch(weight: bool = True) -> Batch:
 
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("kappa", [0.3, 1.0])
-def test_it_is_the_equation_of_the_paper(kappa, weight):
-    it, rows, total = network(), batch(weight), 0.0
+def test_loss_matches_the_equation_of_the_paper(kappa, weight):
+    net, rows, total = network(), batch(weight), 0.0
     for b in range(B):
         for i in range(Q):
-            tau, z = rows.level[b, i], it.quantiles(rows.features, rows.level)[b, i, rows.action[b]]
+            tau, z = rows.level[b, i], net.quantiles(rows.features, rows.level)[b, i, rows.action[b]]
             for j in range(S):
                 delta = rows.target[b, j] - z
                 huber = 0.5 * delta**2 if delta.abs() <= kappa else kappa * (delta.abs() - 0.5 * kappa)
                 pair = (tau - (1.0 if delta < 0 else 0.0)).abs() * huber / kappa / S
                 total = total + pair * (1.0 if rows.weight is None else rows.weight[b])
-    loss, metrics = quantile_loss(it, rows, kappa)
+    loss, metrics = quantile_loss(net, rows, kappa)
     assert torch.allclose(loss, total / B, atol=1e-6)
     assert metrics["value_loss"] == loss.detach()
 
 
-def test_errors_are_those_of_the_action_that_was_taken_whatever_the_weights():
-    it, rows = network(), batch()
-    _, metrics = quantile_loss(it, rows, 1.0, report=False)
+def test_td_error_is_unweighted():
+    net, rows = network(), batch()
+    _, metrics = quantile_loss(net, rows, 1.0, report=False)
     assert metrics.keys() == {"td_error"}
     for b in range(B):
-        z = it.quantiles(rows.features, rows.level)[b, :, rows.action[b]]
+        z = net.quantiles(rows.features, rows.level)[b, :, rows.action[b]]
         assert torch.allclose(metrics["td_error"][b], (rows.target[b][:, None] - z).abs().mean(), atol=1e-6)
     assert not metrics["td_error"].requires_grad
 
 
-def test_it_has_no_side_effects_and_draws_nothing():
-    it, rows, position = network(), batch(), torch.get_rng_state()
-    assert torch.equal(quantile_loss(it, rows, 1.0)[0], quantile_loss(it, rows, 1.0)[0])
+def test_loss_is_deterministic():
+    net, rows, position = network(), batch(), torch.get_rng_state()
+    assert torch.equal(quantile_loss(net, rows, 1.0)[0], quantile_loss(net, rows, 1.0)[0])
     assert torch.equal(position, torch.get_rng_state())
 
 
-def test_micro_batches_change_nothing_but_the_last_bits():
+def test_micro_batches_change_rounding_only():
     found = []
     for micro_batch in (None, 4):
-        it = network()
-        learner = Learner(it, quantile_loss, Adam, max_grad_norm=1.0, micro_batch=micro_batch)
+        net = network()
+        learner = Learner(net, quantile_loss, Adam, max_grad_norm=1.0, micro_batch=micro_batch)
         metrics = learner.step(batch(), 0.5)
-        found.append((metrics, [p.detach().clone() for p in it.parameters()]))
+        found.append((metrics, [p.detach().clone() for p in net.parameters()]))
     (one, p), (other, q) = found
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(p, q, strict=True))

@@ -1,4 +1,4 @@
-"""What every agent does that learns from replay: how often, by what options, on what rows."""
+"""Behaviour of all replay agents: number of updates, effects of options, and recorded rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(kind, action_space=None, observation_space=BOX, **options):
 
 
 def transition(agent, num_envs, step, **changes):
-    """A random one, with an action of the agent's."""
+    """Return a random transition with an action of the agent."""
     drawn = generator(0, "rows", step)
     observation, after = torch.rand(2, num_envs, 2, generator=drawn)
     no = torch.zeros(num_envs, dtype=torch.bool)
@@ -46,7 +46,7 @@ def transition(agent, num_envs, step, **changes):
 
 
 def fed(agent, steps, num_envs=1, first=0, **changes):
-    """So many steps of random data, with learning in between; the updates after each of them."""
+    """Record `steps` random steps with updates in between. Returns the number of updates after each step."""
     counts = []
     for step in range(first, first + steps):
         agent.record_observation(transition(agent, num_envs, step, **changes))
@@ -80,12 +80,12 @@ COUNTS = [  # options, num_envs, updates after each of the first steps
 
 
 @pytest.mark.parametrize(("options", "num_envs", "expected"), COUNTS, ids=str)
-def test_it_makes_exactly_the_updates_that_it_is_asked_for(options, num_envs, expected):
+def test_number_of_updates(options, num_envs, expected):
     assert fed(made(DQN, **options), len(expected), num_envs) == expected
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_all_kinds_count_alike(kind):
+def test_all_agents_count_updates_equally(kind):
     assert fed(made(kind, learning_starts=8, update_to_data=0.5), 4, 4) == [0, 0, 2, 4]
 
 
@@ -101,8 +101,7 @@ EPISODES = [  # options, num_envs, steps at which all episodes end, updates afte
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 @pytest.mark.parametrize(("options", "num_envs", "ends", "expected"), EPISODES, ids=str)
-def test_it_learns_when_so_many_episodes_have_ended(options, num_envs, ends, expected, end):
-    """B11: also where it is the clock that ends them."""
+def test_train_frequency_episodes(options, num_envs, ends, expected, end):
     agent, counts = made(DQN, **options), []
     for step in range(len(expected)):
         ended = {end: torch.full((num_envs,), step in ends)}
@@ -110,7 +109,7 @@ def test_it_learns_when_so_many_episodes_have_ended(options, num_envs, ends, exp
     assert counts == expected
 
 
-def test_what_is_not_valid_ends_no_episode():
+def test_invalid_rows_do_not_end_episodes():
     agent = made(DQN, train_frequency_episodes=1)
     hidden = {"terminated": torch.tensor([True, False]), "valid": torch.tensor([False, True])}
     assert fed(agent, 3, 2, **hidden) == [0, 0, 0]
@@ -118,13 +117,13 @@ def test_what_is_not_valid_ends_no_episode():
 
 @pytest.mark.parametrize("options", [{}, {"train_frequency": 4}, {"train_frequency_episodes": 1}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_made_up_for_that_could_not_be_learned_from(kind, options):
+def test_missed_updates_are_not_made_up_later(kind, options):
     agent, no = made(kind, **options), torch.zeros(4, dtype=torch.bool)
     assert fed(agent, 50, 4, valid=no) == [0] * 50
     assert fed(agent, 2, 4, first=50, terminated=~no) == [4, 8]
 
 
-def test_an_environment_with_a_time_limit_alone_is_learned_from():
+def test_truncated_episodes_trigger_updates():
     environment = Reach(2, seed=0, max_episode_steps=5)
     agent = SAC(
         environment.single_observation_space, environment.single_action_space, **SMALL, train_frequency_episodes=2
@@ -133,7 +132,7 @@ def test_an_environment_with_a_time_limit_alone_is_learned_from():
     assert agent.updates == 20
 
 
-def test_before_it_learns_actions_are_drawn_uniformly():
+def test_actions_before_learning_starts_are_uniform():
     agent = made(
         SAC, spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([5.0, 0.5], np.float32)), learning_starts=100
     )
@@ -168,8 +167,7 @@ EFFECTS = {
 
 @pytest.mark.parametrize("option", EFFECTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_option_changes_what_is_learned(kind, option):
-    """B7: an option that is taken and forgotten is worse than none."""
+def test_every_option_has_an_effect(kind, option):
     given = {**BEGIN, "prioritized": option.startswith("priority")}
     one, other = made(kind, **given), made(kind, **{**given, option: EFFECTS[option]})
     for agent in (one, other):
@@ -178,7 +176,7 @@ def test_every_option_changes_what_is_learned(kind, option):
 
 
 @pytest.mark.parametrize("option", ["priority_alpha", "priority_beta", "priority_normalize"])
-def test_every_option_of_priorities_changes_what_is_learned(option):
+def test_every_priority_option_has_an_effect(option):
     value = {"priority_alpha": 0.9, "priority_beta": linear(0.4, 1.0, env_steps=20), "priority_normalize": "buffer"}
     one, other = made(DQN, prioritized=True), made(DQN, prioritized=True, **{option: value[option]})
     for agent in (one, other):
@@ -187,7 +185,7 @@ def test_every_option_of_priorities_changes_what_is_learned(option):
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_the_activation_is_that_which_is_asked_for(kind):
+def test_activation_is_used(kind):
     for activation in ("relu", "tanh", "silu", "gelu"):
         agent = made(kind, activation=activation)
         fed(agent, 3)
@@ -195,7 +193,7 @@ def test_the_activation_is_that_which_is_asked_for(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_changes_nothing_at_all(kind):
+def test_memmap_storage_does_not_change_results(kind):
     one, other = made(kind), made(kind, storage="memmap")
     for agent in (one, other):
         fed(agent, 30)
@@ -204,7 +202,7 @@ def test_a_file_changes_nothing_at_all(kind):
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_micro_batches_change_nothing_but_rounding(kind, micro_batch):
+def test_micro_batches_change_rounding_only(kind, micro_batch):
     plain = {"optimizer": torch.optim.SGD, "learning_rate": 0.05, "prioritized": True}
     whole, parts = (made(kind, micro_batch=rows, **plain) for rows in (None, micro_batch))
     for agent in (whole, parts):
@@ -215,7 +213,7 @@ def test_micro_batches_change_nothing_but_rounding(kind, micro_batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_learns_nearly_the_same(kind):
+def test_bfloat16_changes_rounding_only(kind):
     one, other = made(kind, learning_rate=1e-3), made(kind, learning_rate=1e-3, precision="bfloat16")
     for agent in (one, other):
         fed(agent, 10)
@@ -227,7 +225,7 @@ def test_half_precision_learns_nearly_the_same(kind):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("kind", [*KINDS, AWAC, IQL])
-def test_networks_without_a_hidden_layer_learn_in_either_precision(kind, activation, precision):
+def test_networks_without_hidden_layers_learn(kind, activation, precision):
     before, agent = (made(kind, hidden=(), activation=activation, precision=precision) for _ in range(2))
     fed(agent, 10)
     assert agent.updates == 10
@@ -236,7 +234,7 @@ def test_networks_without_a_hidden_layer_learn_in_either_precision(kind, activat
 
 
 @pytest.mark.parametrize("updates", [2.0, 2])
-def test_it_may_be_told_how_often_to_learn_by_any_whole_number(updates):
+def test_learn_accepts_whole_floats(updates):
     agent = made(DQN)
     fed(agent, 10)
     agent.learn(updates)
@@ -244,42 +242,42 @@ def test_it_may_be_told_how_often_to_learn_by_any_whole_number(updates):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guard_that_refuses_leaves_everything_as_it_is(kind):
-    asked = []
+def test_guard_can_skip_all_updates(kind):
+    calls = []
 
     def guard(metrics, gradients):
-        asked.append(sorted(metrics))
+        calls.append(sorted(metrics))
         return False
 
     agent, untouched = made(kind, guard=guard), parameters(made(kind))
     fed(agent, 10)
     assert first_difference(untouched, parameters(agent)) is None
-    assert agent.updates == 10 and len(asked) >= 10 and all("grad_norm" in metrics for metrics in asked)
+    assert agent.updates == 10 and len(calls) >= 10 and all("grad_norm" in metrics for metrics in calls)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_targets_follow_by_tau_and_no_gradient(kind):
+def test_targets_follow_by_tau(kind):
     def targets(agent):
         return {name: value.clone() for name, value in parameters(agent).items() if name.startswith("target")}
 
-    still = made(kind, tau=0.0)
-    before = targets(still)
-    fed(still, 10)
-    assert first_difference(before, targets(still)) is None
+    fixed = made(kind, tau=0.0)
+    before = targets(fixed)
+    fed(fixed, 10)
+    assert first_difference(before, targets(fixed)) is None
     copies = made(kind, tau=1.0, target_frequency=5)
     learned = fed(copies, 10) and parameters(copies)
     for name, value in targets(copies).items():
         source = name.replace("target_", "") if kind is not DQN else name.replace("target.", "online.")
         assert torch.equal(value, learned[source]), name
-    begun = targets(copies)
+    initial = targets(copies)
     fed(copies, 4, first=10)
-    assert first_difference(begun, targets(copies)) is None
+    assert first_difference(initial, targets(copies)) is None
     fed(copies, 1, first=14)
-    assert first_difference(begun, targets(copies)) is not None
+    assert first_difference(initial, targets(copies)) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_round_uses_the_learning_rate_of_its_time(kind):
+def test_learning_rate_schedule_is_applied(kind):
     agent = made(kind, learning_rate=linear(1e-2, 0.0, env_steps=10))
     fed(agent, 10)
     before = copy_state(parameters(agent))
@@ -290,7 +288,7 @@ def test_a_round_uses_the_learning_rate_of_its_time(kind):
 
 
 class Counting(SimulatedEnvironment):
-    """Observes the number of the step and of the environment; an action pays 10 times itself."""
+    """Observes the number of the step. The reward is 10 times the action plus the number of the step."""
 
     single_observation_space = spaces.Box(0.0, 1e6, (1,))
     single_action_space = spaces.Box(-2.0, 5.0, (1,))
@@ -306,8 +304,8 @@ class Counting(SimulatedEnvironment):
 
 @pytest.mark.parametrize("history", [0, 3])
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_what_is_kept_is_what_was_seen_and_done_and_what_came_of_it(kind, history):
-    """B2: (s_t, a_t, r_t, s_t+1), with windows of observations too, whose last one is s_t."""
+def test_recorded_transitions_are_consistent(kind, history):
+    """Rows contain (s_t, a_t, r_t, s_t+1). The last entry of an observation history is s_t."""
     environment = Counting() if not history else observation_history(Counting(), history)
     agent = kind(environment.single_observation_space, environment.single_action_space, **SMALL)
     rein.train(agent, environment, epochs=3, iterations=9)
@@ -326,7 +324,7 @@ def test_what_is_kept_is_what_was_seen_and_done_and_what_came_of_it(kind, histor
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_actions_fill_the_bounds_whatever_they_are(kind):
+def test_actions_are_scaled_to_the_bounds(kind):
     low, high = np.array([[-2.0, 100.0], [0.0, -1e-3]], np.float32), np.array([[5.0, 101.0], [8.0, 1e-3]], np.float32)
     agent = made(kind, spaces.Box(low, high))
     x = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, -1.0, -1.0]])
@@ -342,8 +340,8 @@ def test_actions_fill_the_bounds_whatever_they_are(kind):
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_the_unit_of_an_action_changes_nothing(kind):
-    """The same lessons of the same task in metres and in millimetres."""
+def test_action_scale_does_not_change_learning(kind):
+    """The same task with actions in different units."""
     ends = []
     for unit in (1.0, 1024.0):
         agent = made(kind, spaces.Box(-unit, unit, (2,)), **{"learning_rate": 1e-3})
@@ -356,7 +354,7 @@ def test_the_unit_of_an_action_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_return_reaches_over_a_reset_outside_a_step(kind):
+def test_reset_outside_a_step_cuts_n_step_returns(kind):
     agent = made(kind, n_step=3, learning_starts=100)
     for step in range(6):
         if step == 3:
@@ -368,8 +366,7 @@ def test_no_return_reaches_over_a_reset_outside_a_step(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_terminates_is_sampled_like_all_else_that_is_new(kind):
-    """B4: its priority is not what the value of nothing makes of it."""
+def test_new_terminated_transitions_have_the_usual_priority(kind):
     agent = made(kind, prioritized=True, learning_starts=1000)
     for step in range(10):
         agent.record_observation(transition(agent, 4, step, terminated=torch.arange(4) == step % 4))
@@ -378,8 +375,8 @@ def test_what_terminates_is_sampled_like_all_else_that_is_new(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_priorities_are_the_sizes_of_errors(kind):
-    """The rows that were learned from have |error|^alpha, a terminated one that of its reward alone."""
+def test_priorities_are_absolute_errors(kind):
+    """Learned rows have priority `|error|^alpha`. The target of a terminated row is its reward."""
     agent = made(kind, prioritized=True, priority_alpha=1.0, batch_size=400, tau=0.0, learning_rate=0.0)
     agent.record_observation(
         transition(agent, 4, 0, reward=torch.tensor([0.0, 50.0, 100.0, 1000.0]), terminated=torch.ones(4) > 0)
@@ -396,7 +393,7 @@ def test_priorities_are_the_sizes_of_errors(kind):
 )
 @pytest.mark.parametrize("kind", [TD3, DDPG])
 def test_noise_adapts_from_the_start(kind, noise):
-    """B22: with the second episode that ends, and not after hundreds."""
+    """The noise adapts from the second ended episode."""
     agent = made(kind, noise=noise(Plateau(0.1, low=0.001, high=0.2, up=1.5, down=0.5)))
     scale = []
     for step in range(4):
@@ -412,7 +409,7 @@ def test_epsilon_adapts_from_the_start():
 
 
 @pytest.mark.parametrize("kind", [TD3, DDPG])
-def test_two_agents_share_no_noise(kind):
+def test_noise_is_copied_per_agent(kind):
     noise = OrnsteinUhlenbeck()
     one, other = (made(kind, noise=noise) for _ in range(2))
     fed(one, 5)
@@ -420,28 +417,28 @@ def test_two_agents_share_no_noise(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_agent_that_only_acted_can_be_reseeded(kind):
+def test_agent_without_transitions_can_be_reseeded(kind):
     agent, other = made(kind), made(kind, seed=1)
     agent.select_action(torch.zeros(3, 2))
     agent.reseed(1)
     assert first_difference(agent.state_dict(), other.state_dict()) is None
 
 
-NONSENSE = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
-NONSENSE += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
-NONSENSE += [
+INVALID = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
+INVALID += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
+INVALID += [
     {"train_frequency_episodes": 0},
     {"train_frequency_episodes": 1.5},
     {"learning_starts": -1},
     {"learning_rate": -1.0},
     {"max_grad_norm": 0.0},
 ]
-NONSENSE += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}]
+INVALID += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}]
 
 
-@pytest.mark.parametrize("options", NONSENSE, ids=str)
+@pytest.mark.parametrize("options", INVALID, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nonsense_is_refused_where_it_is_written(kind, options):
+def test_invalid_options_are_rejected(kind, options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name}="):
         made(kind, **options)
@@ -449,10 +446,10 @@ def test_nonsense_is_refused_where_it_is_written(kind, options):
 
 @pytest.mark.parametrize("name", ["batchsize", "critic", "rollout_steps"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_option_is_refused_by_name(kind, name):
+def test_unknown_option_is_rejected(kind, name):
     near = {"batchsize": "batch_size", "critic": "(huber|critics)", "rollout_steps": ".*"}[name]
-    told = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\. Its options are .*gamma)"
-    with pytest.raises(TypeError, match=told):
+    message = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\. Its options are .*gamma)"
+    with pytest.raises(TypeError, match=message):
         made(kind, **{name: 3})
 
 
@@ -474,7 +471,7 @@ def test_continuous_actions_need_bounds(kind, space):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_statistics_of_observations_are_used_and_kept(kind):
+def test_observation_statistics_are_saved(kind):
     agent = made(kind, normalize_observation=True)
     fed(agent, 20, 2)
     assert agent.networks.preprocess.normalizer.rows == 40
@@ -484,7 +481,7 @@ def test_statistics_of_observations_are_used_and_kept(kind):
 
 
 @pytest.mark.parametrize("make", [lambda: Gridworld(3, seed=0), lambda: Corridor(3, seed=0)])
-def test_actions_are_those_of_the_space(make):
+def test_recorded_actions_are_in_the_space(make):
     environment = make()
     agent = DQN(environment.single_observation_space, environment.single_action_space, **SMALL)
     rein.train(agent, environment, epochs=1, iterations=20)
@@ -495,8 +492,8 @@ def test_actions_are_those_of_the_space(make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_compiled_for_real_it_learns_the_same_to_rounding(kind):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the compiler
+def test_compiled_training_changes_rounding_only(kind):
     one, other = (made(kind, compile=compile, learning_rate=1e-3) for compile in (False, True))
     for agent in (one, other):
         fed(agent, 10)
@@ -505,8 +502,8 @@ def test_compiled_for_real_it_learns_the_same_to_rounding(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_number_reaches_a_compiled_loss_as_it_is(kind, monkeypatch):
-    """Critics, for an actor; that is not what a tensor can be made of."""
+def test_compiled_loss_accepts_module_coefficients(kind, monkeypatch):
+    """The coefficients of an actor loss contain critics, which cannot be converted to tensors."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     one, other = made(kind), made(kind, compile=True)
     for agent in (one, other):

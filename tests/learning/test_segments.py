@@ -1,4 +1,4 @@
-"""Whole sequences drawn by their advantages: how often, with what weight, and what is revised after an update."""
+"""Prioritized sampling of whole sequences: probabilities, importance weights, and revised advantages."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class TestBallContract(TestContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2)
 
 
-class Learning:
-    """A rollout of noise in a gridworld's spaces, as the agent would hand it over; with ends and invalid rows."""
+class ExampleRollout:
+    """Random rollout in the spaces of a Gridworld, with episode ends and invalid rows."""
 
     def __init__(self, core: Any = None, segments: Segments | None = None, seed: int = 0) -> None:
         stream, space = generator(seed, "rollout"), Gridworld(1)
@@ -86,8 +86,8 @@ class Learning:
             "target": advantage + self.value,
             "valid": self.valid,
         }
-        own = {"reset": self.reset, "carry": self.carry} if self.recurrent else {}
-        self.batch = Batch(**{name: shaped(column) for name, column in columns.items()}, **own)
+        recurrent_columns = {"reset": self.reset, "carry": self.carry} if self.recurrent else {}
+        self.batch = Batch(**{name: shaped(column) for name, column in columns.items()}, **recurrent_columns)
         self.sequences = SegmentSampler(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
 
     def look(self) -> tuple[Tensor, Tensor]:
@@ -112,8 +112,8 @@ class Learning:
         self.sequences.revise(index, self.sequences.rows(index))
 
 
-def corrected(x: Learning, rho_clip: float, c_clip: float) -> tuple[Tensor, Tensor]:
-    """Advantages and targets by the definition of V-trace, one row at a time; the advantage without its own rho."""
+def corrected(x: ExampleRollout, rho_clip: float, c_clip: float) -> tuple[Tensor, Tensor]:
+    """Compute V-trace advantages and targets row by row. Advantages omit the factor rho of their row."""
     log_prob, value = (column.double() for column in x.look())
     ratio, next_value = (log_prob - x.log_prob).exp(), x.next_value(value)
     advantage, target = torch.zeros(T, N).double(), torch.zeros(T, N).double()
@@ -134,8 +134,8 @@ def corrected(x: Learning, rho_clip: float, c_clip: float) -> tuple[Tensor, Tens
 
 
 @each_core
-def test_with_unchanged_parameters_revised_advantages_are_those_of_gae(core: Any) -> None:
-    x = Learning(core)
+def test_revised_advantages_with_unchanged_networks_equal_gae(core: Any) -> None:
+    x = ExampleRollout(core)
     before = x.sequences.advantage_TN.clone(), torch.where(x.valid, x.sequences.target_TN, 0.0)
     x.revise(*range(N))
     torch.testing.assert_close(x.sequences.advantage_TN, before[0], rtol=1e-4, atol=1e-5)
@@ -145,12 +145,12 @@ def test_with_unchanged_parameters_revised_advantages_are_those_of_gae(core: Any
 
 @each_core
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (0.7, 0.4), (float("inf"), 1.3)])
-def test_after_a_change_they_are_those_of_the_policy_as_it_is(core: Any, clips: tuple[float, float]) -> None:
-    x = Learning(core, Segments(rho_clip=clips[0], c_clip=clips[1]))
+def test_revised_advantages_match_vtrace(core: Any, clips: tuple[float, float]) -> None:
+    x = ExampleRollout(core, Segments(rho_clip=clips[0], c_clip=clips[1]))
     x.change()
     x.revise(4, 1, 3)
     advantage, target = (result.float() for result in corrected(x, *clips))
-    untouched = Learning(core).sequences
+    untouched = ExampleRollout(core).sequences
     for n in range(N):
         expected = (advantage, target) if n in (4, 1, 3) else (untouched.advantage_TN, untouched.target_TN)
         torch.testing.assert_close(x.sequences.advantage_TN[:, n], expected[0][:, n], rtol=1e-3, atol=1e-4)
@@ -158,8 +158,8 @@ def test_after_a_change_they_are_those_of_the_policy_as_it_is(core: Any, clips: 
 
 
 @each_core
-def test_the_rollout_itself_stays_as_it_was(core: Any) -> None:
-    x = Learning(core)
+def test_revising_does_not_change_the_rollout(core: Any) -> None:
+    x = ExampleRollout(core)
     before = [column if column is None else column.clone() for column in (*x.batch, *x.trace)]
     x.change()
     x.revise(*range(N))
@@ -168,8 +168,8 @@ def test_the_rollout_itself_stays_as_it_was(core: Any) -> None:
 
 
 @each_core
-def test_what_is_drawn_are_the_sequences_of_environments_in_order_of_time(core: Any) -> None:
-    x = Learning(core)
+def test_rows_are_whole_sequences_in_time_order(core: Any) -> None:
+    x = ExampleRollout(core)
     x.change()
     x.revise(*range(N))
     index = torch.tensor([5, 0, 2])
@@ -190,8 +190,8 @@ def test_what_is_drawn_are_the_sequences_of_environments_in_order_of_time(core: 
         assert torch.equal(drawn.reset, x.reset[:, index])
 
 
-def test_invalid_rows_give_no_priority_and_no_advantage_whatever_stands_in_them() -> None:
-    x, other = Learning(), Learning()
+def test_invalid_rows_have_no_advantage_or_priority() -> None:
+    x, other = ExampleRollout(), ExampleRollout()
     hidden = ~other.valid
     other.log_prob.masked_fill_(hidden, float("nan"))
     other.reward.masked_fill_(hidden, float("nan"))
@@ -203,7 +203,7 @@ def test_invalid_rows_give_no_priority_and_no_advantage_whatever_stands_in_them(
     assert not x.sequences.advantage_TN[hidden].any()
 
 
-def test_priorities_are_powers_of_sums_of_absolute_advantages() -> None:
+def test_priorities() -> None:
     advantage = torch.tensor([[1.0, -3.0, 0.0], [-1.0, 5.0, 0.0]])
     torch.testing.assert_close(priorities(advantage, 0.5), torch.tensor([0.5, 1.0, 1e-6]))
     assert priorities(advantage, 0.0).tolist() == [1.0, 1.0, 1.0]
@@ -213,14 +213,14 @@ def test_priorities_are_powers_of_sums_of_absolute_advantages() -> None:
 RATES = torch.tensor([1.0, 0.5, 0.25, 0.125, 0.125])
 
 
-def drawn_often(count: int, times: int = 20_000) -> list[tuple[Tensor, Tensor]]:
+def draw_many(count: int, times: int = 20_000) -> list[tuple[Tensor, Tensor]]:
     stream = generator(0, "agent")
     return [draw_without_replacement(RATES, count, stream) for _ in range(times)]
 
 
-def test_the_first_is_drawn_in_proportion_to_its_rate_and_the_second_to_what_is_left() -> None:
+def test_draws_are_proportional_to_remaining_rates() -> None:
     times = 20_000
-    first, second = torch.stack([index for index, _ in drawn_often(2, times)]).unbind(1)
+    first, second = torch.stack([index for index, _ in draw_many(2, times)]).unbind(1)
     share = RATES / RATES.sum()
     assert (first != second).all()
     assert ((first.bincount(minlength=5) / times - share).abs() < 4.0 * (share * (1 - share) / times).sqrt()).all()
@@ -230,26 +230,26 @@ def test_the_first_is_drawn_in_proportion_to_its_rate_and_the_second_to_what_is_
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_over_their_chances_what_is_drawn_stands_for_all(count: int) -> None:
-    """The mean of 1 / chance over all draws, 0 where one was not drawn, is 1 for each: so are sums of anything."""
-    found = drawn_often(count)
+def test_inverse_probability_estimates_are_unbiased(count: int) -> None:
+    """The mean of 1 / probability over all draws, with 0 for items that were not drawn, is 1 for each item."""
+    found = draw_many(count)
     counted = torch.stack([torch.zeros(5).scatter(0, index, 1.0 / chance) for index, chance in found])
     assert ((counted.mean(0) - 1.0).abs() < 4.0 * counted.std(0) / len(found) ** 0.5).all()
 
 
-def test_whoever_draws_all_draws_each_for_certain() -> None:
+def test_drawing_all_items_has_probability_1() -> None:
     index, chance = draw_without_replacement(RATES, 5, generator(0, "agent"))
     assert index.sort().values.tolist() == list(range(5))
     assert chance.tolist() == [1.0] * 5
 
 
 def weights(segments: Segments, count: int = 3) -> list[tuple[Batch, Tensor]]:
-    x = Learning(segments=segments)
+    x = ExampleRollout(segments=segments)
     return list(x.sequences.minibatches(count, generator(1, "agent"), {"env_steps": 0, "updates": 0}))
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 1.0), (0.8, 0.0)])
-def test_nothing_is_weighed_where_all_are_alike_or_nothing_is_made_up_for(alpha: float, beta: float) -> None:
+def test_alpha_0_or_beta_0_gives_equal_weights(alpha: float, beta: float) -> None:
     found = weights(Segments(alpha, beta))
     assert len(found) == 3
     for drawn, weight in found:
@@ -257,7 +257,7 @@ def test_nothing_is_weighed_where_all_are_alike_or_nothing_is_made_up_for(alpha:
         torch.testing.assert_close(weight, torch.ones(T * 2))
 
 
-def test_those_drawn_too_often_weigh_less_the_mean_weight_is_one_and_a_schedule_is_followed() -> None:
+def test_importance_weights() -> None:
     spreads = []
     for beta in (0.5, 1.0, linear(1.0, 0.0, updates=100)):
         found = weights(Segments(2.0, beta))
@@ -269,8 +269,8 @@ def test_those_drawn_too_often_weigh_less_the_mean_weight_is_one_and_a_schedule_
     assert 0.0 < spreads[0] < spreads[1] == spreads[2]
 
 
-def test_a_uniform_draw_takes_all_environments_equally_often() -> None:
-    x, taken, times = Learning(segments=Segments(alpha=0.0)), torch.zeros(N), 3_000
+def test_alpha_0_samples_uniformly() -> None:
+    x, taken, times = ExampleRollout(segments=Segments(alpha=0.0)), torch.zeros(N), 3_000
     stream, first = generator(2, "agent"), x.features[0, :, 0]
     for _ in range(times):
         drawn, _ = next(x.sequences.minibatches(2, stream, {"env_steps": 0, "updates": 0}))
@@ -279,8 +279,8 @@ def test_a_uniform_draw_takes_all_environments_equally_often() -> None:
 
 
 @each_core
-def test_after_each_update_its_sequences_are_revised_and_the_others_are_not(core: Any) -> None:
-    x, untouched = Learning(core), Learning(core).sequences.advantage_TN
+def test_only_drawn_sequences_are_revised(core: Any) -> None:
+    x, untouched = ExampleRollout(core), ExampleRollout(core).sequences.advantage_TN
     steps = x.sequences.minibatches(3, generator(1, "agent"), {"env_steps": 0, "updates": 0})
     drawn, _ = next(steps)
     x.change()
@@ -302,8 +302,8 @@ def learned(environment: Any, epochs: int = 1, **options: Any) -> PPO:
 
 @each_core
 @pytest.mark.parametrize("normalize_advantage", [False, True])
-def test_where_one_update_takes_all_sequences_it_is_the_plain_method(core: Any, normalize_advantage: bool) -> None:
-    """For any alpha and beta: what is drawn for certain has nothing to make up for."""
+def test_drawing_all_sequences_equals_plain_ppo(core: Any, normalize_advantage: bool) -> None:
+    """Items drawn with probability 1 need no correction, for all alpha and beta."""
     agents = [
         learned(
             Gridworld(num_envs=8, seed=0, max_episode_steps=5),
@@ -319,8 +319,8 @@ def test_where_one_update_takes_all_sequences_it_is_the_plain_method(core: Any, 
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_the_weights_are_learned_by() -> None:
-    """One update draws the same sequences for any beta: only weights can differ, and with alpha = 0 they do not."""
+def test_importance_weights_affect_the_update() -> None:
+    """The first update draws the same sequences for all beta, so only weights differ; with alpha = 0 they are equal."""
 
     def parameters(alpha: float, beta: float) -> Tensor:
         environment, segments = Reach(num_envs=8, seed=0), Segments(alpha, beta)
@@ -332,12 +332,12 @@ def test_the_weights_are_learned_by() -> None:
 
 
 def only_first() -> Any:
-    """A guard that lets one update pass."""
-    asked: list[None] = []
-    return lambda metrics, gradients: (asked.append(None), len(asked) == 1)[1]
+    """Return a guard that allows a single update."""
+    calls: list[None] = []
+    return lambda metrics, gradients: (calls.append(None), len(calls) == 1)[1]
 
 
-def test_an_agent_makes_as_many_updates_as_it_is_told() -> None:
+def test_number_of_updates() -> None:
     agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, update_epochs=3, minibatches=2, segments=Segments())
     rein.train(agent, Gridworld(num_envs=7, seed=0, max_episode_steps=9), epochs=1, iterations=16)
     assert agent.updates == 2 * 3 * 2
@@ -362,7 +362,7 @@ PROBE = {
     ],
     ids=["bandit", "corridor", "memory"],
 )
-def test_it_solves_the_probe(make: Any, epochs: int, options: dict[str, Any]) -> None:
+def test_solves_probe(make: Any, epochs: int, options: dict[str, Any]) -> None:
     environment, segments = make(64, seed=0), Segments(beta=linear(0.2, 1.0, updates=1_000))
     agent = fitted(environment, seed=0, segments=segments, **{**PROBE, **options})
     rein.train(agent, environment, epochs=epochs, iterations=16)
@@ -370,7 +370,7 @@ def test_it_solves_the_probe(make: Any, epochs: int, options: dict[str, Any]) ->
     assert reached >= 0.95 * environment.optimal_return
 
 
-def test_its_configuration_is_json_and_says_all() -> None:
+def test_config_is_complete_json() -> None:
     segments = Segments(0.5, linear(0.2, 1.0, updates=10), c_clip=float("inf"))
     config = fitted(Gridworld(1), segments=segments, reward_smoothing=0.3, squash="ball").config
     assert config["segments"] == segments.config
@@ -396,7 +396,7 @@ def test_its_configuration_is_json_and_says_all() -> None:
         ),
     ],
 )
-def test_nonsense_is_refused(make: Any, text: str) -> None:
+def test_invalid_options_are_rejected(make: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
 
@@ -408,7 +408,7 @@ def smoothed(decay: float) -> list[Tensor]:
     ]
 
 
-def test_smooth_rewards_are_learned_from_and_raw_ones_are_reported() -> None:
+def test_smoothed_rewards_affect_learning_only() -> None:
     raw, smooth = smoothed(0.0), smoothed(0.9)
     assert any(not torch.equal(one, other) for one, other in zip(raw, smooth, strict=True))
     agent, environment = fitted(Corridor(8, seed=0), seed=0, reward_smoothing=0.9), Corridor(8, seed=0)

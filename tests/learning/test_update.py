@@ -1,4 +1,4 @@
-"""The one place where parameters change: clipped, asked for, taken or not, and saved."""
+"""Optimizer steps: gradient clipping, guards, optimizer states, and Adam."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def step(optimizer: Any, of: list[Tensor], seed: int, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_gradients_are_clipped_by_the_norm_of_them_all(scale: float) -> None:
-    """Together: their directions stay, and a small one is left as it is. The norm returned is that before."""
+def test_gradients_are_clipped_by_global_norm(scale: float) -> None:
+    """Clipping keeps directions and does not change small gradients. The returned norm is that before clipping."""
     p = parameters()
     before, seen = give_gradients(p, 0, scale), []
 
@@ -59,52 +59,52 @@ def test_gradients_are_clipped_by_the_norm_of_them_all(scale: float) -> None:
         torch.testing.assert_close(mine, whole * (0.5 / expected).clamp(max=1.0), rtol=1e-4, atol=1e-6)
 
 
-def test_without_a_limit_they_are_left_as_they_are() -> None:
+def test_gradients_are_not_clipped_without_limit() -> None:
     p, q = parameters(), parameters()
     gradients = give_gradients(p, 0, 100.0)
     apply_gradients(torch.optim.SGD(p, lr=0.1), {}, max_grad_norm=None)
-    for mine, begun, gradient in zip(p, q, gradients, strict=True):
-        torch.testing.assert_close(mine, begun - 0.1 * gradient)
+    for mine, initial, gradient in zip(p, q, gradients, strict=True):
+        torch.testing.assert_close(mine, initial - 0.1 * gradient)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_that_the_guard_refuses_leaves_parameters_and_optimizer_as_they_were(name: str) -> None:
+def test_skipped_step_changes_nothing(name: str) -> None:
     p = parameters()
     optimizer = OPTIMIZERS[name](p)
     step(optimizer, p, 0)
     before = copy_state([[*p], plain_state(optimizer)])
     step(optimizer, p, 1, guard=lambda metrics, gradients: False)
     assert first_difference(before, [[x.detach() for x in p], plain_state(optimizer)]) is None
-    assert all(parameter.grad is None for parameter in p)  # nor does what was refused come back with the next one
+    assert all(parameter.grad is None for parameter in p)  # gradients of a skipped step are cleared
     step(optimizer, p, 2, guard=lambda metrics, gradients: True)
     assert first_difference(before, [[x.detach() for x in p], plain_state(optimizer)]) is not None
 
 
-def test_the_guard_is_told_the_metrics_and_the_norm() -> None:
-    p, told = parameters(), {}
+def test_guard_receives_metrics_and_norm() -> None:
+    p, received = parameters(), {}
 
     def look(metrics: Any, gradients: list[Tensor]) -> bool:
-        told.update(metrics)
+        received.update(metrics)
         return True
 
     give_gradients(p, 0)
     norm = apply_gradients(default_optimizer(p), {"loss": torch.tensor(2.0)}, max_grad_norm=0.5, guard=look)
-    assert told == {"loss": torch.tensor(2.0), "grad_norm": norm}
+    assert received == {"loss": torch.tensor(2.0), "grad_norm": norm}
 
 
-def test_the_guard_may_refuse_what_is_not_finite() -> None:
+def test_guard_can_skip_non_finite_gradients() -> None:
     p = parameters()
-    begun = [parameter.detach().clone() for parameter in p]
+    initial = [parameter.detach().clone() for parameter in p]
     give_gradients(p, 0)
     p[0].grad[0, 0] = torch.nan  # type: ignore[index]  # it has a gradient
-    guard = lambda metrics, gradients: bool(torch.isfinite(metrics["grad_norm"]))  # noqa: E731  # short
+    guard = lambda metrics, gradients: bool(torch.isfinite(metrics["grad_norm"]))  # noqa: E731  # shorter than a function
     norm = apply_gradients(default_optimizer(p), {}, max_grad_norm=0.5, guard=guard)
     assert norm.isnan()
-    assert all(torch.equal(mine, before) for mine, before in zip(p, begun, strict=True))
+    assert all(torch.equal(mine, before) for mine, before in zip(p, initial, strict=True))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_comes_back_exactly_and_shares_nothing_with_its_state(name: str) -> None:
+def test_optimizer_state_is_restored_exactly_and_copied(name: str) -> None:
     p = parameters()
     optimizer = OPTIMIZERS[name](p)
     for seed in range(3):
@@ -122,7 +122,7 @@ def test_an_optimizer_comes_back_exactly_and_shares_nothing_with_its_state(name:
     assert first_difference(state, kept) is None
 
 
-def test_a_learning_rate_is_that_of_all_parameters() -> None:
+def test_learning_rate_is_set_for_all_groups() -> None:
     p = parameters()
     optimizer = torch.optim.SGD([{"params": [p[0]]}, {"params": [p[1]], "lr": 5.0}], lr=0.1)
     set_learning_rate(optimizer, 0.25)
@@ -130,7 +130,7 @@ def test_a_learning_rate_is_that_of_all_parameters() -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_is_that_of_torch(weight_decay: float) -> None:
+def test_adam_matches_torch(weight_decay: float) -> None:
     p, q = parameters(), parameters()
     mine = Adam(p, lr=1e-2, eps=1e-5, weight_decay=weight_decay)
     torchs = torch.optim.Adam(q, lr=1e-2, eps=1e-5, weight_decay=weight_decay)
@@ -151,7 +151,7 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("kind", GRADIENTS)
 @pytest.mark.parametrize("last", [False, True])
-def test_a_gradient_reaches_its_own_weights_however_it_lies_in_memory(kind: str, last: bool) -> None:
+def test_adam_supports_all_memory_layouts(kind: str, last: bool) -> None:
     torch.manual_seed(0)
     p = torch.randn(GRADIENTS[kind]().shape)
     p = p.to(memory_format=torch.channels_last) if last and p.ndim == 4 else p
@@ -166,8 +166,8 @@ def test_a_gradient_reaches_its_own_weights_however_it_lies_in_memory(kind: str,
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_learner_of_images_steps_as_torchs_adam_does(memory_format: torch.memory_format) -> None:
-    """`torch.autograd.grad` gives the gradients of convolutions in the order of their images' channels."""
+def test_adam_matches_torch_for_convolutions(memory_format: torch.memory_format) -> None:
+    """`torch.autograd.grad` returns gradients of convolutions in the memory layout of the images."""
     torch.manual_seed(0)
     p = torch.nn.Conv2d(4, 8, 3)
     q = copy.deepcopy(p)
@@ -182,16 +182,16 @@ def test_a_learner_of_images_steps_as_torchs_adam_does(memory_format: torch.memo
     torch.testing.assert_close(p.weight, q.weight)
 
 
-def test_adam_leaves_a_parameter_without_a_gradient_alone() -> None:
+def test_adam_skips_parameters_without_gradient() -> None:
     p = parameters()
-    begun = p[1].detach().clone()
+    initial = p[1].detach().clone()
     optimizer = Adam(p, lr=1e-2)
     p[0].grad = torch.ones_like(p[0])
     optimizer.step()
-    assert torch.equal(p[1], begun)
+    assert torch.equal(p[1], initial)
     assert [float(n) for n in optimizer.state_dict()["steps"]] == [1.0, 0.0]
 
 
-def test_adam_refuses_the_state_of_other_parameters() -> None:
-    with pytest.raises(ValueError, match="means in the state"):
+def test_adam_rejects_state_of_other_parameters() -> None:
+    with pytest.raises(ValueError, match="state has 1 means"):
         Adam(parameters()).load_state_dict(Adam(parameters()[:1]).state_dict())

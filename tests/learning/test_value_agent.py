@@ -1,4 +1,4 @@
-"""What agents share that choose by values: how they explore, and that frames kept once are what was seen."""
+"""Value-based agents: exploration and frame replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(kind, **options):
 
 @BOTH
 @pytest.mark.parametrize("options", [{}, {"prioritized": True, "n_step": 3}])
-def test_keeping_frames_once_changes_no_bit_of_what_is_learned(kind, options):
+def test_frame_replay_does_not_change_learning(kind, options):
     agent, frames = trained(kind, **options), trained(kind, frame_stack=4, **options)
     assert agent.updates == frames.updates > 0
     assert first_difference(dict(agent.networks.state_dict()), dict(frames.networks.state_dict())) is None
@@ -37,13 +37,13 @@ def test_keeping_frames_once_changes_no_bit_of_what_is_learned(kind, options):
     assert len(frames.replay) == len(agent.replay)
 
 
-def test_a_prioritized_replay_of_frames_has_the_options_of_the_agent():
+def test_prioritized_frame_replay_uses_the_agents_options():
     replay = trained(DQN, frame_stack=4, prioritized=True, priority_alpha=0.3, priority_normalize="buffer").replay
     assert (replay.priorities.alpha, replay.priorities.normalize, replay.capacity) == (0.3, "buffer", 60)
 
 
 @BOTH
-def test_an_observation_that_is_no_stack_is_refused_where_it_is_said_to_be_one(kind):
+def test_frame_stack_requires_stacked_observations(kind):
     with pytest.raises(ValueError, match="frame_stack=4"):
         kind(spaces.Box(0.0, 1.0, (84, 84, 3)), spaces.Discrete(2), frame_stack=4)
 
@@ -58,13 +58,13 @@ def test_an_observation_that_is_no_stack_is_refused_where_it_is_said_to_be_one(k
         ({"huber": 0.0}, "huber"),
     ],
 )
-def test_numbers_out_of_their_range_are_refused_by_name(kind, options, message):
+def test_options_out_of_range_are_rejected(kind, options, message):
     with pytest.raises(ValueError, match=f"{kind.__name__}.*{message}"):
         kind(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2), **options)
 
 
 @BOTH
-def test_a_temperature_takes_the_place_of_epsilon(kind):
+def test_temperature_replaces_epsilon(kind):
     how = {**SMALL, "learning_starts": 0, "epsilon": 0.0}
     greedy, soft = (
         kind(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(3, start=5), **how, temperature=temperature)

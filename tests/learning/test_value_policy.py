@@ -1,4 +1,4 @@
-"""Policies that choose by values: how often they act at random, and that nothing of the agent changes by it."""
+"""Policies of value-based agents: probability of random actions, and no side effects on the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS.keys())
 
 
 def seen(agent: Any) -> Tensor:
-    """N times the same."""
+    """Return N equal observations."""
     observation = torch.tensor(3) if isinstance(agent, QLearning) else torch.tensor([0.1, 0.9, 0.4])
     return observation.expand(N, *observation.shape)
 
@@ -40,44 +40,44 @@ def acts(agent: Any, policy: Any) -> Tensor:
     return policy.select_action(seen(agent))[0]
 
 
-def share_of_others(agent: Any, policy: Any) -> float:
-    """How often it does not do what is best."""
+def share_of_non_greedy_actions(agent: Any, policy: Any) -> float:
+    """Return the share of non-greedy actions."""
     policy.reset()
     return float((acts(agent, policy) != acts(agent, agent.policy())).double().mean())
 
 
 @ALL
-def test_an_epsilon_is_how_often_a_policy_acts_at_random(make: Make) -> None:
+def test_epsilon_is_the_probability_of_random_actions(make: Make) -> None:
     agent = make()
     for epsilon in (0.0, 0.1, 1.0):
         for deterministic in (True, False):
             policy = agent.policy(deterministic, epsilon=epsilon)
-            assert share_of_others(agent, policy) == pytest.approx(epsilon * (1 - 1 / ACTIONS), abs=0.03)
+            assert share_of_non_greedy_actions(agent, policy) == pytest.approx(epsilon * (1 - 1 / ACTIONS), abs=0.03)
     assert acts(agent, agent.policy(epsilon=1.0)).unique().tolist() == [FIRST + action for action in range(ACTIONS)]
 
 
 @ALL
-def test_without_one_a_policy_is_greedy_or_explores_as_the_agent(make: Make) -> None:
+def test_default_policy_is_greedy_or_explores_like_the_agent(make: Make) -> None:
     agent = make()
-    assert share_of_others(agent, agent.policy()) == 0.0
-    assert share_of_others(agent, agent.policy(deterministic=False)) == pytest.approx(0.5 * 0.75, abs=0.03)
+    assert share_of_non_greedy_actions(agent, agent.policy()) == 0.0
+    assert share_of_non_greedy_actions(agent, agent.policy(deterministic=False)) == pytest.approx(0.5 * 0.75, abs=0.03)
 
 
 @ALL
-def test_such_a_policy_draws_from_a_stream_of_its_own_and_begins_it_anew(make: Make) -> None:
+def test_policy_has_a_separate_random_stream(make: Make) -> None:
     agent = make()
     before = copy_state(agent.state_dict())
     one, other = agent.policy(epsilon=0.5), agent.policy(epsilon=0.5)
     first, second = acts(agent, one), acts(agent, one)
     assert not torch.equal(first, second)
     assert torch.equal(acts(agent, other), first)
-    other.reset()  # of episodes, and not of the stream
+    other.reset()  # resets episodes, not the random stream
     assert torch.equal(acts(agent, other), second)
     assert first_difference(before, agent.state_dict()) is None
 
 
 @ALL
-def test_the_state_of_such_a_policy_goes_on_where_it_was(make: Make) -> None:
+def test_loaded_policy_continues_the_random_stream(make: Make) -> None:
     agent = make()
     policy, loaded = agent.policy(epsilon=0.5), agent.policy(epsilon=0.5)
     acts(agent, policy)
@@ -86,7 +86,7 @@ def test_the_state_of_such_a_policy_goes_on_where_it_was(make: Make) -> None:
 
 
 @ALL
-def test_the_state_of_a_policy_that_draws_is_not_that_of_one_that_does_not(make: Make) -> None:
+def test_greedy_and_exploring_states_are_incompatible(make: Make) -> None:
     policies = make().policy(), make().policy(epsilon=0.5)
     for policy, other in (policies, policies[::-1]):
         with pytest.raises(ValueError, match="the generator in the state does not fit"):
@@ -95,7 +95,7 @@ def test_the_state_of_a_policy_that_draws_is_not_that_of_one_that_does_not(make:
 
 @ALL
 @pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan"), "0.1"])
-def test_what_is_no_probability_is_refused(make: Make, epsilon: Any) -> None:
+def test_invalid_epsilon_is_rejected(make: Make, epsilon: Any) -> None:
     agent = make()
     with pytest.raises(
         ValueError, match=rf"{type(agent).__name__}.policy\(epsilon={epsilon!r}\): give a number from 0 to 1"
@@ -104,9 +104,9 @@ def test_what_is_no_probability_is_refused(make: Make, epsilon: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["DQN", "IQN"])
-def test_an_agent_that_explores_by_a_temperature_has_policies_with_an_epsilon_too(name: str) -> None:
+def test_policy_epsilon_works_with_temperature(name: str) -> None:
     agent = AGENTS[name](temperature=100.0)
-    assert share_of_others(agent, agent.policy(deterministic=False)) == pytest.approx(0.75, abs=0.03)
+    assert share_of_non_greedy_actions(agent, agent.policy(deterministic=False)) == pytest.approx(0.75, abs=0.03)
     for deterministic in (True, False):
         policy = agent.policy(deterministic, epsilon=0.1)
-        assert share_of_others(agent, policy) == pytest.approx(0.1 * 0.75, abs=0.03)
+        assert share_of_non_greedy_actions(agent, policy) == pytest.approx(0.1 * 0.75, abs=0.03)

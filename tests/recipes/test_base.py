@@ -30,7 +30,7 @@ def small(build: Builder, gamma: float = 0.9, evaluate_every: int = 5) -> Loop:
     return build.loop(build.agent(environment, gamma=gamma), environment)
 
 
-def test_parts_have_the_declared_and_the_given_options():
+def test_parts_use_declared_and_given_options():
     parts = small(num_envs=3, clip=0.1, max_episode_steps=7, seed=5).parts
     agent, environment = parts["agent"].config, parts["environment"].config
     assert [environment[name] for name in ("num_envs", "max_episode_steps", "seed")] == [3, 7, 5]
@@ -38,17 +38,17 @@ def test_parts_have_the_declared_and_the_given_options():
     assert agent["value_coefficient"] == PPO(CartPole(1)).config["value_coefficient"]
 
 
-def test_a_rollout_is_an_epoch_unless_its_length_is_given():
+def test_rollout_steps_default_to_iterations():
     assert small(iterations=8).parts["agent"].config["rollout_steps"] == 8
     assert small(iterations=8, rollout_steps=4).parts["agent"].config["rollout_steps"] == 4
 
 
-def test_epochs_and_iterations_are_those_of_the_run():
+def test_epochs_and_iterations_set_the_length_of_the_run():
     state = small().run()
     assert (state.epoch, state.total_iterations) == (2, 32)
 
 
-def test_env_steps_give_the_number_of_epochs_rounded_up():
+def test_env_steps_are_rounded_up_to_epochs():
     @recipe(CartPole, PPO, num_envs=4, iterations=16)
     def counted(build: Builder, env_steps: int = 65) -> Loop:
         environment = build.environment()
@@ -65,19 +65,19 @@ def test_signature_and_docstring_list_every_option():
         *(4, (8,), 0.9, 0.2, 2)
     ]
     assert small.__doc__ is not None
-    for line in ("gamma: discount factor of the test.", "minibatches: updates per pass.", "num_envs: environments"):
+    for line in ("gamma: discount factor of the test.", "minibatches: minibatches per pass", "num_envs: number of"):
         assert line in small.__doc__
     assert all(f"\n    {name}: " in small.__doc__ for name in parameters)
 
 
-def test_an_unknown_option_is_a_type_error_with_a_suggestion():
+def test_unknown_option_raises_with_a_suggestion():
     with pytest.raises(TypeError, match="small: there is no option clipp; did you mean clip"):
         small(clipp=0.1)
     with pytest.raises(TypeError, match="small: there is no option n_envs; use num_envs"):
         small(n_envs=2)
 
 
-def test_a_declared_default_without_an_option_is_a_type_error():
+def test_default_of_an_unknown_option_raises():
     with pytest.raises(TypeError, match="@recipe of broken: there is no option hiden; did you mean hidden"):
 
         @recipe(CartPole, PPO, hiden=(8,))
@@ -96,7 +96,7 @@ def test_computed_options_cannot_be_given():
         computed(possible_targets=[(2, 2)])
 
 
-def test_an_environment_may_be_an_id_of_gymnasium_or_a_function():
+def test_environment_can_be_a_gymnasium_id_or_a_function():
     def carts(num_envs: int = 2, seed: int | None = None, *, limit: int = 9) -> CartPole:
         """Make carts.
 
@@ -117,7 +117,7 @@ def test_an_environment_may_be_an_id_of_gymnasium_or_a_function():
     assert "limit: steps of an episode." in (by_function.__doc__ or "")
 
 
-def test_another_class_of_agent_keeps_its_own_defaults():
+def test_other_agent_class_keeps_its_defaults():
     @recipe(CartPole, RecurrentDQN, gamma=0.5)
     def either(build: Builder) -> Loop:
         environment = build.environment()
@@ -127,7 +127,7 @@ def test_another_class_of_agent_keeps_its_own_defaults():
     assert (config["gamma"], config["tau"], config["batch_size"]) == (0.5, 0.25, 128)
 
 
-def test_flags_are_the_options_that_words_can_give():
+def test_flags_cover_options_with_simple_values():
     @recipe(CartPole, DQN)
     def scheduled(build: Builder) -> Loop:
         raise AssertionError
@@ -141,6 +141,6 @@ def test_flags_are_the_options_that_words_can_give():
         parse(scheduled, "x", ["--stem", "y"])
 
 
-def test_in_python_an_option_may_be_a_schedule():
+def test_option_can_be_a_schedule_in_python():
     schedule = linear(0.3, 0.1, env_steps=100)
     assert small(clip=schedule).parts["agent"].config["clip"] == schedule.config

@@ -13,14 +13,14 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/recipes.md").read_text(encod
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_examples_are_one_program(capsys):
+def test_examples_run_as_one_program(capsys):
     exec(compile("\n".join(EXAMPLES), "docs/reference/recipes.md", "exec"), {"__name__": "page"})
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "cartpole: there is no option lr; use learning_rate"
     assert float(lines[3]) == pytest.approx(0.005)
 
 
-def test_the_custom_recipe_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_custom_recipe_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module = next(example for example in EXAMPLES if "def short_poles" in example)
     (tmp_path / "my_recipes.py").write_text(module)

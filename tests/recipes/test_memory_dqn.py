@@ -1,4 +1,4 @@
-"""The recipe memory-dqn: it builds, takes its options from the command line, and keeps what it promises."""
+"""The recipe memory-dqn: options, command line, and learning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {
 }
 
 
-def test_the_agent_is_built_with_the_options_of_the_recipe():
+def test_agent_uses_the_options_of_the_recipe():
     parts = memory_dqn(**SMALL, gamma=0.5, sequence_length=7, burn_in=3, batch_size=9, tau=0.25, seed=7).parts
     config = parts["agent"].config
     names = ("gamma", "sequence_length", "burn_in", "batch_size", "tau", "seed", "train_frequency", "learning_starts")
@@ -32,12 +32,12 @@ def test_the_agent_is_built_with_the_options_of_the_recipe():
     assert parts["evaluation_environment"].seed == stream_seed(7, "evaluation")
 
 
-def test_it_is_updated_as_often_as_asked():
+def test_number_of_updates():
     state = memory_dqn(**SMALL).run()
     assert (state.clocks.env_steps, state.clocks.updates) == (96, (96 - 20) // 4)
 
 
-def test_every_option_is_a_flag_of_the_command_line(tmp_path, monkeypatch, capsys):
+def test_options_are_command_line_flags(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert find("memory-dqn") is memory_dqn
     flags = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
@@ -46,7 +46,7 @@ def test_every_option_is_a_flag_of_the_command_line(tmp_path, monkeypatch, capsy
     assert list(tmp_path.glob("runs/memory-dqn/trajectories/*.h5"))
 
 
-def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
+def test_results_depend_only_on_the_seed():
     def trained(seed: int) -> object:
         loop = memory_dqn(seed=seed, **SMALL)
         loop.run()
@@ -57,28 +57,28 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_a_core_is_chosen_by_its_name(core):
+def test_core_is_selected_by_name(core):
     agent = memory_dqn(core=core).parts["agent"]
     kind = CORES[core]
     assert isinstance(agent, DQN) if kind is None else isinstance(agent.networks.online.core, kind)
 
 
-def test_an_unknown_core_is_refused_with_the_names_of_those_there_are():
+def test_unknown_core_is_rejected():
     with pytest.raises(ValueError, match=r"core='rnn': use one of lstm, gru, mingru, none"):
         memory_dqn(core="rnn")
 
 
-def test_the_cue_is_remembered():
+def test_solves_memory_task():
     loop = memory_dqn()
     assert loop.run().reason == "solved"
     environment = type(loop.parts["environment"])(100, 4, 8, seed=1)
     assert evaluate(loop.parts["agent"].policy(), environment, 100).mean_return >= 0.95
 
 
-def test_without_a_memory_answers_stay_at_chance():
+def test_return_stays_at_chance_without_core():
     state = memory_dqn(core="none", epochs=10).run()
     assert state.status == "completed"
-    assert 0.1 < state.metrics["evaluation_return"] < 0.45  # one of four cues
+    assert 0.1 < state.metrics["evaluation_return"] < 0.45  # chance is 1/4
 
 
 @pytest.mark.slow

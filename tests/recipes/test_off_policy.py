@@ -1,4 +1,4 @@
-"""The recipes that learn from replay: they build, learn, take options from the command line, and keep their word."""
+"""Off-policy recipes: options, command line, and learning."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RECIPES: list[Any] = [*NATIVE, halfcheetah_sac]
 
 
 def small(recipe: Any) -> dict[str, Any]:
-    """Three short epochs, as the recipe would be told of them."""
+    """Return options for three short epochs."""
     return SMALL | ({"env_steps": 60} if recipe is halfcheetah_sac else {"epochs": 3})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_learns_after_the_steps_at_random(recipe) -> None:
+def test_updates_begin_after_learning_starts(recipe) -> None:
     loop = recipe(**small(recipe))
     state = loop.run()
     assert (state.clocks.env_steps, state.clocks.updates) == (60, 20)
@@ -36,14 +36,14 @@ def test_it_learns_after_the_steps_at_random(recipe) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_agent_is_built_with_the_options_of_the_recipe(recipe) -> None:
+def test_agent_uses_the_options_of_the_recipe(recipe) -> None:
     config = recipe(**small(recipe) | {"gamma": 0.5, "learning_rate": 0.125, "seed": 7}).parts["agent"].config
     names = ("gamma", "learning_rate", "seed", "batch_size", "hidden", "learning_starts", "update_to_data")
     assert [config[name] for name in names] == [0.5, 0.125, 7, 8, [8], 20, 0.5]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatch, capsys) -> None:
+def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     name = recipe.__name__.replace("_", "-")
     assert find(name) is recipe
@@ -56,12 +56,12 @@ def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("recipe", [gridworld_dqn, turtleworld_sac])
-def test_it_solves_its_task(recipe) -> None:
+def test_recipe_solves_its_task(recipe) -> None:
     final = recipe(seed=0).run()
     assert final.memory["solved"]["value"] >= final.memory["solved"]["at_least"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [pendulum_sac, pendulum_td3, functools.partial(pendulum_ddpg, seed=1), cartpole_dqn])
-def test_it_solves_its_task_in_a_minute(recipe) -> None:
+def test_slow_recipe_solves_its_task(recipe) -> None:
     assert "solved" in recipe().run().memory

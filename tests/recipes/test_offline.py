@@ -1,4 +1,4 @@
-"""The offline recipe: it records once, learns from that, and is better than what imitates all of it."""
+"""The offline recipe: it records data once, learns from it, and outperforms behaviour cloning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = {"data_env_steps": 40, "epochs": 2, "iterations": 3, "batch_size": 8, "h
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_not_there_is_recorded_once_and_learned_from(algorithm, tmp_path, monkeypatch):
+def test_missing_data_is_recorded_once(algorithm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loop = pendulum_iql(algorithm=algorithm, **SMALL)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.h5")}
@@ -28,13 +28,13 @@ def test_what_is_not_there_is_recorded_once_and_learned_from(algorithm, tmp_path
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["pendulum-data"]
 
 
-def test_a_folder_that_was_named_and_is_not_there_is_an_error(tmp_path):
+def test_missing_data_folder_raises(tmp_path):
     with pytest.raises(rein.StoreError, match="typo"):
         pendulum_iql(data=str(tmp_path / "typo"), **SMALL)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_seed_gives_the_same_agent(tmp_path):
+def test_results_depend_only_on_the_seed(tmp_path):
     for seed, folder in ((1, "a"), (1, "b"), (2, "c")):
         record(tmp_path / folder, 40, seed)
 
@@ -47,13 +47,13 @@ def test_the_same_seed_gives_the_same_agent(tmp_path):
     assert first_difference(trained(1, "a"), trained(2, "c")) is not None
 
 
-def test_an_unknown_algorithm_is_refused_before_anything_is_recorded(tmp_path):
+def test_unknown_algorithm_is_rejected_before_recording(tmp_path):
     with pytest.raises(ValueError, match=r"algorithm='cql': use one of iql, awac, bc"):
         pendulum_iql(data=str(tmp_path / "data"), algorithm="cql")
     assert not list(tmp_path.iterdir())
 
 
-def test_on_the_command_line_it_leaves_a_run_that_resumes(tmp_path, monkeypatch, capsys):
+def test_run_from_the_command_line_can_be_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--data-env-steps", "40", "--iterations", "3", "--batch-size", "8", "--hidden", "8", "--quiet"]
     main(["train", "pendulum-iql", *flags, "--evaluation-episodes", "2", "--epochs", "2"])
@@ -68,7 +68,7 @@ def test_on_the_command_line_it_leaves_a_run_that_resumes(tmp_path, monkeypatch,
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
-def test_learning_from_what_was_better_beats_imitating_all_of_it(seed, tmp_path):
+def test_iql_and_awac_outperform_behaviour_cloning(seed, tmp_path):
     record(tmp_path / "data", 6_000, seed)
 
     def late_return(algorithm: str) -> float:

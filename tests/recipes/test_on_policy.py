@@ -1,4 +1,4 @@
-"""The on-policy recipes: they build, run, take their options from the command line, and keep what they promise."""
+"""On-policy recipes: options, command line, and learning."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ STEPS = 3 * 4 * 8  # env steps of three epochs
 
 
 def small(recipe: Any) -> dict[str, int]:
-    """Three short epochs, as the recipe would be told of them."""
+    """Return options for three short epochs."""
     return SMALL | ({"env_steps": STEPS} if recipe in (halfcheetah_ppo, pong) else {"epochs": 3})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_epoch_is_a_rollout_that_is_learned_from(recipe):
+def test_each_epoch_is_one_rollout(recipe):
     state = recipe(**small(recipe)).run()
     assert (state.clocks.env_steps, state.clocks.updates) == (3 * 4 * 8, 3 * 2 * 3)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_agent_is_built_with_the_options_of_the_recipe(recipe):
+def test_agent_uses_the_options_of_the_recipe(recipe):
     config = recipe(**small(recipe), gamma=0.5, gae_lambda=0.25, learning_rate=0.125, seed=7).parts["agent"].config
     names = ("gamma", "gae_lambda", "minibatches", "update_epochs", "rollout_steps", "seed")
     assert [config[name] for name in names] == [0.5, 0.25, 2, 3, 8, 7]
@@ -48,7 +48,7 @@ def test_the_agent_is_built_with_the_options_of_the_recipe(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatch, capsys):
+def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name = recipe.__name__.replace("_", "-")
     assert find(name) is recipe
@@ -59,7 +59,7 @@ def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("recipe", NATIVE)
-def test_the_same_seed_gives_the_same_agent_and_another_seed_another(recipe):
+def test_results_depend_only_on_the_seed(recipe):
     def trained(seed: int) -> object:
         loop = recipe(seed=seed, **small(recipe))
         loop.run()
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another(recipe):
 
 
 @pytest.mark.parametrize("recipe", [halfcheetah_ppo, pong])
-def test_the_learning_rate_reaches_0_with_the_last_epoch(recipe):
+def test_learning_rate_decreases_to_0_at_the_last_epoch(recipe):
     agent = recipe(**small(recipe)).parts["agent"]
     steps = STEPS
     assert agent.learning_rate(env_steps=0, updates=0) > 0.0
@@ -78,34 +78,34 @@ def test_the_learning_rate_reaches_0_with_the_last_epoch(recipe):
     assert agent.learning_rate(env_steps=steps, updates=0) == 0.0
 
 
-def test_mountaincar_is_evaluated_on_starts_of_another_stream():
+def test_mountaincar_evaluates_with_a_different_seed():
     parts = mountaincar(seed=5, num_envs=2).parts
     assert parts["environment"].seed == 5
     assert parts["evaluation_environment"].seed == stream_seed(5, "evaluation")
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "mingru"])
-def test_with_a_memory_the_cue_is_remembered(core):
+def test_memory_ppo_solves_its_task(core):
     loop = memory_ppo(core=core, cues=2, delay=2)
     assert loop.run().reason == "solved"
     environment = type(loop.parts["environment"])(100, 2, 2, seed=1)
     assert evaluate(loop.parts["agent"].policy(), environment, 100).mean_return >= 0.95
 
 
-def test_without_a_memory_answers_stay_at_chance():
+def test_return_stays_at_chance_without_core():
     state = memory_ppo(core="none", epochs=30).run()
     assert state.status == "completed"
-    assert 0.1 < state.metrics["episode_return_100"] < 0.45  # one of four cues
+    assert 0.1 < state.metrics["episode_return_100"] < 0.45  # chance is 1/4
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_a_core_is_chosen_by_its_name(core):
+def test_core_is_selected_by_name(core):
     agent = memory_ppo(core=core).parts["agent"]
     kinds = {type(part) for part in agent.networks.cores}
     assert kinds == (set() if CORES[core] is None else {CORES[core]})
 
 
-def test_an_unknown_core_is_refused_with_the_names_of_those_there_are():
+def test_unknown_core_is_rejected():
     with pytest.raises(ValueError, match=r"core='rnn': use one of lstm, gru, mingru, none"):
         memory_ppo(core="rnn")
 
@@ -118,7 +118,7 @@ def test_an_unknown_core_is_refused_with_the_names_of_those_there_are():
         (pong, "ale_py", 'ALE/Pong-v5 needs ale-py: pip install "gymnasium[atari]" opencv-python-headless'),
     ],
 )
-def test_a_missing_extra_is_one_line_that_names_it(recipe, module, line, monkeypatch):
+def test_missing_dependency_error_names_the_extra(recipe, module, line, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     extra = line.partition("gymnasium[")[2].partition("]")[0]
     for loaded in [key for key in sys.modules if key.startswith(f"gymnasium.envs.{extra}")]:
@@ -127,7 +127,7 @@ def test_a_missing_extra_is_one_line_that_names_it(recipe, module, line, monkeyp
         recipe()
 
 
-def test_pong_is_seen_as_four_frames_in_grey():
+def test_pong_observes_four_grayscale_frames():
     for size, options in ((42, {}), (84, {"size": 84})):
         environment = pong(num_envs=2, **options).parts["environment"]
         assert environment.reset().shape == (2, 4, size, size)
@@ -137,7 +137,7 @@ def test_pong_is_seen_as_four_frames_in_grey():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("recipe", [acrobot, pendulum_ppo, mountaincar, lunarlander])
-def test_it_is_solved(recipe, seed):
+def test_recipe_solves_its_task(recipe, seed):
     assert recipe(seed=seed).run().reason == "solved"
 
 

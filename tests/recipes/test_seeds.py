@@ -1,4 +1,4 @@
-"""Recipes evaluate in environments of another stream, and know the best that there is."""
+"""Seeds of evaluation environments, and optimal returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rein.recipes.taxi import taxi
 
 @pytest.mark.parametrize("recipe", [gridworld, taxi])
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_environment_of_evaluations_has_a_seed_of_its_own(recipe, seed):
+def test_evaluation_environment_has_a_different_seed(recipe, seed):
     parts = recipe(seed=seed, num_envs=2).parts
     assert parts["environment"].seed == seed
     assert parts["evaluation_environment"].seed != seed
@@ -19,6 +19,6 @@ def test_the_environment_of_evaluations_has_a_seed_of_its_own(recipe, seed):
     assert parts["evaluation_environment"].seed == again
 
 
-def test_the_best_return_is_the_mean_over_the_starts():
+def test_optimal_return_is_the_mean_over_initial_positions():
     assert optimal_return(2, 4) == pytest.approx(-11.2)  # 6, 5, 4, 5, 6 steps: -(15 + 10 + 6 + 10 + 15) / 5
     assert optimal_return(0, 0) == pytest.approx(-(0 + 0 + 1 + 3 + 6) / 5)

@@ -1,4 +1,4 @@
-"""The recipes of DQN that play Gymnasium's games: they build, learn, and take their options from the command line."""
+"""DQN recipes on Gymnasium environments: options, command line, and learning."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ SMALL = {"num_envs": 2, "iterations": 8, "learning_starts": 16, "batch_size": 4,
 
 
 def small(recipe: Any) -> dict[str, Any]:
-    """Three short epochs, of which the last two are learned in."""
-    of_one = {"env_steps": 48} if recipe is pong_dqn else {"epochs": 3, "evaluate_every": 0}
-    return SMALL | of_one | {"update_to_data": 0.25}
+    """Return options for three short epochs, with updates in the last two."""
+    length = {"env_steps": 48} if recipe is pong_dqn else {"epochs": 3, "evaluate_every": 0}
+    return SMALL | length | {"update_to_data": 0.25}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_learns_from_every_fourth_step_once_it_has_begun(recipe):
+def test_number_of_updates(recipe):
     state = recipe(**small(recipe)).run()
     assert (state.epoch, state.clocks.env_steps, state.clocks.updates) == (3, 48, (48 - 16) // 4)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_agent_is_built_with_the_options_of_the_recipe(recipe):
-    own = {"gamma": 0.5, "learning_rate": 0.125, "n_step": 3, "target_frequency": 9, "prioritized": True, "seed": 7}
-    config = recipe(**small(recipe), **own, epsilon=0.375, epsilon_env_steps=77).parts["agent"].config
-    assert {name: config[name] for name in own} == own
+def test_agent_uses_the_options_of_the_recipe(recipe):
+    given = {"gamma": 0.5, "learning_rate": 0.125, "n_step": 3, "target_frequency": 9, "prioritized": True, "seed": 7}
+    config = recipe(**small(recipe), **given, epsilon=0.375, epsilon_env_steps=77).parts["agent"].config
+    assert {name: config[name] for name in given} == given
     assert {name: config[name] for name in SMALL.keys() - {"num_envs", "iterations"}}.items() <= SMALL.items()
     assert "0.375" in str(config["epsilon"])
     assert "77" in str(config["epsilon"])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatch, capsys):
+def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name = recipe.__name__.replace("_", "-")
     assert find(name) is recipe
@@ -49,10 +49,10 @@ def test_every_option_is_a_flag_of_the_command_line(recipe, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_pong_keeps_each_screen_once(prioritized):
+def test_pong_stores_each_frame_once(prioritized):
     loop = pong_dqn(**small(pong_dqn), prioritized=prioritized)
     loop.run()
     replay = loop.parts["agent"].replay
     assert type(replay) is (PrioritizedFrameReplay if prioritized else FrameReplay)
     assert replay.frames.shape == (84, 84)
-    assert replay.frames._ids == 0  # whole stacks: none, as no episode has ended yet
+    assert replay.frames._ids == 0  # no complete stacks, since no episode has ended yet
