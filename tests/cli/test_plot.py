@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -545,21 +544,3 @@ class TestPlotFunction:
             rein.plot(runs["a"], "loss")
         with pytest.raises(ValueError, match="has no clock 'steps'; there are env_steps"):
             rein.plot(runs["a"], clock="steps")  # type: ignore[arg-type]
-
-
-def test_examples_of_the_trajectories_page_run(tmp_path: Path, monkeypatch: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs/reference/command_line.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    mine = "".join(text for name, text in sections if name in ("Plot", "Replay"))
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(
-        compile(
-            "\n".join(re.findall(r"^```python\n(.*?)^```$", mine, re.M | re.S)),
-            "docs/reference/command_line.md",
-            "exec",
-        ),
-        names,
-    )
-    assert (tmp_path / "looking.png").read_bytes().startswith(PNG)
-    assert len(names["results"]) == 10

@@ -18,7 +18,7 @@ def test_the_examples_are_one_program_that_runs() -> None:
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
     exec(compile(program, "docs/reference/gymnasium.md", "exec"), names)
-    for name, shape in (("native", (1024, 4)), ("yours", (4,))):
+    for name, shape in (("native", (1024, 4)), ("custom", (4,))):
         environment = names[name]
         observation = environment.reset()  # type: ignore[attr-defined]  # the page's
         assert isinstance(observation, torch.Tensor)
