@@ -92,14 +92,6 @@ class TestReinforce(CartPoleContract):
     example = "reinforce"
     options: ClassVar[dict[str, Any]] = {"rollout_steps": 8}
 
-    def test_the_page_shows_the_example(self) -> None:
-        page = (FOLDER.parent / "docs/algorithms/agents.md").read_text(encoding="utf-8")
-        (shown,) = (
-            block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Reinforce" in block
-        )
-        example = (FOLDER / "reinforce.py").read_text(encoding="utf-8")
-        assert shown.strip() in example
-
 
 class TestOwnReplay(CartPoleContract):
     example = "own_replay"
