@@ -97,11 +97,11 @@ def read_columns(path: Path) -> Columns:
     """
     if awaits_epoch(path):
         raise NoEpochYet(f"{path}: no epoch has ended yet, so there is nothing to plot")
-    told = CSVTable(path / EPOCHS).refresh()
-    if not told:
-        table = open_run(path).epochs
-        return Columns(path, {**table["clocks"], "epochs": table["number"]}, dict(table["metrics"]))
-    numbers = {name: column for name, column in told.items() if column.dtype.kind == "f"}
+    table = CSVTable(path / EPOCHS).refresh()
+    if not table:
+        epochs = open_run(path).epochs
+        return Columns(path, {**epochs["clocks"], "epochs": epochs["number"]}, dict(epochs["metrics"]))
+    numbers = {name: column for name, column in table.items() if column.dtype.kind == "f"}
     if "epoch" in numbers:
         numbers["epochs"] = numbers.pop("epoch")
     clocks = {name: numbers.pop(name) for name in CLOCKS if name in numbers}
@@ -139,7 +139,7 @@ def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str
         if named not in run.metrics:
             raise ValueError(f"{run.path}: has no metric {named!r}; there are {', '.join(run.metrics)}")
         if not _has(run, named, clock):
-            raise ValueError(f"{run.path}: its metric {named!r} was never a number")
+            raise ValueError(f"{run.path}: its metric {named!r} has no finite value")
     return named
 
 
@@ -197,13 +197,13 @@ def _labels(kinds: Sequence[_Kind | None]) -> list[str | None]:
             labels.append(None)
             continue
         names = dict.fromkeys(name for other in (kind, *others) for name in other.options)
-        differ = [name for name in names if any(_said(o, name) != _said(kind, name) for o in others)]
-        told = [f"{name.replace('_', ' ')} {_said(kind, name)}" for name in differ[:_SHOWN]]
-        labels.append(", ".join([kind.name, *told]))
+        differ = [name for name in names if any(_option(o, name) != _option(kind, name) for o in others)]
+        options = [f"{name.replace('_', ' ')} {_option(kind, name)}" for name in differ[:_SHOWN]]
+        labels.append(", ".join([kind.name, *options]))
     return [None if labels.count(label) > 1 else label for label in labels]
 
 
-def _said(kind: _Kind, option: str) -> str:
+def _option(kind: _Kind, option: str) -> str:
     return json.dumps(kind.options.get(option))
 
 
@@ -215,8 +215,8 @@ def _config(parts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _class(parts: Mapping[str, Any], name: str) -> str:
     part = parts.get(name)
-    told = str(part.get("type", name)) if isinstance(part, Mapping) else name
-    return str(_config(parts, name).get("id", told.rpartition(".")[2]))
+    class_name = str(part.get("type", name)) if isinstance(part, Mapping) else name
+    return str(_config(parts, name).get("id", class_name.rpartition(".")[2]))
 
 
 def _without_seeds(value: Any) -> Any:

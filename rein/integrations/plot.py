@@ -126,7 +126,7 @@ def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000,
     Raises ValueError for a curve without points.
     """
     if not curves or any(not len(curve.x) for curve in curves):
-        raise ValueError("band(curves): every curve must have at least one point")
+        raise ValueError("band(curves): a curve has no points; leave it out")
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.unique(np.concatenate([curve.x for curve in curves]))
     x = x[(x >= first) & (x <= last)]

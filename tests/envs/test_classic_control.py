@@ -1,6 +1,6 @@
-"""The classic-control environments are Gymnasium's: step by step, in what they start from, and where they end.
+"""Tests of the classic-control environments against Gymnasium: steps, initial states and ends of episodes.
 
-Shapes: N environments, S numbers of a state, O of an observation.
+Shapes: N environments, S state variables, O observation variables.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(
 
 
 class Task(NamedTuple):
-    """One environment, and what Gymnasium calls its own."""
+    """An environment and its Gymnasium id."""
 
     make: Any
     id: str
-    reach: tuple[float, ...]  # (S,) how large the numbers of a state become
-    angles: tuple[int, ...] = ()  # which of them are angles, the same after a whole turn
+    reach: tuple[float, ...]  # (S,) bounds of the state variables
+    angles: tuple[int, ...] = ()  # indices of angles, which are compared modulo 2 pi
 
 
 TASKS = {
-    # half its top speeds: from faster states a step of 0.2 s is so long that it multiplies a rounding by a thousand
+    # half of its top speeds: from faster states a step of 0.2 s amplifies rounding errors by a thousand
     "acrobot": Task(Acrobot, "Acrobot-v1", (math.pi, math.pi, 2 * math.pi, 4.5 * math.pi), (0, 1)),
     "cartpole": Task(CartPole, "CartPole-v1", (2.6, 3.0, 0.25, 3.0)),
     "mountain car": Task(MountainCar, "MountainCar-v0", (1.2, 0.07)),
@@ -111,7 +111,7 @@ class TestPendulumState(_State):
 
 
 def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
-    """(N,) or (N, 1); continuous ones now and then beyond their bounds."""
+    """Return random actions (N,) or (N, 1). Some continuous actions are out of bounds."""
     space = environment.single_action_space
     if isinstance(space, spaces.Discrete):
         return integers(key_N, counter, int(space.n))
@@ -119,26 +119,26 @@ def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
 
 
 def states(environment: Any) -> Tensor:
-    """(N, S), a copy."""
+    """Return a copy of the states (N, S)."""
     return environment.state_dict()["state"].T.clone()
 
 
 def stepped(twin: Any, state: list[float], action: Any) -> tuple[Any, ...]:
-    """What Gymnasium's own environment makes of a state: the next one, observation, reward, terminated, truncated."""
+    """Step Gymnasium's environment. Returns the next state, observation, reward, terminated and truncated."""
     twin.unwrapped.state = np.array(state)
-    twin.unwrapped.steps_beyond_terminated = None  # by which CartPole knows that it has ended
+    twin.unwrapped.steps_beyond_terminated = None  # CartPole marks the end of an episode here
     observation, reward, terminated, truncated, _ = twin.step(action)
     return np.array(twin.unwrapped.state), observation, reward, terminated, truncated
 
 
 def assert_close(got: Tensor, expected: Tensor, reach: Any) -> None:
-    """Within 1e-5 of the number, or, where that is close to zero, of a tenth of what it reaches."""
+    """Assert a relative error of at most 1e-5, relative to a tenth of `reach` for values close to zero."""
     bound = 1e-5 * torch.maximum(expected.abs(), 0.1 * torch.as_tensor(reach, dtype=torch.float64))
     assert ((got - expected).abs() <= bound).all(), f"{got} is not {expected}"
 
 
 def compare(task: Task, environment: Any, twins: list[Any], action: Tensor) -> Tensor:
-    """Step both from the states of `environment`, and have them agree in everything. Returns (N,) who ended."""
+    """Step both from the states of `environment` and compare all results. Returns the ended episodes (N,) bool."""
     before_NS = states(environment)
     time_step = environment.apply_action(action)
     rows = zip(twins, before_NS.tolist(), action.numpy(), strict=True)
@@ -158,7 +158,7 @@ def compare(task: Task, environment: Any, twins: list[Any], action: Tensor) -> T
 
 
 @every_task
-def test_ten_thousand_random_steps_are_those_of_gymnasium(task: Task) -> None:
+def test_ten_thousand_random_steps_match_gymnasium(task: Task) -> None:
     environment, twins = task.make(5, seed=1), [gymnasium.make(task.id, disable_env_checker=True) for _ in range(5)]
     environment.reset()
     for twin in twins:
@@ -173,8 +173,8 @@ def test_ten_thousand_random_steps_are_those_of_gymnasium(task: Task) -> None:
 
 
 @every_task
-def test_a_step_from_anywhere_is_that_of_gymnasium(task: Task) -> None:
-    """Also from where random actions do not lead."""
+def test_a_step_from_any_state_matches_gymnasium(task: Task) -> None:
+    """This includes states that random actions do not reach."""
     environment, twin = task.make(5000, seed=2), gymnasium.make(task.id, disable_env_checker=True).unwrapped
     environment.reset()
     twin.reset()
@@ -188,7 +188,7 @@ def test_a_step_from_anywhere_is_that_of_gymnasium(task: Task) -> None:
 
 
 @every_task
-def test_spaces_and_limit_are_those_of_gymnasium(task: Task) -> None:
+def test_spaces_and_time_limit_match_gymnasium(task: Task) -> None:
     environment, twin = task.make(2), gymnasium.make(task.id)
     assert environment.single_observation_space == twin.observation_space
     assert environment.single_action_space == twin.action_space
@@ -199,19 +199,19 @@ def test_spaces_and_limit_are_those_of_gymnasium(task: Task) -> None:
 
 
 @every_task
-def test_episodes_start_where_those_of_gymnasium_do(task: Task) -> None:
-    """Two samples of each number of a first observation differ by no more than chance (Kolmogorov and Smirnov)."""
+def test_initial_observations_have_the_distribution_of_gymnasium(task: Task) -> None:
+    """Compare samples of each variable of the first observation with a Kolmogorov-Smirnov test."""
     twin = gymnasium.make(task.id, disable_env_checker=True).unwrapped
     theirs = np.stack([twin.reset(seed=seed)[0] for seed in range(1000)])
     ours = task.make(10_000, seed=3).reset().numpy()
     for got, expected in zip(ours.T, theirs.T, strict=True):
         places = np.sort(np.concatenate([got, expected]))
         shares = (np.searchsorted(np.sort(x), places, side="right") / len(x) for x in (got, expected))
-        assert np.abs(np.subtract(*shares)).max() < 2.23 * math.sqrt(1 / 1000 + 1 / 10_000)  # one in ten thousand
+        assert np.abs(np.subtract(*shares)).max() < 2.23 * math.sqrt(1 / 1000 + 1 / 10_000)  # significance level 1e-4
 
 
 @every_task
-def test_a_state_starts_in_numbers_that_do_not_depend_on_each_other(task: Task) -> None:
+def test_initial_state_variables_are_uncorrelated(task: Task) -> None:
     environment = task.make(10_000, seed=4)
     environment.reset()
     state_NS = states(environment)
@@ -221,15 +221,15 @@ def test_a_state_starts_in_numbers_that_do_not_depend_on_each_other(task: Task) 
 
 
 @every_task
-def test_without_a_limit_nothing_is_truncated(task: Task) -> None:
+def test_no_limit_means_no_truncation(task: Task) -> None:
     environment = task.make(2, seed=0, max_episode_steps=None)
     environment.reset()
     steps = [environment.apply_action(random_action(environment, torch.arange(2), k)) for k in range(1010)]
     assert not any(step.truncated.any() for step in steps)
 
 
-def test_the_angle_of_a_pendulum_that_spins_stays_within_a_turn() -> None:
-    """Else its rounding would grow with it, for an episode without a limit has no end."""
+def test_angle_of_a_spinning_pendulum_stays_bounded() -> None:
+    """Without a time limit, the rounding error of a growing angle would increase."""
     environment = Pendulum(1, max_episode_steps=None)
     environment.reset()
     environment.load_state_dict(environment.state_dict() | {"state": torch.tensor([[3.0], [8.0]])})
@@ -239,7 +239,7 @@ def test_the_angle_of_a_pendulum_that_spins_stays_within_a_turn() -> None:
 
 
 @every_task
-def test_a_frame_shows_the_state(task: Task) -> None:
+def test_frame_shows_the_state(task: Task) -> None:
     environment = task.make(3, seed=5)
     environment.reset()
     before = environment.render(1)
@@ -250,7 +250,7 @@ def test_a_frame_shows_the_state(task: Task) -> None:
         assert frame.dtype == np.uint8
         assert frame.ndim == 3
         assert frame.shape[2] == 3
-        assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # as video codecs ask
+        assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # required by video codecs
         assert (frame != 255).any()
     assert not any(np.array_equal(frames[1], other) for other in (before, frames[0], frames[2]))
     assert np.array_equal(environment.render(-1), frames[2])
@@ -259,7 +259,7 @@ def test_a_frame_shows_the_state(task: Task) -> None:
 
 
 @every_task
-def test_its_configuration_builds_it_again(task: Task) -> None:
+def test_config_rebuilds_the_environment(task: Task) -> None:
     environment = task.make(4, seed=9, max_episode_steps=50)
     again = task.make(**environment.config)
     assert again.config == environment.config
@@ -268,13 +268,13 @@ def test_its_configuration_builds_it_again(task: Task) -> None:
 
 @every_task
 @pytest.mark.parametrize(("option", "value"), [("num_envs", 0), ("max_episode_steps", 0)])
-def test_options_out_of_range_are_refused(task: Task, option: str, value: int) -> None:
+def test_options_out_of_range_raise(task: Task, option: str, value: int) -> None:
     with pytest.raises(ValueError, match=rf"^\w+\({option}=0\): give 1 or more"):
         task.make(**{option: value})
 
 
 @every_task
-def test_an_action_of_the_wrong_kind_is_refused(task: Task) -> None:
+def test_action_of_wrong_dtype_raises(task: Task) -> None:
     environment = task.make(3)
     environment.reset()
     action = random_action(environment, torch.arange(3), 0)
@@ -283,9 +283,9 @@ def test_an_action_of_the_wrong_kind_is_refused(task: Task) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # which torch's compiler gives torch
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised by torch's compiler
 @every_task
-def test_compiled_steps_are_those_of_steps_that_are_not(task: Task) -> None:
+def test_compiled_steps_equal_eager_steps(task: Task) -> None:
     environment, compiled = (task.make(8, seed=6, max_episode_steps=30, compile=compile) for compile in (False, True))
     assert torch.equal(environment.reset(), compiled.reset())
     for k in range(100):
@@ -299,7 +299,7 @@ def test_compiled_steps_are_those_of_steps_that_are_not(task: Task) -> None:
 
 
 @every_task
-def test_the_page_tells_of_it(task: Task) -> None:
+def test_documentation_lists_every_task(task: Task) -> None:
     line = next(line for line in PAGE.splitlines() if f"`{task.id}`" in line)
     environment = task.make(1)
     size = environment.single_observation_space.shape[0]
@@ -310,7 +310,7 @@ def test_the_page_tells_of_it(task: Task) -> None:
 
 
 @every_task
-def test_what_is_no_mask_is_refused_before_anything_moves(task: Task) -> None:
+def test_invalid_mask_raises_and_changes_nothing(task: Task) -> None:
     environment = task.make(2, seed=0)
     environment.reset()
     action = torch.from_numpy(np.stack([environment.single_action_space.sample() for _ in range(2)]))
@@ -321,7 +321,7 @@ def test_what_is_no_mask_is_refused_before_anything_moves(task: Task) -> None:
     assert torch.equal(environment.state_dict()["state"], before["state"])
 
 
-def test_who_stepped_first_and_in_what_type_changes_no_pole() -> None:
+def test_earlier_use_with_another_default_dtype_changes_nothing() -> None:
     script = """
 import sys, torch
 from rein.envs.cartpole import CartPole

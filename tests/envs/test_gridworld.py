@@ -1,4 +1,4 @@
-"""Gridworld keeps the ancestor's rules, N boards at once, and the contracts."""
+"""Tests of Gridworld: rules of the original implementation, and contracts."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ class TestGridworldState(StatefulContract):
 
 
 def _at(environment: Gridworld, x: int, y: int, target: tuple[int, int] = (2, 4)) -> Gridworld:
-    """The same environment with every board in one position."""
+    """Set all environments to one position."""
     environment.reset()
     cell = torch.tensor([[x, y, *target]]).expand(environment.num_envs, 4)
     environment.load_state_dict(environment.state_dict() | {"cell": cell})
     return environment
 
 
-def test_up_down_right_and_left_move_by_one_cell() -> None:
+def test_actions_move_by_one_cell() -> None:
     time_step = _at(Gridworld(4), 1, 1).apply_action(torch.tensor([UP, DOWN, RIGHT, LEFT]))
     assert time_step.observation[:, :2].tolist() == [[1, 2], [1, 0], [2, 1], [0, 1]]
 
 
-def test_a_move_off_the_board_stays_on_it() -> None:
+def test_moves_off_the_board_are_clipped() -> None:
     for (x, y), into_the_wall in {(0, 0): [LEFT, DOWN], (4, 4): [RIGHT, UP]}.items():
         time_step = _at(Gridworld(2, [(2, 2)]), x, y, (2, 2)).apply_action(torch.tensor(into_the_wall))
         assert time_step.observation[:, :2].tolist() == [[x, y]] * 2
         assert not time_step.terminated.any()
 
 
-def test_the_reward_is_minus_the_manhattan_distance_after_the_move() -> None:
+def test_reward_is_negative_manhattan_distance_after_the_move() -> None:
     environment = Gridworld(64, TARGETS, seed=1)
     environment.reset()
     for k in range(30):
@@ -81,13 +81,13 @@ def test_only_the_exact_target_terminates() -> None:
         assert (time_step.reward == 0).tolist() == [reached]
 
 
-def test_the_episode_that_follows_a_target_starts_in_the_bottom_row() -> None:
+def test_autoreset_after_the_target_starts_in_the_bottom_row() -> None:
     time_step = _at(Gridworld(16, seed=0), 2, 3).apply_action(torch.full((16,), UP))
     assert time_step.final_observation[:, :2].tolist() == [[2, 4]] * 16
     assert (time_step.observation[:, 1] == 0).all()
 
 
-def test_starts_cover_the_last_column_which_the_ancestor_never_drew() -> None:
+def test_start_columns_include_the_last_column_by_default() -> None:
     columns = Gridworld(512, seed=0).reset()[:, 0]
     assert columns.unique().tolist() == [0, 1, 2, 3, 4]
     ancestors = Gridworld(512, seed=0, start_columns=4).reset()[:, 0]
@@ -102,23 +102,23 @@ def test_start_columns_and_targets_are_uniform_and_independent() -> None:
     assert chi_square < 43.8  # 19 degrees of freedom: exceeded by one seed in a thousand
 
 
-def test_an_autoreset_episode_begins_as_its_seed_says() -> None:
+def test_autoreset_episode_equals_reset_to_with_its_seed() -> None:
     environment, fresh = (Gridworld(32, TARGETS, seed=seed, max_episode_steps=1) for seed in (2, 99))
     environment.reset()
-    for _ in range(200):  # beyond what is worked out ahead
+    for _ in range(200):  # more than the precomputed episodes
         time_step = environment.apply_action(torch.full((32,), UP))
         assert torch.equal(fresh.reset_to(environment.episode_seeds), time_step.observation)
 
 
-def test_looking_ahead_changes_no_episode() -> None:
+def test_number_of_precomputed_episodes_does_not_change_starts() -> None:
     starts = {}
-    for num_envs in (2, 8192):  # which look ahead by 64 and by 16 episodes
+    for num_envs in (2, 8192):  # precompute 64 and 16 episodes
         environment = Gridworld(num_envs, TARGETS, seed=4)
         starts[num_envs] = torch.stack([environment.reset()[:2] for _ in range(150)])
     assert torch.equal(starts[2], starts[8192])
 
 
-def test_an_episode_is_truncated_after_max_episode_steps() -> None:
+def test_episode_is_truncated_after_max_episode_steps() -> None:
     environment = Gridworld(8, [(4, 4)], seed=0, max_episode_steps=3)
     environment.reset()
     flags = [environment.apply_action(torch.full((8,), DOWN)) for _ in range(7)]
@@ -126,13 +126,13 @@ def test_an_episode_is_truncated_after_max_episode_steps() -> None:
     assert not any(step.terminated.any() for step in flags)
 
 
-def test_without_a_limit_nothing_is_truncated() -> None:
+def test_no_limit_means_no_truncation() -> None:
     environment = Gridworld(8, [(4, 4)], seed=0)
     environment.reset()
     assert not any(environment.apply_action(torch.full((8,), DOWN)).truncated.any() for _ in range(300))
 
 
-def test_the_vector_is_the_cell_scaled_with_reached_and_distance() -> None:
+def test_vector_observation_matches_the_cell_observation() -> None:
     cells, vectors = (Gridworld(64, TARGETS, seed=3, observation=kind) for kind in ("cell", "vector"))
     assert cells.reset().dtype is torch.int64
     vectors.reset()
@@ -146,7 +146,7 @@ def test_the_vector_is_the_cell_scaled_with_reached_and_distance() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 21])
-def test_a_board_of_another_size_is_the_same_world(size: int) -> None:
+def test_other_board_sizes_follow_the_same_rules(size: int) -> None:
     last = size - 1
     cells, vectors = (
         Gridworld(512, [(last, last)], seed=0, size=size, observation=kind) for kind in ("cell", "vector")
@@ -162,7 +162,7 @@ def test_a_board_of_another_size_is_the_same_world(size: int) -> None:
     assert cells.render().shape[0] == size * Gridworld(1, seed=0).render().shape[0] // 5
 
 
-def test_its_size_is_written_down_where_it_is_not_five_so_that_older_runs_go_on() -> None:
+def test_config_contains_size_only_if_not_five() -> None:
     assert "size" not in Gridworld(1).config
     assert torch.equal(Gridworld(4, seed=1, size=5).reset(), Gridworld(4, seed=1).reset())
     large = Gridworld(1, [(9, 9)], size=21, seed=3)
@@ -170,7 +170,7 @@ def test_its_size_is_written_down_where_it_is_not_five_so_that_older_runs_go_on(
     assert (again.config, again.reset().tolist()) == (large.config, large.reset().tolist())
 
 
-def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
+def test_encode_returns_a_batch_of_one_observation() -> None:
     assert Gridworld(3).encode(x=2, y=3, target=(2, 4)).tolist() == [[2, 3, 2, 4]]
     corner = Gridworld(3, observation="vector").encode(x=0, y=0, target=(4, 4))
     assert corner.tolist() == [[0, 0, 1, 1, 0, 1]]
@@ -178,8 +178,8 @@ def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
     assert reached.tolist() == [[1, 0, 1, 0, 1, 0]]
 
 
-def test_greedy_walks_from_the_ancestors_starts_take_six_five_four_and_five_steps() -> None:
-    """Counted with the rules alone: to the column of the target, then up."""
+def test_shortest_paths_have_the_expected_number_of_steps() -> None:
+    """The path leads to the column of the target, then up."""
     steps = []
     for x in range(4):
         environment = _at(Gridworld(1), x, 0)
@@ -190,7 +190,7 @@ def test_greedy_walks_from_the_ancestors_starts_take_six_five_four_and_five_step
     assert steps == [6, 5, 4, 5]
 
 
-def test_the_box_bounds_every_position() -> None:
+def test_bounding_box_matches_the_observation_space() -> None:
     left, right, bottom, top = Gridworld.bounding_box
     space = Gridworld(1).single_observation_space
     assert isinstance(space, spaces.MultiDiscrete)
@@ -198,7 +198,7 @@ def test_the_box_bounds_every_position() -> None:
     assert (right, top) == tuple(int(n) - 1 for n in space.nvec[:2])
 
 
-def test_a_frame_shows_walker_and_target_where_they_are() -> None:
+def test_frame_shows_agent_and_target_at_their_cells() -> None:
     environment = _at(Gridworld(2, [(2, 4)]), 0, 1)
     frame = environment.render(1)
     assert frame.dtype == np.uint8
@@ -228,12 +228,12 @@ def test_a_frame_shows_walker_and_target_where_they_are() -> None:
         ({"max_episode_steps": 0}, "give 1 or more"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+def test_options_out_of_range_raise(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Gridworld(**options)
 
 
-def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
+def test_action_out_of_range_raises_in_the_first_step() -> None:
     environment = Gridworld(3)
     environment.reset()
     with pytest.raises(
@@ -243,7 +243,7 @@ def test_an_action_out_of_range_is_refused_at_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 4])
-def test_an_action_out_of_range_is_refused_in_later_steps_too(wrong: int) -> None:
+def test_action_out_of_range_raises_in_later_steps(wrong: int) -> None:
     environment = Gridworld(3)
     environment.reset()
     environment.apply_action(torch.tensor([0, 3, 0]))
@@ -253,12 +253,12 @@ def test_an_action_out_of_range_is_refused_in_later_steps_too(wrong: int) -> Non
         environment.apply_action(torch.tensor([0, wrong, 0]))
 
 
-def test_a_seed_that_is_no_integer_is_refused() -> None:
+def test_non_integer_seed_raises() -> None:
     with pytest.raises(TypeError, match="seed='0'"):
         Gridworld(3, seed="0")  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_unseeded_environments_draw_a_seed_and_say_which() -> None:
+def test_unseeded_environment_reports_the_drawn_seed() -> None:
     environment = Gridworld(4)
     assert environment.seed is None
     start = environment.reset()
@@ -266,7 +266,7 @@ def test_unseeded_environments_draw_a_seed_and_say_which() -> None:
     assert torch.equal(start, Gridworld(4, seed=environment.seed).reset())
 
 
-def test_what_is_no_mask_is_refused() -> None:
+def test_invalid_mask_raises() -> None:
     environment = Gridworld(2, seed=0)
     environment.reset()
     with pytest.raises(ValueError, match=r"apply_action_where: expected torch.bool of shape \(2,\), got "):

@@ -1,4 +1,4 @@
-"""Each probe pays what it says to whoever does what it says, and less to others; and it keeps the contracts."""
+"""Tests of the probes: optimal returns and values, rules, and contracts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROBES: dict[str, Callable[..., Any]] = {
     "observed reward": ObservedReward,
     "delayed reward": partial(DelayedReward, continuous=True),
 }
-VALUES = ("constant reward", "observed reward", "delayed reward")  # where it does not matter what is done
+VALUES = ("constant reward", "observed reward", "delayed reward")  # actions have no effect
 every_probe = pytest.mark.parametrize("make", PROBES.values(), ids=PROBES)
 every_choice = pytest.mark.parametrize("name", [name for name in PROBES if name not in VALUES])
 
@@ -56,14 +56,14 @@ def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
 
 
 def choose(environment: Any, index_N: Tensor, count: int) -> Tensor:
-    """The action of either kind that means choice `index_N` among `count`."""
+    """Return the discrete or continuous action for choice `index_N` among `count`."""
     if isinstance(environment.single_action_space, spaces.Discrete):
         return index_N
     return ((index_N + 0.5) * 2.0 / count - 1.0)[:, None]
 
 
 class Optimal:
-    """Does the best there is to do in any probe; remembers what is to be remembered."""
+    """Optimal policy of every probe, which remembers the cue of `Memory`."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -86,7 +86,7 @@ class Optimal:
 
 
 def returns(environment: Any, act: Callable[[Tensor], Tensor], steps: int) -> Tensor:
-    """The undiscounted return of every episode that ended in so many steps, summed up one reward at a time."""
+    """Return the undiscounted returns of the episodes that end within `steps` steps."""
     observation, total_N, ended = environment.reset(), torch.zeros(environment.num_envs, dtype=torch.float64), []
     for _ in range(steps):
         time_step = environment.apply_action(act(observation))
@@ -130,7 +130,7 @@ class TestProbeState(StatefulContract):
 
 
 @every_probe
-def test_the_best_policy_gets_the_optimal_return(make: Callable[..., Any]) -> None:
+def test_best_policy_gets_the_optimal_return(make: Callable[..., Any]) -> None:
     environment = make(num_envs=4096, seed=1)
     got = returns(environment, Optimal(environment), 20)
     assert len(got) >= 4096
@@ -140,22 +140,22 @@ def test_the_best_policy_gets_the_optimal_return(make: Callable[..., Any]) -> No
 
 
 @every_choice
-def test_random_actions_get_clearly_less(name: str) -> None:
+def test_random_actions_get_lower_returns(name: str) -> None:
     environment = PROBES[name](num_envs=1024, seed=2)
     got = returns(environment, randomly(environment), 60)
     assert float(got.mean()) < environment.optimal_return - 0.2
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_probe_of_the_value_pays_the_same_for_all_actions(name: str) -> None:
+def test_value_probes_ignore_actions(name: str) -> None:
     environments = [PROBES[name](num_envs=256, seed=2) for _ in range(2)]
     first, second = environments
     assert torch.equal(returns(first, randomly(first), 20), returns(second, Optimal(second), 20))
 
 
 @pytest.mark.parametrize("name", [name for name in PROBES if "memory" not in name])
-def test_the_optimal_value_solves_bellmans_equation(name: str) -> None:
-    """v(s) >= r + gamma v(s') for all actions and = for the best one, where a truncation goes on as if it were none."""
+def test_optimal_value_solves_the_bellman_equation(name: str) -> None:
+    """v(s) >= r + gamma v(s') for all actions, with equality for the best one. Truncated episodes bootstrap."""
     environment = PROBES[name](num_envs=512, seed=3)
     best, wild = Optimal(environment), randomly(environment)
     if isinstance(environment, Reach):
@@ -175,7 +175,7 @@ def test_the_optimal_value_solves_bellmans_equation(name: str) -> None:
 
 
 @every_probe
-def test_an_environment_among_three_goes_like_the_same_among_sixty_seven(make: Callable[..., Any]) -> None:
+def test_episodes_do_not_depend_on_num_envs(make: Callable[..., Any]) -> None:
     few, many = make(num_envs=3, seed=8), make(num_envs=67, seed=8)
     assert torch.equal(few.reset(), many.reset()[:3])
     for k in range(60):
@@ -186,7 +186,7 @@ def test_an_environment_among_three_goes_like_the_same_among_sixty_seven(make: C
 
 
 @every_probe
-def test_what_is_done_to_an_observation_does_not_reach_the_environment(make: Callable[..., Any]) -> None:
+def test_modifying_returned_tensors_does_not_affect_the_environment(make: Callable[..., Any]) -> None:
     spoiled, left = make(num_envs=2, seed=4), make(num_envs=2, seed=4)
     spoiled.reset().fill_(7.0), left.reset()
     for k in range(30):
@@ -198,7 +198,7 @@ def test_what_is_done_to_an_observation_does_not_reach_the_environment(make: Cal
 
 
 @every_probe
-def test_a_frame_tells_apart_what_an_observation_tells_apart(make: Callable[..., Any]) -> None:
+def test_different_observations_have_different_frames(make: Callable[..., Any]) -> None:
     environment = make(num_envs=6, seed=5)
     observation = environment.reset()
     for k in range(12):
@@ -207,16 +207,16 @@ def test_a_frame_tells_apart_what_an_observation_tells_apart(make: Callable[...,
             assert frame.dtype == np.uint8
             assert frame.ndim == 3
             assert frame.shape[2] == 3
-            assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # as video codecs ask
+            assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # required by video codecs
         for one in range(6):
             for other in range(one):
-                if float((observation[one] - observation[other]).abs().max()) > 0.05:  # by more than a pixel
+                if float((observation[one] - observation[other]).abs().max()) > 0.05:  # more than one pixel
                     assert not np.array_equal(frames[one], frames[other])
         observation = environment.apply_action(random_action(environment, torch.arange(6), k)).observation
 
 
 @pytest.mark.parametrize("name", [name for name in PROBES if "continuous" in name or "reach" in name])
-def test_an_action_beyond_its_bounds_is_clipped(name: str) -> None:
+def test_actions_out_of_bounds_are_clipped(name: str) -> None:
     for sign in (-1.0, 1.0):
         beyond, bound = (PROBES[name](num_envs=16, seed=6) for _ in range(2))
         action = torch.full((16, *beyond.single_action_space.shape), sign)
@@ -228,14 +228,14 @@ def test_an_action_beyond_its_bounds_is_clipped(name: str) -> None:
 
 
 @every_probe
-def test_its_configuration_builds_it_again(make: Callable[..., Any]) -> None:
+def test_config_rebuilds_the_environment(make: Callable[..., Any]) -> None:
     environment = make(num_envs=4, seed=9)
     again = type(environment)(**environment.config)
     assert again.config == environment.config
     assert torch.equal(again.reset(), environment.reset())
 
 
-def test_every_arm_pays_equally_often_and_the_observation_says_which() -> None:
+def test_arms_are_equally_likely_and_observed() -> None:
     environment = Bandit(20_000, arms=5, seed=1)
     shown = environment.reset()
     assert torch.equal(shown.sum(1), torch.ones(20_000))
@@ -247,13 +247,13 @@ def test_every_arm_pays_equally_often_and_the_observation_says_which() -> None:
     assert not time_step.truncated.any()
 
 
-def test_without_contexts_nothing_is_seen_and_the_last_arm_pays() -> None:
+def test_non_contextual_bandit_observes_zeros_and_rewards_the_last_arm() -> None:
     environment = Bandit(4, arms=4, contextual=False, seed=1)
     assert not environment.reset().any()
     assert environment.apply_action(torch.arange(4)).reward.tolist() == [0, 0, 0, 1]
 
 
-def test_equal_parts_of_the_interval_are_the_arms() -> None:
+def test_continuous_actions_are_divided_into_equal_intervals() -> None:
     environment = Bandit(6, arms=3, contextual=False, continuous=True, seed=1)
     environment.reset()
     action = torch.tensor([-1.0, -0.4, 0.0, 0.32, 0.34, 1.0])[:, None]
@@ -261,7 +261,7 @@ def test_equal_parts_of_the_interval_are_the_arms() -> None:
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_the_end_of_a_corridor_is_as_many_steps_away_as_it_is_long(continuous: bool) -> None:
+def test_corridor_takes_length_steps(continuous: bool) -> None:
     environment = Corridor(3, length=7, continuous=continuous, seed=1)
     right = Optimal(environment)
     environment.reset()
@@ -273,7 +273,7 @@ def test_the_end_of_a_corridor_is_as_many_steps_away_as_it_is_long(continuous: b
     assert not time_step.observation.any()
 
 
-def test_nothing_lies_left_of_the_beginning() -> None:
+def test_corridor_position_is_clipped_at_zero() -> None:
     environment = Corridor(2, length=2, seed=1)
     environment.reset()
     actions = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 1]])
@@ -281,7 +281,7 @@ def test_nothing_lies_left_of_the_beginning() -> None:
     assert [step.final_observation[:, 0].tolist() for step in steps] == [[0.0, 0.5], [0.0, 0.0], [0.5, 0.5], [1, 1]]
 
 
-def test_a_step_in_a_continuous_corridor_is_the_action() -> None:
+def test_continuous_corridor_moves_by_the_action() -> None:
     environment = Corridor(3, length=4, continuous=True, seed=1)
     environment.reset()
     seen = environment.apply_action(torch.tensor([[0.25], [0.5], [-0.5]])).observation
@@ -289,7 +289,7 @@ def test_a_step_in_a_continuous_corridor_is_the_action() -> None:
     assert (4 * seen[:, 0]).tolist() == [0.5, 0.25, 1.0]
 
 
-def test_who_walks_left_is_truncated_and_not_terminated() -> None:
+def test_walking_left_is_truncated_not_terminated() -> None:
     environment = Corridor(2, max_episode_steps=6, seed=1)
     environment.reset()
     steps = [environment.apply_action(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
@@ -298,8 +298,8 @@ def test_who_walks_left_is_truncated_and_not_terminated() -> None:
 
 
 @pytest.mark.parametrize(("cues", "delay"), [(2, 4), (3, 0), (5, 7)])
-def test_nothing_after_the_first_observation_depends_on_the_cue(cues: int, delay: int) -> None:
-    """All rows are the same there, whatever their cues, so they are independent of them and so is any stack of them."""
+def test_later_observations_do_not_depend_on_the_cue(cues: int, delay: int) -> None:
+    """Later observations are equal in all rows, so they and stacks of them are independent of the cue."""
     environment = Memory(4096, cues, delay, seed=1)
     cue_N = environment.reset()[:, :cues].argmax(1)
     assert len(cue_N.unique()) == cues
@@ -308,16 +308,16 @@ def test_nothing_after_the_first_observation_depends_on_the_cue(cues: int, delay
         time_step = environment.apply_action(action)
         seen = time_step.final_observation
         assert torch.equal(seen, seen[:1].expand_as(seen))
-        asked = torch.zeros(cues + 1)
-        asked[-1] = float(k == delay + 1)
-        assert torch.equal(seen[0], asked)
+        expected = torch.zeros(cues + 1)
+        expected[-1] = float(k == delay + 1)
+        assert torch.equal(seen[0], expected)
         assert time_step.terminated.tolist() == [k == delay + 2] * 4096
         if k < delay + 2:
             assert not time_step.reward.any()
     assert torch.equal(time_step.reward, (action == cue_N).float())
 
 
-def test_a_cue_says_nothing_of_the_next_one_and_all_are_equally_likely() -> None:
+def test_cues_are_uniform_and_independent() -> None:
     environment = Memory(20_000, cues=3, delay=0, seed=2)
     cue_N = environment.reset()[:, :3].argmax(1)
     for _ in range(2):
@@ -328,15 +328,15 @@ def test_a_cue_says_nothing_of_the_next_one_and_all_are_equally_likely() -> None
 
 
 @pytest.mark.parametrize("cues", [2, 3])
-def test_no_answer_to_the_last_observation_is_better_than_chance(cues: int) -> None:
-    """When the answer is due all see the same, so without a memory they answer the same: any answer, one by one."""
+def test_constant_answers_get_the_chance_return(cues: int) -> None:
+    """The last observation is always the same, so a policy without memory gives a constant answer."""
     for answer in range(cues):
         environment = Memory(20_000, cues, delay=1, seed=3)
         got = returns(environment, lambda _, answer=answer: torch.full((20_000,), answer), 3)
         assert float(got.mean()) == pytest.approx(environment.chance, abs=4 * 0.5 / 20_000**0.5)
 
 
-def test_the_gain_is_the_root_of_the_riccati_equation() -> None:
+def test_gain_solves_the_riccati_equation() -> None:
     for gamma in (0.1, 0.5, 0.9, 0.99, 1.0):
         k = gain(gamma)
         assert k == pytest.approx((1 + gamma * k) / (2 + gamma * k), rel=1e-12)
@@ -344,21 +344,21 @@ def test_the_gain_is_the_root_of_the_riccati_equation() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.7, 0.95, 1.05, 1.5])
-def test_another_gain_costs_more_from_everywhere(factor: float) -> None:
+def test_other_gains_have_lower_returns(factor: float) -> None:
     gains = gain(), factor * gain()
     best, other = (returns(Reach(64, dimensions=2, seed=4), lambda x, k=k: -k * x, 20) for k in gains)
     assert (best > other).all()
 
 
-def test_the_best_cost_is_the_gain_times_the_squared_distance() -> None:
+def test_optimal_return_is_gain_times_squared_distance() -> None:
     environment = Reach(64, dimensions=2, seed=4)
     start = Reach(64, dimensions=2, seed=4).reset()
     cost = returns(environment, Optimal(environment), 20)
     torch.testing.assert_close(cost.float(), environment.optimal_value(start, 1.0))
 
 
-def test_a_short_clock_is_worth_what_a_policy_that_sees_it_gets() -> None:
-    """The gain for n steps to go is n Riccati steps from 0: 1/2, 3/5, 8/13, quotients of Fibonacci numbers."""
+def test_optimal_return_with_a_short_time_limit() -> None:
+    """The gain with n steps left is the result of n Riccati steps from 0: 1/2, 3/5, 8/13."""
     environment = Reach(20_000, seed=4, max_episode_steps=3)
     to_go = iter((8 / 13, 3 / 5, 1 / 2))
     got = returns(environment, lambda x: -next(to_go) * x, 3)
@@ -377,15 +377,15 @@ def test_reach_starts_uniformly_and_never_terminates() -> None:
     assert not any(step.terminated.any() for step in steps)
 
 
-def learned(truncation_is_the_end: bool) -> Tensor:
-    """Q (state, action) of the fork by tabular Q-learning from random actions."""
+def learned(truncation_ends: bool) -> Tensor:
+    """Return Q (state, action) of the fork, learned by tabular Q-learning from random actions."""
     environment, q_22, count_4 = Fork(64, seed=1), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int64)
     share, valid_N = share_of_duplicates(0.01, 64, "cpu"), torch.ones(64, dtype=torch.bool)
     observation = environment.reset()
     for k in range(600):
         action_N = random_action(environment, torch.arange(64), k)
         time_step = environment.apply_action(action_N)
-        end_N = time_step.terminated | (time_step.truncated & truncation_is_the_end)
+        end_N = time_step.terminated | (time_step.truncated & truncation_ends)
         next_N = q_22[time_step.final_observation.argmax(1)].amax(1)
         target_N = td_target(time_step.reward, end_N, next_N, GAMMA)
         step_toward_(q_22.view(-1), 2 * observation.argmax(1) + action_N, target_N, valid_N, share, count_4)
@@ -393,8 +393,8 @@ def learned(truncation_is_the_end: bool) -> Tensor:
     return q_22
 
 
-def test_who_takes_truncation_for_the_end_takes_the_prize_and_others_take_the_road() -> None:
-    right, mistaken = learned(truncation_is_the_end=False), learned(truncation_is_the_end=True)
+def test_treating_truncation_as_termination_learns_the_prize() -> None:
+    right, mistaken = learned(truncation_ends=False), learned(truncation_ends=True)
     assert right[0].argmax() == 1
     assert mistaken[0].argmax() == 0
     values = Fork(2).optimal_value(torch.eye(2), GAMMA)
@@ -402,7 +402,7 @@ def test_who_takes_truncation_for_the_end_takes_the_prize_and_others_take_the_ro
     assert mistaken[0, 1] < (GAMMA - GAMMA**10) / (1 - GAMMA) < Fork(2).prize
 
 
-def test_the_road_is_truncated_and_the_prize_terminates() -> None:
+def test_road_is_truncated_and_prize_terminates() -> None:
     environment = Fork(2, max_episode_steps=4, prize=2.5, seed=1)
     environment.reset()
     steps = [environment.apply_action(torch.tensor([0, 1])) for _ in range(4)]
@@ -426,12 +426,12 @@ def test_the_road_is_truncated_and_the_prize_terminates() -> None:
         (partial(Fork, max_episode_steps=0), r"Fork\(max_episode_steps=0\)"),
     ],
 )
-def test_options_out_of_range_are_refused(make: Callable[[], Any], text: str) -> None:
+def test_options_out_of_range_raise(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_an_action_of_the_other_kind_is_refused() -> None:
+def test_action_of_the_other_kind_raises() -> None:
     for continuous in (False, True):
         environment = Bandit(3, continuous=continuous)
         environment.reset()
@@ -440,13 +440,13 @@ def test_an_action_of_the_other_kind_is_refused() -> None:
             environment.apply_action(action)
 
 
-def test_every_probe_has_a_row_in_the_documentation() -> None:
+def test_documentation_lists_every_probe() -> None:
     rows = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
     assert set(probes.__all__) <= rows
     assert {type(make()).__name__ for make in PROBES.values()} == set(probes.__all__)
 
 
-def test_the_example_of_the_documentation_runs() -> None:
+def test_documentation_example_runs() -> None:
     names: dict[str, Any] = {}
     for program in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         exec(compile(program, "docs/reference/environments.md", "exec"), names)
@@ -455,7 +455,7 @@ def test_the_example_of_the_documentation_runs() -> None:
 
 
 @pytest.mark.parametrize("make", [Bandit, CartPole, Gridworld], ids=lambda make: make.__name__)
-def test_the_number_of_environments_may_be_numpys_and_is_an_integer(make: Callable[..., Any]) -> None:
+def test_num_envs_accepts_numpy_integers_only(make: Callable[..., Any]) -> None:
     environment = make(np.int64(3))
     assert type(environment.num_envs) is type(environment.config["num_envs"]) is int
     for wrong in (2.0, "2", None):

@@ -1,4 +1,4 @@
-"""Turtleworld is what the ancestor meant it to be: its physics in float64, one turtle at a time, and the contracts."""
+"""Tests of Turtleworld: a float64 reference implementation, rules, rendering, and contracts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class TestTurtleworldState(StatefulContract):
 
 
 def random_action(key_N: Tensor, counter: int) -> Tensor:
-    """(N, 1), now and then outside of [-1, 1], where it is clipped."""
+    """Return random actions (N, 1), some of them outside of [-1, 1]."""
     return 2.4 * uniform(key_N, counter)[:, None] - 1.2
 
 
 def at(environment: Turtleworld, x: float, y: float, heading: float = 0.0) -> Turtleworld:
-    """The same environment with every turtle in one place, its target the first."""
+    """Set all turtles to one position and to the first target."""
     environment.reset()
     state = torch.tensor([x, y, heading, 0.0])[:, None].expand(4, environment.num_envs)
     environment.load_state_dict(environment.state_dict() | {"state": state})
@@ -50,7 +50,7 @@ def at(environment: Turtleworld, x: float, y: float, heading: float = 0.0) -> Tu
 
 
 def walked(x: float, y: float, heading: float, action: float) -> tuple[float, float, float]:
-    """One step of the default turtle in Python's own float64."""
+    """Compute one step of the default turtle in float64."""
     heading += math.pi * min(max(action, -1.0), 1.0)
     x, y = x + 0.1 * math.cos(heading), y + 0.1 * math.sin(heading)
     return min(max(x, 0.0), 5.0), min(max(y, 0.0), 5.0), heading
@@ -62,13 +62,13 @@ def vector(x: float, y: float, heading: float, target: tuple[float, float]) -> l
 
 
 def toward_the_target(observation: Tensor) -> Tensor:
-    """The turn (N, 1) that makes the heading the direction of the target."""
+    """Return the action (N, 1) that turns the turtle toward its target."""
     x, y, target_x, target_y, cos, sin, _ = observation.unbind(1)
     turn = torch.atan2(target_y - y, target_x - x) - torch.atan2(sin, cos)
     return (torch.remainder(turn + math.pi, 2 * math.pi) - math.pi)[:, None] / math.pi
 
 
-def test_every_step_is_that_of_a_slow_reference_in_float64() -> None:
+def test_steps_match_a_float64_reference() -> None:
     environment = Turtleworld(32, TARGETS, seed=1, max_episode_steps=40)
     observation, key = environment.reset(), torch.arange(32)
     for k in range(120):
@@ -86,7 +86,7 @@ def test_every_step_is_that_of_a_slow_reference_in_float64() -> None:
         observation = time_step.observation
 
 
-def test_over_a_whole_episode_the_positions_do_not_drift() -> None:
+def test_positions_do_not_drift_over_an_episode() -> None:
     environment = Turtleworld(16, seed=2, radius=1e-6)
     key, start = torch.arange(16), environment.reset()
     states = [(5 * x, 0.0, math.atan2(sin, cos)) for x, _, _, _, cos, sin, _ in start.tolist()]
@@ -99,7 +99,7 @@ def test_over_a_whole_episode_the_positions_do_not_drift() -> None:
     torch.testing.assert_close(time_step.final_observation, expected, atol=2e-5, rtol=0)
 
 
-def test_the_turtle_moves_along_its_new_heading() -> None:
+def test_turtle_moves_along_its_new_heading() -> None:
     for action, (x, y) in {0.0: (2.1, 2.0), 0.5: (2.0, 2.1), 1.0: (1.9, 2.0), -0.5: (2.0, 1.9)}.items():
         environment = at(Turtleworld(1), 2.0, 2.0, heading=0.0)
         seen = environment.apply_action(torch.tensor([[action]])).observation
@@ -108,26 +108,26 @@ def test_the_turtle_moves_along_its_new_heading() -> None:
         torch.testing.assert_close(seen[:, 4:6], turned)
 
 
-def test_turns_add_up() -> None:
+def test_turns_accumulate() -> None:
     environment = at(Turtleworld(1), 2.0, 1.0)
     for _ in range(8):
         seen = environment.apply_action(torch.tensor([[0.25]])).observation
-    torch.testing.assert_close(5 * seen[:, :2], torch.tensor([[2.0, 1.0]]))  # once around an octagon
+    torch.testing.assert_close(5 * seen[:, :2], torch.tensor([[2.0, 1.0]]))  # an octagon ends at its start
 
 
-def test_an_action_beyond_its_bounds_turns_by_half_a_circle() -> None:
+def test_actions_out_of_bounds_turn_by_half_a_circle() -> None:
     far, full = (at(Turtleworld(1), 2.0, 2.0).apply_action(torch.tensor([[a]])) for a in (7.0, 1.0))
     assert torch.equal(far.observation, full.observation)
 
 
-def test_a_walk_into_a_wall_stays_in_the_box() -> None:
+def test_positions_are_clipped_to_the_box() -> None:
     for x, y, heading in [(0.0, 2.0, math.pi), (5.0, 2.0, 0.0), (2.0, 0.0, -math.pi / 2), (2.0, 5.0, math.pi / 2)]:
         environment = at(Turtleworld(1, [(4.9, 0.1)], radius=0.1), x, y, heading)
         seen = environment.apply_action(torch.zeros(1, 1)).observation
         torch.testing.assert_close(5 * seen[0, :2], torch.tensor([x, y]))
 
 
-def test_speed_and_dt_are_the_length_of_a_step() -> None:
+def test_step_length_is_speed_times_dt() -> None:
     seen = [
         at(Turtleworld(1, **o), 2.0, 2.0).apply_action(torch.zeros(1, 1)).observation
         for o in ({"speed": 0.5}, {"dt": 5.0})
@@ -136,42 +136,42 @@ def test_speed_and_dt_are_the_length_of_a_step() -> None:
     assert float(5 * seen[0][0, 0]) == pytest.approx(2.5)
 
 
-def test_only_within_the_radius_an_episode_terminates() -> None:
-    for y, terminated in [(2.85, False), (2.95, True)]:  # one step further up, the target is at (2, 4)
+def test_episode_terminates_only_within_the_radius() -> None:
+    for y, terminated in [(2.85, False), (2.95, True)]:  # the step goes up by 0.1; the target is at (2, 4)
         time_step = at(Turtleworld(1), 2.0, y, math.pi / 2).apply_action(torch.zeros(1, 1))
         assert time_step.terminated.tolist() == [terminated]
     assert not at(Turtleworld(1, radius=0.5), 2.0, 2.95, math.pi / 2).apply_action(torch.zeros(1, 1)).terminated
 
 
-def test_the_radius_is_euclidean() -> None:
+def test_radius_is_a_euclidean_distance() -> None:
     inside, outside = (4.0 - 0.6, 4.0 - 0.8), (4.0 - 0.8, 4.0 - 0.8)
     for (x, y), reached in {inside: True, outside: False}.items():
         environment = at(Turtleworld(1, [(4.0, 4.0)], radius=1.01, speed=1e-3), x, y)
         assert environment.apply_action(torch.zeros(1, 1)).terminated.tolist() == [reached]
 
 
-def test_heading_for_the_target_takes_the_steps_that_lie_between() -> None:
+def test_direct_walk_takes_the_expected_number_of_steps() -> None:
     environment = Turtleworld(64, TARGETS, seed=5)
     observation = environment.reset()
     distance = observation[:, 6].double() * math.dist((0, 0), (5, 5))
     needed = ((distance - 1) / 0.1).clamp(min=0).ceil().clamp(min=1)
     steps = torch.zeros(64, dtype=torch.int64)
-    for k in range(1, 62):  # 61 steps are the longest way there is
+    for k in range(1, 62):  # the longest path has 61 steps
         time_step = environment.apply_action(toward_the_target(observation))
         steps = torch.where((steps == 0) & time_step.terminated, k, steps)
         observation = time_step.observation
-    assert ((steps - needed).abs() <= 1).all()  # the last step's rounding
+    assert ((steps - needed).abs() <= 1).all()  # rounding of the last step
     assert (steps == needed).double().mean() > 0.9
 
 
-def test_random_turns_seldom_arrive() -> None:
+def test_random_actions_rarely_reach_the_target() -> None:
     environment = Turtleworld(64, seed=6)
     environment.reset()
     ends = [environment.apply_action(random_action(torch.arange(64), k)) for k in range(200)]
     assert sum(int(step.terminated.sum()) for step in ends) < 16
 
 
-def test_episodes_start_at_the_lower_edge_with_all_else_uniform_and_independent() -> None:
+def test_initial_states_are_uniform_and_independent() -> None:
     start = Turtleworld(20_000, TARGETS, seed=7).reset()
     assert (start[:, 1] == 0).all()
     heading = torch.remainder(torch.atan2(start[:, 5], start[:, 4]), 2 * math.pi) / (2 * math.pi)
@@ -183,7 +183,7 @@ def test_episodes_start_at_the_lower_edge_with_all_else_uniform_and_independent(
     assert chi_square < 82.7  # 47 degrees of freedom: exceeded by one seed in a thousand
 
 
-def test_an_episode_is_truncated_after_max_episode_steps() -> None:
+def test_episode_is_truncated_after_max_episode_steps() -> None:
     environment = Turtleworld(8, seed=0, radius=1e-6, max_episode_steps=3)
     environment.reset()
     steps = [environment.apply_action(torch.ones(8, 1)) for _ in range(7)]
@@ -191,13 +191,13 @@ def test_an_episode_is_truncated_after_max_episode_steps() -> None:
     assert not any(step.terminated.any() for step in steps)
 
 
-def test_without_a_limit_nothing_is_truncated() -> None:
+def test_no_limit_means_no_truncation() -> None:
     environment = Turtleworld(8, seed=0, radius=1e-6, max_episode_steps=None)
     environment.reset()
     assert not any(environment.apply_action(torch.ones(8, 1)).truncated.any() for _ in range(300))
 
 
-def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
+def test_encode_returns_a_batch_of_one_observation() -> None:
     environment = Turtleworld(3)
     seen = environment.encode(x=1.0, y=2.5, heading=0.3, target=(4.0, 4.5))
     torch.testing.assert_close(seen, torch.tensor([vector(1.0, 2.5, 0.3, (4.0, 4.5))]))
@@ -207,8 +207,8 @@ def test_encode_gives_the_observation_of_a_position_as_a_batch_of_one() -> None:
     torch.testing.assert_close(again, start[:1])
 
 
-def test_a_turtle_among_three_goes_like_the_same_among_sixty_seven() -> None:
-    """To the bit, though 67 rows fill vector registers and 3 do not."""
+def test_episodes_do_not_depend_on_num_envs() -> None:
+    """Episodes are equal bit for bit, although 67 rows fill vector registers and 3 do not."""
     few, many = Turtleworld(3, TARGETS, seed=8), Turtleworld(67, TARGETS, seed=8)
     assert torch.equal(few.reset(), many.reset()[:3])
     for k in range(250):
@@ -219,13 +219,13 @@ def test_a_turtle_among_three_goes_like_the_same_among_sixty_seven() -> None:
 
 
 def colour(frame: np.ndarray, x: float, y: float) -> tuple[int, ...]:
-    """What is drawn at a place of the box, in a frame with a margin around it."""
+    """Return the colour at a position of the box, in a frame with a margin."""
     unit = 48
     margin = (len(frame) - 5 * unit) // 2
     return tuple(frame[len(frame) - 1 - margin - round(y * unit), margin + round(x * unit)].tolist())
 
 
-def test_a_frame_shows_turtle_heading_target_and_path() -> None:
+def test_frame_shows_turtle_heading_target_and_path() -> None:
     environment = Turtleworld(2, [(4.0, 4.0)], seed=0)
     environment.reset()
     empty, target = (colour(environment.render(1), *place) for place in ((4.5, 0.5), (4.0, 4.0)))
@@ -235,13 +235,13 @@ def test_a_frame_shows_turtle_heading_target_and_path() -> None:
         environment.apply_action(torch.zeros(2, 1))
     frame = environment.render(1)
     assert frame.dtype == np.uint8
-    assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # as video codecs ask
+    assert frame.shape[0] % 2 == frame.shape[1] % 2 == 0  # required by video codecs
     turtle, nose, path = (colour(frame, 1.5, y) for y in (2.6, 2.85, 2.2))
     assert len({turtle, nose, path, target, empty}) == 5
     assert colour(frame, 1.5, 3.2) == empty
 
 
-def test_the_path_is_that_of_this_episode_only() -> None:
+def test_path_contains_only_the_current_episode() -> None:
     environment = Turtleworld(2, [(4.0, 4.0)], seed=0, max_episode_steps=12)
 
     def colours() -> int:
@@ -260,15 +260,15 @@ def test_the_path_is_that_of_this_episode_only() -> None:
     walk(11)
     assert colours() == without + 1
     environment.load_state_dict(environment.state_dict())
-    assert colours() == without  # where the turtle was before is not in its state
+    assert colours() == without  # the path is not part of the state
     environment.reset()
     walk(11)
     environment.reset()
     assert colours() == without
 
 
-def test_the_path_is_the_same_if_others_are_stepped_and_reset_in_between() -> None:
-    """Of the second turtle, in a film of which nobody else should be seen."""
+def test_path_ignores_steps_and_resets_of_other_environments() -> None:
+    """The test compares the frames of the second turtle."""
     alone, among = (Turtleworld(2, [(4.0, 4.0)], seed=0, max_episode_steps=12) for _ in range(2))
     first, second = torch.tensor([True, False]), torch.tensor([False, True])
     alone.reset()
@@ -282,7 +282,7 @@ def test_the_path_is_the_same_if_others_are_stepped_and_reset_in_between() -> No
         assert np.array_equal(among.render(1), alone.render(1)), f"after {k + 1} steps"
 
 
-def test_a_turtle_whose_path_is_not_kept_is_drawn_all_the_same() -> None:
+def test_turtle_without_recorded_path_is_drawn() -> None:
     environment = Turtleworld(40, seed=0)
     environment.reset()
     for _ in range(5):
@@ -305,19 +305,19 @@ def test_a_turtle_whose_path_is_not_kept_is_drawn_all_the_same() -> None:
         ({"max_episode_steps": 0}, "give 1 or more"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+def test_options_out_of_range_raise(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Turtleworld(**options)
 
 
-def test_an_integer_is_no_action() -> None:
+def test_integer_action_raises() -> None:
     environment = Turtleworld(3)
     environment.reset()
     with pytest.raises(EnvironmentContractError, match="action: expected floating-point numbers"):
         environment.apply_action(torch.zeros(3, 1, dtype=torch.int64))
 
 
-def test_its_configuration_builds_it_again() -> None:
+def test_config_rebuilds_the_environment() -> None:
     environment = Turtleworld(4, TARGETS, seed=9, speed=0.2, dt=0.5, radius=0.7, max_episode_steps=50)
     again = Turtleworld(**environment.config)
     assert again.config == environment.config

@@ -1,4 +1,4 @@
-"""The Gymnasium adapter: what a single environment gives, N at once, and nothing changed on the way."""
+"""Tests of GymnasiumEnvironment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N = 3
 
 
 class Scripted(gymnasium.Env[Any, Any]):
-    """An environment whose observations are given, whose episodes end after `length` steps, and that keeps a diary."""
+    """Environment with seeded random observations and episodes of `length` steps, which logs its calls in `diary`."""
 
     def __init__(self, observation_space: Any, action_space: Any = None, length: int = 3, **faults: Any) -> None:
         self.observation_space = copy.deepcopy(observation_space)
@@ -59,7 +59,7 @@ class Scripted(gymnasium.Env[Any, Any]):
 
 
 def scripted(space: Any, num_envs: int = N, seed: int | None = 0, action_space: Any = None, **more: Any) -> Any:
-    """The adapter around scripted environments."""
+    """Build an adapter around scripted environments."""
     options = {name: more.pop(name) for name in ("info", "replayable") if name in more}
     return GymnasiumEnvironment(lambda: Scripted(space, action_space, **more), num_envs, seed, **options)
 
@@ -95,7 +95,7 @@ class TestPendulum(EnvironmentContract):
 
 
 class TestNested(EnvironmentContract):
-    """Both spaces nested; the actions decide nothing here but must arrive and come back at a resume."""
+    """Both spaces are nested. Actions have no effect, but must round-trip and be restored on resume."""
 
     steps = 20
 
@@ -151,7 +151,7 @@ def random_actions(environment: GymnasiumEnvironment, step: int) -> torch.Tensor
         ("LunarLander-v3", 400),
     ],
 )
-def test_episodes_equal_those_of_a_single_environment_reset_with_their_seed(name: str, steps: int) -> None:
+def test_episodes_equal_those_of_single_seeded_environments(name: str, steps: int) -> None:
     count = 2
     environment = GymnasiumEnvironment(name, count, seed=3)
     observation = environment.reset()
@@ -180,11 +180,11 @@ def test_episodes_equal_those_of_a_single_environment_reset_with_their_seed(name
 
 
 def same(row: torch.Tensor, value: Any) -> bool:
-    """Whether a row is the value, float64 having become float32."""
+    """Return whether a row equals the value after conversion from float64 to float32."""
     return np.array_equal(row.numpy(), np.asarray(value).astype(row.numpy().dtype))
 
 
-def test_truncation_comes_from_the_time_limit_and_keeps_the_final_observation() -> None:
+def test_time_limit_truncates_and_keeps_the_final_observation() -> None:
     environment = GymnasiumEnvironment("Pendulum-v1", 2, 0, max_episode_steps=4)
     environment.reset()
     for _ in range(4):
@@ -210,7 +210,7 @@ def test_truncation_comes_from_the_time_limit_and_keeps_the_final_observation() 
         (spaces.Box(-9, 9, (1,), np.int64), (1,), torch.int64),
     ],
 )
-def test_every_space_has_its_tensor_and_values_survive_the_way(space: Any, shape: Any, dtype: torch.dtype) -> None:
+def test_values_of_every_space_round_trip(space: Any, shape: Any, dtype: torch.dtype) -> None:
     space.seed(0)
     values = [space.sample() for _ in range(N)]
     tensor = Codec("observation", space).stack(values)
@@ -222,12 +222,12 @@ def test_every_space_has_its_tensor_and_values_survive_the_way(space: Any, shape
     assert all(np.allclose(row, value) for row, value in zip(back, values, strict=True))
 
 
-def test_values_of_different_types_that_fit_one_by_one_fit_together() -> None:
+def test_values_of_different_dtypes_are_combined() -> None:
     tensor = Codec("observation", spaces.Discrete(9)).stack([np.uint64(3), -1, np.int8(2)])
     assert tensor.tolist() == [3, -1, 2]
 
 
-def test_nested_spaces_become_dictionaries_and_nested_actions_come_back() -> None:
+def test_nested_spaces_become_dictionaries_and_actions_round_trip() -> None:
     NESTED.seed(0)
     values = [NESTED.sample() for _ in range(N)]
     tree = Codec("action", NESTED).stack(values)
@@ -244,33 +244,33 @@ def test_nested_spaces_become_dictionaries_and_nested_actions_come_back() -> Non
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(leaves(tree), leaves(again), strict=True))
 
 
-def test_a_space_that_is_no_tensor_is_refused_at_once() -> None:
+def test_unsupported_space_raises_in_the_constructor() -> None:
     with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; use Box, Discrete"):
         scripted(spaces.Text(4))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.1), (0.1, 0.3), (-0.1, 1.0)])
-def test_a_bound_that_float32_cannot_hold_is_the_bound_again_in_float64(low: float, high: float) -> None:
+def test_bounds_rounded_to_float32_become_exact_float64_bounds(low: float, high: float) -> None:
     space = spaces.Box(low, high, (4,), np.float64)
     near_low, near_high = torch.tensor([low, high], dtype=torch.float32)
     within = [near_low.nextafter(near_high), near_high.nextafter(near_low)]
     action = torch.stack([near_low, *within, near_high]).expand(2, 4)
     values = Codec("action", space).split(action, 2)
     assert all(space.contains(value) for value in values)
-    assert values[1].tolist() == [low, *(x.item() for x in within), high]  # nothing else moves
+    assert values[1].tolist() == [low, *(x.item() for x in within), high]  # other values do not change
     assert np.array_equal(BatchCodec("action", space, batch_space(space, 2), 2).arrays(action), np.stack(values))
-    assert torch.equal(Codec("action", space).stack(values), action)  # what is kept is the agent's own
+    assert torch.equal(Codec("action", space).stack(values), action)  # the stored action is that of the agent
 
 
 @pytest.mark.parametrize(
     ("low", "high", "action"), [(0.1, 0.1 + 1e-12, 0.1), (-1e300, 1e300, 3e38), (-1e-60, 1.0, 0.0)]
 )
-def test_bounds_that_round_to_one_number_or_beyond_all_hold_the_action(low: float, high: float, action: float) -> None:
+def test_actions_stay_in_bounds_that_float32_cannot_represent(low: float, high: float, action: float) -> None:
     space = spaces.Box(low, high, (1,), np.float64)
     assert space.contains(Codec("action", space).split(torch.tensor([[action]]), 1)[0])
 
 
-def test_a_box_action_arrives_in_the_dtype_of_its_space_and_is_no_view() -> None:
+def test_box_action_is_a_copy_with_the_dtype_of_the_space() -> None:
     environment = scripted(spaces.Discrete(2), action_space=spaces.Box(-1, 1, (2,), np.float64))
     environment.reset()
     action = torch.full((N, 2), 0.1)
@@ -282,7 +282,7 @@ def test_a_box_action_arrives_in_the_dtype_of_its_space_and_is_no_view() -> None
 
 
 @pytest.mark.parametrize("reward", [2, np.float64(2.0), np.float32(2.0), np.int32(2), np.array(2.0), True])
-def test_a_reward_of_any_dtype_is_float32(reward: Any) -> None:
+def test_rewards_of_any_dtype_become_float32(reward: Any) -> None:
     environment = scripted(spaces.Discrete(2), reward=reward)
     environment.reset()
     time_step = environment.apply_action(torch.zeros(N, dtype=torch.int64))
@@ -290,7 +290,7 @@ def test_a_reward_of_any_dtype_is_float32(reward: Any) -> None:
     assert time_step.reward.tolist() == [float(reward)] * N
 
 
-def test_an_observation_buffer_that_the_environment_reuses_does_no_harm() -> None:
+def test_reused_observation_buffer_is_copied() -> None:
     buffer = np.zeros(2, np.float32)
 
     def observe() -> Any:
@@ -303,19 +303,19 @@ def test_an_observation_buffer_that_the_environment_reuses_does_no_harm() -> Non
     assert [x.tolist() for x in seen] == [[[k, k]] for k in (1.0, 2.0, 3.0, 4.0)]
 
 
-def test_only_the_infos_that_are_asked_for_come_with_the_step() -> None:
+def test_only_requested_infos_are_returned() -> None:
     action = torch.zeros(N, dtype=torch.int64)
-    silent, asked = scripted(spaces.Discrete(2)), scripted(spaces.Discrete(2), info={"since": -1, "mass": 0.5})
-    silent.reset()
-    asked.reset()
-    assert silent.apply_action(action).info == {}
-    first, second = asked.apply_action(action).info, asked.apply_action(action).info
-    assert first["since"].tolist() == [-1] * N  # missing there
+    plain, requesting = scripted(spaces.Discrete(2)), scripted(spaces.Discrete(2), info={"since": -1, "mass": 0.5})
+    plain.reset()
+    requesting.reset()
+    assert plain.apply_action(action).info == {}
+    first, second = requesting.apply_action(action).info, requesting.apply_action(action).info
+    assert first["since"].tolist() == [-1] * N  # the default
     assert second["since"].tolist() == [2] * N
     assert first["mass"].dtype is torch.float32
 
 
-def test_taxis_action_mask_can_be_asked_for() -> None:
+def test_action_mask_of_taxi_can_be_requested() -> None:
     environment = GymnasiumEnvironment("Taxi-v4", N, 0, info={"action_mask": np.zeros(6, np.int8)})
     environment.reset()
     mask = environment.apply_action(torch.zeros(N, dtype=torch.int64)).info["action_mask"]
@@ -323,7 +323,7 @@ def test_taxis_action_mask_can_be_asked_for() -> None:
     assert mask.any(1).all()
 
 
-def test_only_what_ended_is_reset_each_with_its_own_seed() -> None:
+def test_ended_environments_are_reset_with_their_own_seeds() -> None:
     lengths = iter([2, 3, 5])
     environment = GymnasiumEnvironment(lambda: Scripted(spaces.Discrete(99), length=next(lengths)), N, 9)
     environment.reset()
@@ -353,14 +353,14 @@ def test_only_what_ended_is_reset_each_with_its_own_seed() -> None:
         ({"truncated": "no"}, r"truncated, row 0: expected bool of shape \(\), got 'no'"),
     ],
 )
-def test_wrong_results_are_named_by_field_and_environment(fault: dict[str, Any], text: str) -> None:
+def test_wrong_results_raise_with_field_and_environment(fault: dict[str, Any], text: str) -> None:
     environment = scripted(spaces.Box(-1.0, 1.0, (2,)), **fault)
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=text):
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
 
 
-def test_the_four_results_of_the_old_interface_are_refused() -> None:
+def test_four_results_of_the_old_interface_raise() -> None:
     class Old(Scripted):
         def step(self, action: Any) -> Any:
             return super().step(action)[:4]
@@ -373,7 +373,7 @@ def test_the_four_results_of_the_old_interface_are_refused() -> None:
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
 
 
-def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
+def test_missing_part_of_a_nested_observation_raises() -> None:
     environment = scripted(NESTED, observation=lambda: {"camera": np.zeros((2, 2), np.uint8)})
     environment.reset()
     with pytest.raises(EnvironmentContractError, match="observation, row 0: lacks the key body"):
@@ -388,14 +388,14 @@ def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
         (torch.zeros(N + 1, dtype=torch.int64), r"action: expected a tensor of shape \(3,\)"),
     ],
 )
-def test_wrong_actions_are_refused_at_the_first_step(action: torch.Tensor, text: str) -> None:
+def test_wrong_actions_raise_in_the_first_step(action: torch.Tensor, text: str) -> None:
     environment = GymnasiumEnvironment("CartPole-v1", N, 0)
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=text):
         environment.apply_action(action)
 
 
-def test_an_action_of_another_shape_is_refused_at_every_step() -> None:
+def test_action_of_wrong_shape_raises_in_every_step() -> None:
     environment = GymnasiumEnvironment("CartPole-v1", N, 0)
     environment.reset()
     environment.apply_action(torch.zeros(N, dtype=torch.int64))
@@ -403,7 +403,7 @@ def test_an_action_of_another_shape_is_refused_at_every_step() -> None:
         environment.apply_action(torch.zeros(N, 1, dtype=torch.int64))
 
 
-def test_what_an_environment_raises_passes_through_with_where_it_happened() -> None:
+def test_exception_of_an_environment_gets_a_note() -> None:
     def crash() -> Any:
         raise ZeroDivisionError("physics")
 
@@ -424,26 +424,26 @@ def test_what_an_environment_raises_passes_through_with_where_it_happened() -> N
         ("taxi", "did you mean Taxi-v4"),
         ("Taxi-v99", "did you mean Taxi-v4"),
         ("zzzzzzzzzzzz", "pprint_registry"),
-        ("nobodys/Zzzzzzz-v5", "Namespace nobodys not found"),  # like nothing that is registered, or will be
+        ("nobodys/Zzzzzzz-v5", "Namespace nobodys not found"),  # not similar to any id
     ],
 )
-def test_an_unknown_id_is_an_error_that_names_close_ones(name: str, hint: str) -> None:
+def test_unknown_id_raises_with_similar_ids(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"unknown environment '{name}'; .*{hint}"):
         GymnasiumEnvironment(name)
 
 
-def test_no_environments_are_refused() -> None:
+def test_zero_environments_raise() -> None:
     with pytest.raises(ValueError, match="num_envs=0"):
         GymnasiumEnvironment("CartPole-v1", num_envs=0)
 
 
-def test_an_environment_whose_state_cannot_be_saved_comes_back_by_seed_and_actions() -> None:
+def test_state_is_restored_from_seed_and_actions() -> None:
     environment = GymnasiumEnvironment("Taxi-v4", 4, 2, max_episode_steps=30)
     environment.reset()
     for step in range(47):
         environment.apply_action(random_actions(environment, step))
     state = environment.state_dict()
-    assert [len(taken) for taken in state["actions"]] == [17] * 4  # of the open episodes and no others
+    assert [len(taken) for taken in state["actions"]] == [17] * 4  # only those of the open episodes
     loaded = GymnasiumEnvironment("Taxi-v4", 4, max_episode_steps=30)
     loaded.load_state_dict(state)
     for step in range(47, 97):
@@ -452,7 +452,7 @@ def test_an_environment_whose_state_cannot_be_saved_comes_back_by_seed_and_actio
 
 
 class Motor(gymnasium.Env[Any, Any]):
-    """Writes into the arrays of its action, and takes it apart; the place that it moves to is observed."""
+    """Environment that modifies the arrays of its action and removes its parts. It observes its position."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,))
     action_space = spaces.Dict(
@@ -476,7 +476,7 @@ class Motor(gymnasium.Env[Any, Any]):
         return self.place, 0.0, False, False, {}
 
 
-def test_an_environment_may_write_into_its_action_and_comes_back_all_the_same() -> None:
+def test_environment_that_modifies_its_action_is_restored() -> None:
     environment, loaded, again = (GymnasiumEnvironment(Motor, N, 2) for _ in range(3))
     codec, space = Codec("action", Motor.action_space), copy.deepcopy(Motor.action_space)
     space.seed(0)
@@ -491,13 +491,13 @@ def test_an_environment_may_write_into_its_action_and_comes_back_all_the_same() 
         of_this = [map_tree(lambda x, index=index: x[index], action) for action in given]
         assert first_difference(taken, map_tree(lambda *x: torch.stack(x), *of_this)) is None
     loaded.load_state_dict(state)
-    again.load_state_dict(loaded.state_dict())  # what a replay keeps is as good
+    again.load_state_dict(loaded.state_dict())  # a replayed state can be saved again
     assert first_difference(again.state_dict(), state) is None
     steps = [each.apply_action(given[0]) for each in (environment, loaded, again)]
     assert all(first_difference(steps[0], step) is None for step in steps[1:])
 
 
-def test_one_that_is_not_replayable_says_so_and_waits_for_a_reset(caplog: pytest.LogCaptureFixture) -> None:
+def test_not_replayable_environment_warns_and_awaits_reset(caplog: pytest.LogCaptureFixture) -> None:
     environment, loaded = (GymnasiumEnvironment("CartPole-v1", N, 2, replayable=False) for _ in range(2))
     environment.reset()
     environment.apply_action(torch.zeros(N, dtype=torch.int64))
@@ -510,18 +510,18 @@ def test_one_that_is_not_replayable_says_so_and_waits_for_a_reset(caplog: pytest
     assert torch.equal(loaded.episode_seeds, episode_seeds(2, torch.arange(N), torch.ones(N, dtype=torch.int64)))
 
 
-def test_an_episode_that_does_not_come_back_is_an_error_and_not_another_run() -> None:
+def test_failed_replay_raises() -> None:
     environment, other = (GymnasiumEnvironment("CartPole-v1", N, 2, **kw) for kw in ({}, {"sutton_barto_reward": True}))
     environment.reset()
     for _ in range(3):
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
-    other.load_state_dict(environment.state_dict())  # rewards are no part of the observation
+    other.load_state_dict(environment.state_dict())  # a different reward does not matter
     other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]  # CartPole's
     with pytest.raises(EnvironmentContractError, match="did not reproduce observation of environment 1"):
         other.load_state_dict(environment.state_dict())
 
 
-def test_render_gives_a_frame_of_one_environment() -> None:
+def test_render_returns_a_frame_of_one_environment() -> None:
     environment = GymnasiumEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
     environment.reset()
     frames = [environment.render(index) for index in (0, 1)]
@@ -545,7 +545,7 @@ def test_close_closes_every_environment_once() -> None:
     assert len(set(closed)) == len(closed) == N
 
 
-def test_the_configuration_says_what_it_was_built_with() -> None:
+def test_config_contains_the_constructor_options() -> None:
     environment = GymnasiumEnvironment("CartPole-v1", 2, 7, info={"mass": 1.0}, max_episode_steps=9)
     assert json.loads(json.dumps(environment.config)) == {
         "id": "CartPole-v1",
@@ -558,16 +558,16 @@ def test_the_configuration_says_what_it_was_built_with() -> None:
 
 
 @pytest.mark.parametrize("source", [lambda: gymnasium.make("CartPole-v1"), gymnasium.spec("CartPole-v1"), "CartPole"])
-def test_a_factory_a_spec_and_a_name_without_version_give_the_same_episodes(source: Callable[[], Any]) -> None:
+def test_factory_spec_and_unversioned_id_give_equal_episodes(source: Callable[[], Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gymnasium.logger, "warn", lambda *_, **__: None)  # of the version that it chose
+        patch.setattr(gymnasium.logger, "warn", lambda *_, **__: None)  # with the version that Gymnasium chose
         environments = [GymnasiumEnvironment(x, N, 1) for x in (source, "CartPole-v1")]
     assert torch.equal(*(environment.reset() for environment in environments))
     steps = [environment.apply_action(torch.zeros(N, dtype=torch.int64)) for environment in environments]
     assert map_tree(torch.equal, *steps)
 
 
-def test_numbers_beyond_int64_are_refused_before_they_turn_negative() -> None:
+def test_bounds_beyond_int64_raise() -> None:
     with pytest.raises(TypeError, match="torch does not support uint64"):
         Codec("observation", spaces.Box(0, 2**64 - 1, (2,), np.uint64))
     small = Codec("observation", spaces.Box(0, 2**40, (2,), np.uint64)).stack([np.array([1, 2**40], np.uint64)])

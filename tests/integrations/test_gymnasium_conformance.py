@@ -1,4 +1,4 @@
-"""Conformance: whoever steps environments, and however they reset, the transitions are those of a plain loop."""
+"""Conformance tests: every adapter and autoreset mode gives the transitions of a plain loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker process 
 
 
 class Uneven(gymnasium.Env[Any, Any]):
-    """Episodes of 1 to 7 steps, as environment and episode have it, that end in every way; nothing is random."""
+    """Deterministic episodes of 1 to 7 steps that are terminated, truncated or both."""
 
     observation_space = spaces.Box(-1.0, 999.0, (4,), np.float64)
     action_space = spaces.Discrete(ACTIONS)
@@ -41,7 +41,7 @@ class Uneven(gymnasium.Env[Any, Any]):
         self.buffer = np.zeros(4)
 
     def observe(self, action: int) -> Any:
-        """Where it stands; with `reuse` in an array that the next call writes over."""
+        """Return the observation. With `reuse` the next call overwrites the array."""
         self.buffer[:] = self.index, self.episode, self.steps, action
         return self.buffer if self.reuse else self.buffer.copy()
 
@@ -61,7 +61,7 @@ class Uneven(gymnasium.Env[Any, Any]):
 
 
 class AleLike(VectorEnv[Any, Any, Any]):
-    """As ale-py's: int32 rewards, one array of all final observations, no infos of the end; its arrays are reused."""
+    """Vector environment like those of ale-py: int32 rewards, one array of final observations, reused arrays."""
 
     def __init__(self, mode: AutoresetMode) -> None:
         self.num_envs, self.mode = N, mode
@@ -92,14 +92,14 @@ class AleLike(VectorEnv[Any, Any, Any]):
                 continue
             self.observation[index], self.reward[index], *self.ends[:, index], _ = single.step(actions[index])
             if self.mode is SAME_STEP and single.ended:
-                self.final[index] = self.observation[index]  # where nothing ended, anything stands
+                self.final[index] = self.observation[index]  # other rows are arbitrary
                 info = {"final_obs": self.final}
                 self.reset_one(index)
         return self.observation, self.reward, *self.ends, info
 
 
 class Step(NamedTuple):
-    """A transition of one environment, in numbers."""
+    """A transition of one environment as plain numbers."""
 
     observation: list[float]
     action: int
@@ -111,7 +111,7 @@ class Step(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An episode of one environment that ended."""
+    """A completed episode of one environment."""
 
     episode_return: float
     length: int
@@ -121,12 +121,12 @@ class Episode(NamedTuple):
 
 
 def action_of(index: int, count: int) -> int:
-    """What environment `index` does in its `count`-th transition."""
+    """Return the action of environment `index` in its `count`-th transition."""
     return (2 * index + count + count * count) % ACTIONS
 
 
 def plain(index: int, steps: int) -> tuple[list[Step], list[Episode]]:
-    """The loop that everybody writes who has one environment."""
+    """Return the transitions and episodes of a plain loop over one environment."""
     single, taken, episodes = Uneven(index), [], []
     observation, _ = single.reset()
     rewards = []
@@ -144,7 +144,7 @@ def plain(index: int, steps: int) -> tuple[list[Step], list[Episode]]:
 
 
 def through(environment: Any, steps: int = 50) -> tuple[list[list[Step]], list[list[Episode]]]:
-    """The same for each environment: its valid transitions, and its episodes as the statistics have them."""
+    """Return the valid transitions of each environment, and its episodes from `EpisodeStatistics`."""
     rows = RowBuffer()
     statistics = EpisodeStatistics(N, rows)
     taken: list[list[Step]] = [[] for _ in range(N)]
@@ -213,27 +213,27 @@ for mode in AutoresetMode:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_way_to_reset_gives_the_transitions_and_episodes_of_a_plain_loop(source: str) -> None:
+def test_every_reset_mode_matches_a_plain_loop(source: str) -> None:
     environment = SOURCES[source]()
     taken, ended = through(environment)
     environment.close()
     for index in range(N):
         expected, episodes = plain(index, len(taken[index]))
-        if "ale-py" in source:  # which says nothing
+        if "ale-py" in source:  # has no infos
             expected = [step._replace(info=0) for step in expected]
         assert taken[index] == expected
         assert ended[index] == episodes
         assert len(episodes) > 8
         assert len({(episode.terminated, episode.truncated) for episode in episodes}) == 3
-        resets = 50 - len(taken[index])  # rows that are no transition
+        resets = 50 - len(taken[index])  # invalid rows
         assert resets in ((len(episodes) - 1, len(episodes)) if "NEXT_STEP" in source else (0,))
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_reset_of_all_in_mid_episode_begins_new_ones_and_nothing_of_the_old_is_left(source: str) -> None:
+def test_full_reset_within_episodes_begins_new_episodes(source: str) -> None:
     environment = SOURCES[source]()
     environment.reset()
-    for _ in range(20):  # environment 0 ends now
+    for _ in range(20):  # until environment 0 ends
         time_step = environment.apply_action(ZEROS)
         if time_step.terminated[0] | time_step.truncated[0]:
             break

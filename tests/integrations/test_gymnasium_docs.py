@@ -1,4 +1,4 @@
-"""The program that `docs/reference/gymnasium.md` is made of runs."""
+"""Tests that the code of `docs/reference/gymnasium.md` runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/gymnasium.md").read_text(enc
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_the_examples_are_one_program_that_runs() -> None:
+def test_documentation_examples_run() -> None:
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, object] = {}
     exec(compile(program, "docs/reference/gymnasium.md", "exec"), names)
@@ -26,12 +26,12 @@ def test_the_examples_are_one_program_that_runs() -> None:
         environment.close()  # type: ignore[attr-defined]  # the page's
     epochs = names["final"].history  # type: ignore[attr-defined]  # the page's
     assert len(epochs) == 3
-    for epoch in epochs:  # the return of an episode on the lake is 1 where it succeeds
+    for epoch in epochs:  # the return of a FrozenLake episode is 1 if it succeeds
         assert 0.0 < epoch.metrics["success_rate"] < 1.0
         assert epoch.metrics["success_rate"] == pytest.approx(epoch.metrics["episode_return"])
 
 
-def test_one_with_a_window_draws_there_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_human_render_mode_opens_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     environment = GymnasiumEnvironment("CartPole-v1", num_envs=1, seed=0, render_mode="human")
     environment.reset()

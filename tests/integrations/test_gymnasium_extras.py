@@ -1,4 +1,4 @@
-"""Atari, MuJoCo and Box2D through the adapter: the extras `atari`, `mujoco` and `box2d`."""
+"""Tests of the adapter with Atari, MuJoCo and Box2D, which need the extras `atari`, `mujoco` and `box2d`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rein.testing.stateful import copy_state, first_difference
 
 
 def pong(**options: Any) -> Any:
-    """Pong as it is usually learned: four frames skipped, two of them maximized, 84 by 84 in grey, four stacked."""
+    """Pong with the usual preprocessing: frame skip 4, maximum of two frames, 84 x 84 grey, 4 stacked frames."""
     import ale_py
 
     gymnasium.register_envs(ale_py)
@@ -49,7 +49,7 @@ def random_actions(environment: Any, steps: int) -> list[list[Any]]:
 
 
 def plain_loop(single: Any, index: int, actions: list[Any]) -> list[tuple[float, int]]:
-    """Return and length of each episode of one environment, without rein."""
+    """Return the return and length of each episode of one environment, computed without rein."""
     episodes: list[tuple[float, int]] = []
     episode_return, length = 0.0, 0
     single.reset(seed=seed_of(index, 0))
@@ -71,7 +71,7 @@ def seed_of(index: int, episode: int) -> int:
     ("name", "options"),
     [("ALE/Pong-v5", {"max_episode_steps": 450}), ("HalfCheetah-v5", {}), ("LunarLander-v3", {})],
 )
-def test_a_thousand_steps_have_the_statistics_of_a_plain_loop(name: str, options: Any) -> None:
+def test_statistics_match_a_plain_loop(name: str, options: Any) -> None:
     count = 2
     environment = GymnasiumEnvironment(name, count, seed=3, **options)
     codec = Codec("action", environment.single_action_space)
@@ -93,7 +93,7 @@ def test_a_thousand_steps_have_the_statistics_of_a_plain_loop(name: str, options
 
 
 @pytest.mark.parametrize(("source", "steps"), [("HalfCheetah-v5", 1100), ("ALE/Pong-v5", 150), (pong, 150)])
-def test_a_resumed_run_goes_on_bit_for_bit(source: Any, steps: int) -> None:
+def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     environment, loaded = (GymnasiumEnvironment(source, 2, seed) for seed in (3, 4))
     codec = Codec("action", environment.single_action_space)
     actions = [codec.stack(action) for action in random_actions(environment, steps + 50)]
@@ -106,7 +106,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(source: Any, steps: int) -> None:
         assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
 
 
-def test_ataris_usual_preprocessing_is_a_function_that_makes_the_environment() -> None:
+def test_atari_preprocessing_in_a_factory() -> None:
     environment = SignReward(GymnasiumEnvironment(pong, 2, 0, max_num_frames_per_episode=700))
     observation = environment.reset()
     assert observation.shape == (2, 4, 84, 84)
@@ -114,14 +114,14 @@ def test_ataris_usual_preprocessing_is_a_function_that_makes_the_environment() -
     rewards = []
     for _ in range(200):
         time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
-        assert torch.equal(time_step.final_observation[:, :3], observation[:, 1:])  # the stack moves on by one
+        assert torch.equal(time_step.final_observation[:, :3], observation[:, 1:])  # the stack shifts by one frame
         rewards.append(time_step.reward)
         observation = time_step.observation
-    assert set(torch.cat(rewards).tolist()) == {0.0, -1.0}  # who does nothing loses point after point
+    assert set(torch.cat(rewards).tolist()) == {0.0, -1.0}  # without actions every point is lost
 
 
 def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[Any]]:
-    """The valid transitions of each environment; an action is a function of how many there have been."""
+    """Return the valid transitions of each environment. Actions depend on the number of previous transitions."""
     count, observation = environment.num_envs, environment.reset()
     taken: list[list[Any]] = [[] for _ in range(count)]
     for _ in range(steps):
@@ -134,7 +134,7 @@ def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[A
     return taken
 
 
-def test_ale_pys_own_environments_give_the_same_transitions_however_they_reset() -> None:
+def test_ale_py_vector_environments_match_in_every_reset_mode() -> None:
     options: Any = {"num_envs": 3, "seed": 5, "max_num_frames_per_episode": 120, "img_height": 42, "img_width": 42}
     next_step, same_step = (
         steps_of(GymnasiumVectorEnvironment("ALE/Pong-v5", autoreset_mode=mode, **options), 100)
@@ -155,7 +155,7 @@ def test_ale_pys_own_environments_give_the_same_transitions_however_they_reset()
         ("LunarLander-v3", "Box2D", "Box2D", "box2d", ""),
     ],
 )
-def test_a_missing_extra_is_one_line_that_says_what_to_install(
+def test_missing_extra_raises_with_install_instructions(
     adapter: Any, name: str, module: str, package: str, extra: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -166,7 +166,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
         adapter(name)
 
 
-def test_a_function_that_lacks_an_extra_says_so_too() -> None:
+def test_factory_with_missing_extra_raises_with_install_instructions() -> None:
     def lander() -> Any:
         raise gymnasium.error.DependencyNotInstalled('Box2D is not there, `pip install "gymnasium[box2d]"`')
 
@@ -174,7 +174,7 @@ def test_a_function_that_lacks_an_extra_says_so_too() -> None:
         GymnasiumEnvironment(lander)
 
 
-def test_a_package_that_is_no_extra_is_named_as_gymnasium_names_it() -> None:
+def test_other_missing_package_raises_the_error_of_gymnasium() -> None:
     def film() -> Any:
         raise gymnasium.error.DependencyNotInstalled('MoviePy is missing, run `pip install "gymnasium[other]"`')
 

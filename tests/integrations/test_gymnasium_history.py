@@ -1,4 +1,4 @@
-"""The actions that the Gymnasium adapter keeps of open episodes, and the limit of their number."""
+"""Tests of the actions that the Gymnasium adapter keeps for open episodes, and of their limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rein.testing.stateful import first_difference
 
 
 class Endless(gymnasium.Env[Any, Any]):
-    """A sum of all actions; an episode ends with the action 9."""
+    """Environment that observes the sum of all actions. An episode ends with action 9."""
 
     observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(10)
 
@@ -42,7 +42,7 @@ def endless(limit: int = 100) -> GymnasiumEnvironment:
 
 
 def kept(environment: GymnasiumEnvironment) -> int:
-    """Numbers that a state holds."""
+    """Return the number of elements of a state."""
     return sum(x.numel() for _, x in leaves(environment.state_dict()) if isinstance(x, torch.Tensor))
 
 
@@ -59,18 +59,18 @@ def test_memory_of_an_endless_episode_is_bounded(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("steps", [1, 63, 64, 65, 99, 100])
-def test_an_episode_up_to_the_limit_is_resumed_exactly(steps: int) -> None:
+def test_episode_up_to_the_limit_is_resumed_exactly(steps: int) -> None:
     environment, loaded = endless(), endless()
     played(environment, [[k % 9, (k + 1) % 9] for k in range(steps)])
     loaded.load_state_dict(environment.state_dict())
-    again = endless()  # a state that was loaded can be saved again
+    again = endless()  # a loaded state can be saved again
     again.load_state_dict(loaded.state_dict())
     expected = environment.apply_action(torch.tensor([1, 1]))
     for one in (loaded, again):
         assert first_difference(one.apply_action(torch.tensor([1, 1])), expected) is None
 
 
-def test_an_episode_beyond_the_limit_begins_anew_at_a_resume(caplog: pytest.LogCaptureFixture) -> None:
+def test_episode_beyond_the_limit_restarts_on_resume(caplog: pytest.LogCaptureFixture) -> None:
     environment, loaded = endless(limit=10), endless(limit=10)
     played(environment, [[1, 2]] * 11)
     with caplog.at_level(logging.WARNING):
@@ -81,7 +81,7 @@ def test_an_episode_beyond_the_limit_begins_anew_at_a_resume(caplog: pytest.LogC
     loaded.apply_action(torch.tensor([1, 2]))
 
 
-def test_the_next_episode_after_one_beyond_the_limit_is_resumed_exactly() -> None:
+def test_episode_after_one_beyond_the_limit_is_resumed_exactly() -> None:
     environment, loaded = endless(limit=10), endless(limit=10)
     played(environment, [[1, 2]] * 20 + [[9, 9]] + [[3, 4]] * 5)
     loaded.load_state_dict(environment.state_dict())
@@ -90,6 +90,6 @@ def test_the_next_episode_after_one_beyond_the_limit_is_resumed_exactly() -> Non
 
 
 @pytest.mark.parametrize("limit", [0, None, float("inf")])
-def test_a_limit_that_is_no_positive_integer_is_refused(limit: Any) -> None:
+def test_invalid_max_replay_steps_raises(limit: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"max_replay_steps={limit}: give"):
         endless(limit=limit)

@@ -1,4 +1,4 @@
-"""Discrete observations outside their space, in whichever step they come."""
+"""Tests of discrete observations outside their space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rein.errors import EnvironmentContractError
 from rein.training.offline import fill
 from rein.types import Transition
 
-WRONG = {  # space, a good observation, a wrong one, and what the error says of it
+WRONG = {  # space, valid observation, invalid observation, part of the error message
     "discrete": (spaces.Discrete(4, start=2), 3, 6, "expected a value of Discrete(4, start=2), got 6"),
     "below": (spaces.Discrete(4, start=2), 3, 1, "expected a value of Discrete(4, start=2), got 1"),
     "multi-discrete": (spaces.MultiDiscrete([3, 3]), [0, 2], [1, -1], "at [1]: expected a value of MultiDiscrete"),
@@ -36,7 +36,7 @@ WRONG = {  # space, a good observation, a wrong one, and what the error says of 
 
 
 class Wrong(gymnasium.Env[Any, Any]):
-    """Environments with an observation outside their space, in step `wrong_step` (0: the reset) of episodes of 9."""
+    """Environment with an invalid observation in step `wrong_step` (0: the reset) of episodes of 9 steps."""
 
     action_space = spaces.Discrete(2)
 
@@ -58,7 +58,7 @@ class Wrong(gymnasium.Env[Any, Any]):
 
 
 def environment(case: str, wrong_step: int, kind: str = "serial") -> Any:
-    """Two environments, the second of which is wrong."""
+    """Build two environments. The second one has the invalid observation."""
     steps = iter([None, wrong_step])
     if kind == "vector":
         makers = [lambda step=step: Wrong(case, step) for step in steps]
@@ -85,7 +85,7 @@ def test_training_checks_each_integer_observation_once(monkeypatch: pytest.Monke
 
 
 class Untrusted:
-    """Environments of tensors, which check nothing: environment 2 of 3 gives [1, -1] in its fifth step."""
+    """Tensor environments without checks. Environment 2 of 3 returns [1, -1] in its fifth step."""
 
     num_envs, device, seed, replayable, config = 3, torch.device("cpu"), 0, False, {}
     single_observation_space, single_action_space = spaces.MultiDiscrete([3, 3]), spaces.Discrete(2)

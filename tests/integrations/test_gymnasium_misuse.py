@@ -1,4 +1,4 @@
-"""What the adapter refuses, and says why."""
+"""Tests of error messages of the adapter."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ MAKERS = {
 }
 
 
-def test_a_factory_that_gives_one_object_twice_is_refused():
+def test_factory_that_returns_one_object_twice_raises():
     one = gymnasium.make("CartPole-v1")
     with pytest.raises(ValueError, match="returned the same environment twice"):
         GymnasiumEnvironment(lambda: one, num_envs=2)
 
 
-def test_an_environment_that_is_made_already_is_refused():
+def test_existing_environment_raises():
     with pytest.raises(TypeError, match="expected an id or a function that makes environments"):
         GymnasiumEnvironment(gymnasium.make("CartPole-v1"), num_envs=2)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("seeds", [torch.tensor([5]), torch.arange(4), torch.ones(3), [1, 2, 3]])
-def test_seeds_of_another_number_or_type_are_refused(name, seeds):
+def test_seeds_of_wrong_shape_or_dtype_raise(name, seeds):
     environment = MAKERS[name]()
     environment.reset()
     with pytest.raises(ValueError, match=r"reset_to: expected torch.int64 of shape \(3,\)"):
@@ -48,7 +48,7 @@ def test_seeds_of_another_number_or_type_are_refused(name, seeds):
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("mask", [torch.tensor([True]), torch.tensor([0, 1, 0])])
-def test_masks_of_another_number_or_type_are_refused(name, mask):
+def test_masks_of_wrong_shape_or_dtype_raise(name, mask):
     environment = MAKERS[name]()
     environment.reset()
     with pytest.raises(ValueError, match=r"reset_where: expected torch.bool of shape \(3,\)"):
@@ -56,7 +56,7 @@ def test_masks_of_another_number_or_type_are_refused(name, mask):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_state_stays_what_it_was_while_the_environment_goes_on(name):
+def test_state_dict_does_not_change_in_later_steps(name):
     environment = MAKERS[name]()
     action = torch.zeros(3, dtype=torch.int64)
     environment.reset()
@@ -70,7 +70,7 @@ def test_a_state_stays_what_it_was_while_the_environment_goes_on(name):
         assert torch.equal(before.terminated | before.truncated, after.terminated | after.truncated)
 
 
-def test_the_time_limit_of_a_loaded_state_is_counted_from_where_it_was_saved():
+def test_time_limit_continues_after_loading():
     environment = CartPole(1, seed=0, max_episode_steps=8)
     environment.reset()
     state = environment.state_dict()
@@ -85,7 +85,7 @@ NOTHING = torch.zeros(2, dtype=torch.int64)
 
 
 class Odd(gymnasium.Env[Any, Any]):
-    """Ends each episode after one step; its `faults` say what reset, or step, returns instead, or raises."""
+    """Environment with episodes of one step. `faults` replace the results of `reset` and `step`, or are raised."""
 
     observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 
@@ -109,14 +109,14 @@ def second_is_odd(**faults: Any) -> GymnasiumEnvironment:
 
 
 @pytest.mark.parametrize("result", [np.zeros(3, np.float32), np.zeros(2), (np.zeros(3), {}, 0), None])
-def test_a_reset_without_observation_and_info_is_named_by_environment(result: Any) -> None:
+def test_malformed_reset_raises_with_environment(result: Any) -> None:
     text = rf"environment 1 of {__name__}:.*: expected \(observation, info\) from reset, got "
     with pytest.raises(EnvironmentContractError, match=text):
         second_is_odd(reset=result).reset()
 
 
 @pytest.mark.parametrize("result", [None, 1.0, (np.zeros(3), 0.0, True, {})])
-def test_a_step_without_its_five_parts_is_named_by_environment(result: Any) -> None:
+def test_malformed_step_raises_with_environment(result: Any) -> None:
     environment = second_is_odd(step=result)
     environment.reset()
     text = rf"environment 1 of {__name__}:.*: expected \(observation, reward, .*, info\) from step, got "
@@ -134,7 +134,7 @@ def test_a_step_without_its_five_parts_is_named_by_environment(result: Any) -> N
         ({"info": {"count": {"of": 3}}}, "info.count, row 1: expected int8 of shape (), got {'of': 3}"),
     ],
 )
-def test_what_a_step_hands_over_wrongly_is_named_by_field_and_row(fault: Any, text: str) -> None:
+def test_wrong_step_result_raises_with_field_and_row(fault: Any, text: str) -> None:
     environment = second_is_odd(**fault)
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=re.escape(text)):
@@ -142,7 +142,7 @@ def test_what_a_step_hands_over_wrongly_is_named_by_field_and_row(fault: Any, te
 
 
 @pytest.mark.parametrize("fails", [1, 2])
-def test_what_a_reset_raises_passes_through_with_where_it_happened(fails: int) -> None:
+def test_exception_in_reset_gets_a_note(fails: int) -> None:
     environment = second_is_odd(fails_in_reset=fails)
     with pytest.raises(OSError, match="simulator gone") as error:
         environment.reset()
@@ -151,7 +151,7 @@ def test_what_a_reset_raises_passes_through_with_where_it_happened(fails: int) -
     assert re.search(rf"in environment 1 of {__name__}:.*, {note}$", error.value.__notes__[0])
 
 
-def test_what_a_step_raises_that_a_resume_repeats_passes_through_with_where_it_happened() -> None:
+def test_exception_in_a_replayed_step_gets_a_note() -> None:
     environment, loaded = (GymnasiumEnvironment("CartPole-v1", 2, seed=0) for _ in range(2))
     environment.reset()
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_what_a_step_raises_that_a_resume_repeats_passes_through_with_where_it_h
         ),
     ],
 )
-def test_a_vector_environment_that_hands_over_too_little_is_named(
+def test_incomplete_results_of_a_vector_environment_raise(
     monkeypatch: pytest.MonkeyPatch, method: str, result: Any, text: str
 ) -> None:
     source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
@@ -211,12 +211,12 @@ ADAPTERS = {
         ({"m": 1j}, r"info=\{'m': 1j\}: the default value must be"),
     ],
 )
-def test_infos_that_are_no_numbers_are_refused_when_the_adapter_is_built(adapter: str, info: Any, text: str) -> None:
+def test_invalid_info_option_raises_in_the_constructor(adapter: str, info: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         ADAPTERS[adapter]("CartPole-v1", num_envs=2, info=info)
 
 
-def test_what_an_info_has_within_a_dictionary_is_refused_where_a_number_is_wanted() -> None:
+def test_nested_info_instead_of_a_number_raises() -> None:
     environment = GymnasiumEnvironment(lambda: RecordEpisodeStatistics(Odd()), 2, seed=0, info={"episode": 0.0})
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=r"info.episode, row 0: expected float32 .*, got \{'r'"):
@@ -232,20 +232,20 @@ def test_what_an_info_has_within_a_dictionary_is_refused_where_a_number_is_wante
         (0, ValueError, "num_envs=0: give 1 or more"),
     ],
 )
-def test_a_number_of_environments_that_is_none_is_refused(adapter: str, num_envs: Any, error: Any, text: str) -> None:
+def test_invalid_num_envs_raises(adapter: str, num_envs: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         ADAPTERS[adapter]("CartPole-v1", num_envs=num_envs)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_number_of_environments_may_be_one_of_numpys(adapter: str) -> None:
+def test_num_envs_may_be_a_numpy_integer(adapter: str) -> None:
     environment: Any = ADAPTERS[adapter]("CartPole-v1", num_envs=np.int64(2))
     assert type(environment.num_envs) is int
     assert json.loads(json.dumps(environment.config))["num_envs"] == 2
     environment.close()
 
 
-def test_the_number_that_a_vector_environment_has_may_be_one_of_numpys() -> None:
+def test_num_envs_of_a_vector_environment_may_be_a_numpy_integer() -> None:
     source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
     source.num_envs = np.int64(2)  # type: ignore[assignment]  # as some have it
     assert json.loads(json.dumps(GymnasiumVectorEnvironment(source).config))["num_envs"] == 2
@@ -270,13 +270,13 @@ def of_spaces(kind: str, first: Any, other: Any) -> list[Any]:
 
 @pytest.mark.parametrize("pair", SPACES, ids=str)
 @pytest.mark.parametrize("kind", ["observation_space", "action_space"])
-def test_environments_of_one_factory_with_different_spaces_are_refused(pair: Any, kind: str) -> None:
+def test_different_spaces_from_one_factory_raise(pair: Any, kind: str) -> None:
     made = iter(of_spaces(kind, *pair))
     with pytest.raises(ValueError, match=rf"environment 0 has the {kind} .*, environment 1 .*equal spaces"):
         GymnasiumEnvironment(lambda: next(made), 2)
 
 
-def test_a_vector_environment_of_different_spaces_is_refused() -> None:
+def test_vector_environment_with_different_spaces_raises() -> None:
     makers = [lambda one=one: one for one in of_spaces("observation_space", *SPACES[0])]
     source = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, observation_mode="different")
     with pytest.raises(ValueError, match="equal spaces"):

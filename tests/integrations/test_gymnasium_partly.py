@@ -1,4 +1,4 @@
-"""Stepping some of the environments of the Gymnasium adapter: only those whose episode is still wanted."""
+"""Tests of partial steps of the Gymnasium adapter, which step only unfinished environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rein.testing import EnvironmentContract
 
 
 class Counted(gymnasium.Env[Any, Any]):
-    """Episodes of `length` steps, which are counted over all episodes."""
+    """Environment with episodes of `length` steps, which counts its steps over all episodes."""
 
     observation_space, action_space = spaces.Box(0.0, 1000.0, (1,)), spaces.Discrete(2)
 
@@ -92,7 +92,7 @@ def test_rows_that_are_not_stepped_keep_their_observation_and_have_no_info() -> 
     assert (step.reward.tolist(), step.info["at"].tolist()) == ([1, 1, 0], [3, 1, -1])
 
 
-def test_wrong_actions_and_masks_are_refused() -> None:
+def test_wrong_actions_and_masks_raise() -> None:
     environment, _ = counted(3, 3)
     action = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="call reset"):
@@ -105,7 +105,7 @@ def test_wrong_actions_and_masks_are_refused() -> None:
         environment.apply_action_where(torch.zeros(3, dtype=torch.int64), torch.tensor([True, False]))
 
 
-def test_an_error_of_a_partial_step_names_the_index_of_the_environment() -> None:
+def test_error_in_a_partial_step_names_the_environment() -> None:
     environment, made = counted(3, 3, 3)
     made[2].step = lambda action: (np.zeros(1, np.float32), "much", False, False, {})  # type: ignore[method-assign]
     environment.reset()

@@ -1,4 +1,4 @@
-"""Vector environments of others: opening them, their seeds, what a resume does, and what is refused."""
+"""Tests of GymnasiumVectorEnvironment: construction, seeds, resume and error messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestDisabled(EnvironmentContract):
 
 
 class Nested(gymnasium.Env[Any, Any]):
-    """Random observations, actions that decide the reward, episodes of three steps; both spaces are nested."""
+    """Environment with nested spaces, random observations and episodes of three steps. Actions set the reward."""
 
     observation_space = spaces.Dict(
         {
@@ -82,7 +82,7 @@ class Nested(gymnasium.Env[Any, Any]):
 
 
 class Faulty(VectorEnv[Any, Any, Any]):
-    """Gives what it is told to give; knows nothing of how it resets unless told that too."""
+    """Vector environment that returns the given results, and declares a reset mode only in `metadata`."""
 
     def __init__(self, metadata: dict[str, Any] | None = None, reset: Any = None, **faults: Any) -> None:
         self.num_envs = N
@@ -91,10 +91,10 @@ class Faulty(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, N)
         if metadata is not None:
             self.metadata = metadata
-        self.faults, self.first, self.asked = faults, reset, []
+        self.faults, self.first, self.resets = faults, reset, []
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.asked.append((seed, options))
+        self.resets.append((seed, options))
         return np.zeros((N, 2), np.float32) if self.first is None else self.first, {}
 
     def step(self, actions: Any) -> Any:
@@ -118,7 +118,7 @@ def rollout(environment: Any, steps: int) -> list[Any]:
 
 
 def last_of(environment: Any, steps: int) -> torch.Tensor:
-    """What is seen after so many steps in which nothing is done."""
+    """Return the observation after `steps` steps with zero actions."""
     environment.reset()
     codec = Codec("action", environment.single_action_space)
     still = codec.stack([np.zeros_like(environment.single_action_space.sample())] * environment.num_envs)
@@ -126,7 +126,7 @@ def last_of(environment: Any, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", Nested])
-def test_where_rein_resets_a_vector_environment_every_bit_is_that_of_the_adapter(source: Any) -> None:
+def test_disabled_mode_equals_the_adapter_bit_for_bit(source: Any) -> None:
     def single() -> Any:
         return source() if source is Nested else gymnasium.make(source)
 
@@ -137,7 +137,7 @@ def test_where_rein_resets_a_vector_environment_every_bit_is_that_of_the_adapter
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_what_was_returned_stays_whatever_the_source_writes_into_its_arrays(mode: AutoresetMode) -> None:
+def test_returned_tensors_do_not_share_memory_with_the_source(mode: AutoresetMode) -> None:
     arrays = {
         "observation": np.ones((N, 2), np.float32),
         "reward": np.ones(N, np.float32),
@@ -156,7 +156,7 @@ def test_what_was_returned_stays_whatever_the_source_writes_into_its_arrays(mode
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_nested_spaces_pass_through_a_source_that_resets_by_itself(mode: AutoresetMode) -> None:
+def test_nested_spaces_with_autoreset(mode: AutoresetMode) -> None:
     environment = GymnasiumVectorEnvironment(SyncVectorEnv([Nested] * N, autoreset_mode=mode), seed=4)
     steps = rollout(environment, 8)[1:]
     ended = [t for t, step in enumerate(steps) if step.terminated.all()]
@@ -167,8 +167,8 @@ def test_nested_spaces_pass_through_a_source_that_resets_by_itself(mode: Autores
         assert following.valid.all() == (mode is SAME_STEP or not step.terminated.any())
 
 
-def test_the_row_in_which_a_source_resets_is_no_data() -> None:
-    environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, max_episode_steps=4)  # it resets in every fifth step
+def test_reset_rows_of_next_step_mode_are_not_valid() -> None:
+    environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, max_episode_steps=4)  # every fifth step is a reset
     space = environment.single_observation_space
     agent = QLearning(space, environment.single_action_space, seed=0)
     store = MemoryStore()
@@ -189,41 +189,41 @@ def test_the_row_in_which_a_source_resets_is_no_data() -> None:
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", "Taxi-v4", "ALE/Pong-v5"])
-def test_the_same_seed_gives_the_same_bits_and_another_one_others(source: str) -> None:
+def test_episodes_depend_on_the_seed_only(source: str) -> None:
     one, same, other = (rollout(GymnasiumVectorEnvironment(source, N, seed), 40) for seed in (7, 7, 8))
     assert first_difference(one, same) is None
     assert first_difference(one, other) is not None
 
 
 @pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Pong-v5"])
-def test_an_environment_that_has_a_seed_of_its_own_is_the_same_among_any_number(source: str) -> None:
+def test_seeded_environments_do_not_depend_on_num_envs(source: str) -> None:
     few, many = (last_of(GymnasiumVectorEnvironment(source, count, 7), 25) for count in (2, 4))
     assert torch.equal(few, many[:2])
     assert len(many.flatten(1).unique(dim=0)) == 4
 
 
-def test_a_second_reset_begins_other_episodes() -> None:
+def test_second_reset_begins_other_episodes() -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", N, 7)
     first, second = environment.reset(), environment.reset()
     assert not torch.equal(first, second)
     assert torch.equal(environment.reset(seed=7), first)
 
 
-def test_seeds_are_unknown_where_the_source_resets_by_itself() -> None:
+def test_episode_seeds_are_unknown_with_autoreset() -> None:
     for mode in (NEXT_STEP, SAME_STEP):
         environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, autoreset_mode=mode)
         environment.reset()
         assert environment.episode_seeds.tolist() == [-1] * N
 
 
-def test_a_source_that_wants_one_seed_gets_one_and_a_mask_of_its_own() -> None:
+def test_custom_source_gets_one_seed_and_separate_masks() -> None:
     ends = np.array([False, True, False])
     source = Faulty({"autoreset_mode": DISABLED}, terminated=ends)
     environment = GymnasiumVectorEnvironment(source, seed=0)
     environment.reset()
     environment.apply_action(ZEROS)
     environment.apply_action(ZEROS)
-    (seed, options), *resets = source.asked
+    (seed, options), *resets = source.resets
     assert type(seed) is int
     assert options is None
     for seed, options in resets:
@@ -233,7 +233,7 @@ def test_a_source_that_wants_one_seed_gets_one_and_a_mask_of_its_own() -> None:
     assert environment.episode_seeds.tolist() == [-1] * N
 
 
-def test_a_resumed_one_says_that_its_episodes_are_lost_and_begins_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_warns_and_begins_other_episodes(caplog: pytest.LogCaptureFixture) -> None:
     environment, loaded = (GymnasiumVectorEnvironment("CartPole-v1", N, 7) for _ in range(2))
     first = environment.reset()
     assert not environment.awaits_reset
@@ -257,7 +257,7 @@ def test_a_resumed_one_says_that_its_episodes_are_lost_and_begins_others(caplog:
         ({"vectorization_mode": "sync", "autoreset_mode": DISABLED}, "SyncVectorEnv", DISABLED),
     ],
 )
-def test_an_id_is_made_by_gymnasium_in_the_mode_that_is_asked_for(options: Any, made: str, mode: Any) -> None:
+def test_id_is_made_with_the_requested_mode(options: Any, made: str, mode: Any) -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **options)
     assert type(environment._environment.unwrapped).__name__ == made
     assert environment.config["autoreset_mode"] == mode.value
@@ -265,21 +265,21 @@ def test_an_id_is_made_by_gymnasium_in_the_mode_that_is_asked_for(options: Any, 
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_mode_is_asked_for_by_its_name_in_any_case_or_by_its_value(mode: AutoresetMode) -> None:
-    for asked in (mode, mode.name, mode.name.lower(), mode.value, mode.value.lower()):
-        environment = GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=asked)
+def test_mode_can_be_given_by_name_or_value(mode: AutoresetMode) -> None:
+    for value in (mode, mode.name, mode.name.lower(), mode.value, mode.value.lower()):
+        environment = GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=value)
         assert environment.config["autoreset_mode"] == mode.value
 
 
-@pytest.mark.parametrize("asked", ["never", "", "AutoresetMode", 1, True])
-def test_what_is_no_mode_is_refused_with_the_choices(asked: Any) -> None:
+@pytest.mark.parametrize("value", ["never", "", "AutoresetMode", 1, True])
+def test_invalid_mode_raises_with_the_choices(value: Any) -> None:
     with pytest.raises(ValueError, match="give one of NEXT_STEP, SAME_STEP, DISABLED"):
-        GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=asked)
+        GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=value)
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_an_id_whose_own_vector_environment_takes_no_mode_has_its_own_and_says_how_to_get_another(mode: Any) -> None:
-    if mode is NEXT_STEP:  # which it is
+def test_fixed_mode_of_a_vector_entry_point_raises_for_other_modes(mode: Any) -> None:
+    if mode is NEXT_STEP:  # its fixed mode
         environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode)
         assert type(environment._environment.unwrapped).__name__ == "CartPoleVectorEnv"
         return
@@ -292,14 +292,14 @@ def test_an_id_whose_own_vector_environment_takes_no_mode_has_its_own_and_says_h
     assert environment.config["autoreset_mode"] == mode.value
 
 
-def test_ale_pys_own_environments_take_a_mode_and_their_arguments() -> None:
+def test_ale_py_vector_environments_accept_a_mode_and_options() -> None:
     options: Any = {"autoreset_mode": SAME_STEP, "img_height": 42, "img_width": 42, "stack_num": 2}
     environment = GymnasiumVectorEnvironment("ALE/Pong-v5", 2, 0, **options)
     assert environment.reset().shape == (2, 2, 42, 42)
     assert environment.config["autoreset_mode"] == "SameStep"
 
 
-def test_the_mode_is_what_the_metadata_or_the_environment_say_or_else_the_argument() -> None:
+def test_mode_comes_from_metadata_attribute_or_option() -> None:
     class Says(Faulty):
         autoreset_mode = SAME_STEP
 
@@ -317,14 +317,14 @@ def test_the_mode_is_what_the_metadata_or_the_environment_say_or_else_the_argume
     assert GymnasiumVectorEnvironment(Says({})).config["autoreset_mode"] == "SameStep"
 
 
-def test_one_that_does_not_say_how_it_resets_is_refused_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", SAME_STEP)  # as ale-py does, for all that have none
+def test_undeclared_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", SAME_STEP)  # ale-py modifies this shared default
     for source in (Faulty(), Faulty({})):
         with pytest.raises(ValueError, match=r"does not declare metadata.*give autoreset_mode=.*NEXT_STEP.*DISABLED"):
             GymnasiumVectorEnvironment(source)
 
 
-def test_two_of_ale_py_keep_their_own_modes() -> None:
+def test_two_ale_py_environments_keep_different_modes() -> None:
     sources = [gymnasium.make_vec("ALE/Pong-v5", 1, autoreset_mode=mode) for mode in (SAME_STEP, NEXT_STEP)]
     environments = [GymnasiumVectorEnvironment(source) for source in sources]
     assert [environment.config["autoreset_mode"] for environment in environments] == ["SameStep", "NextStep"]
@@ -355,12 +355,12 @@ def single() -> Any:
         (lambda: "Taxi-v99", {}, ValueError, "did you mean Taxi-v4"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_at_once(source: Any, options: Any, error: Any, text: str) -> None:
+def test_invalid_source_or_options_raise_in_the_constructor(source: Any, options: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         GymnasiumVectorEnvironment(source(), **options)
 
 
-def test_workers_that_would_reset_twice_are_refused() -> None:
+def test_next_step_mode_without_shared_memory_raises() -> None:
     source = AsyncVectorEnv([single], shared_memory=False)
     with pytest.raises(ValueError, match=r"shared_memory=False does not work with AutoresetMode.NEXT_STEP"):
         GymnasiumVectorEnvironment(source)
@@ -385,14 +385,14 @@ def test_workers_that_would_reset_twice_are_refused() -> None:
         ),
     ],
 )
-def test_wrong_results_are_named(fault: dict[str, Any], text: str) -> None:
+def test_wrong_results_raise(fault: dict[str, Any], text: str) -> None:
     environment = GymnasiumVectorEnvironment(Faulty({"autoreset_mode": SAME_STEP}, **fault), seed=0)
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=text):
         environment.apply_action(ZEROS)
 
 
-def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
+def test_missing_part_of_a_nested_observation_raises() -> None:
     source = SyncVectorEnv([Nested] * N, autoreset_mode=SAME_STEP)
     environment = GymnasiumVectorEnvironment(source, seed=0)
     with pytest.MonkeyPatch.context() as patch:
@@ -401,7 +401,7 @@ def test_a_nested_observation_that_lacks_a_part_is_named() -> None:
             environment.reset()
 
 
-def test_an_action_of_another_shape_or_range_is_refused() -> None:
+def test_action_of_wrong_shape_or_range_raises() -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", N, 0)
     environment.reset()
     with pytest.raises(
@@ -413,7 +413,7 @@ def test_an_action_of_another_shape_or_range_is_refused() -> None:
         environment.apply_action(ZEROS[:, None])
 
 
-def test_render_gives_a_frame_of_one_environment() -> None:
+def test_render_returns_a_frame_of_one_environment() -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
     environment.reset()
     frames = [environment.render(index) for index in (0, 1)]

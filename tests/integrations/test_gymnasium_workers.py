@@ -1,4 +1,4 @@
-"""Environments in processes: what they give, and what happens where one raises, dies or hangs."""
+"""Tests of environments in processes: results, and errors if a worker raises, dies or hangs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 N = 3
-SHORT = 2.0  # seconds after which a hung worker is given up; the others answer in less on a busy machine, too
+SHORT = 2.0  # seconds before a worker counts as hung; enough for the others on a busy machine
 ZEROS = torch.zeros(N, dtype=torch.int64)
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Observes how many steps it took; in the workers named by `who`, `fault()` is called where `where` says."""
+    """Environment that observes its step count. Workers with an index in `who` call `fault()` at the place `where`."""
 
     observation_space = spaces.Box(0.0, 100.0, (1,))
     action_space = spaces.Discrete(2)
@@ -135,7 +135,7 @@ def seed_of(index: int) -> int:
     return int(episode_seeds(7, torch.tensor(index), torch.tensor(0)))
 
 
-def test_environments_in_processes_may_say_that_they_are_not_replayable() -> None:
+def test_in_processes_accepts_replayable_false() -> None:
     environment = GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=False)
     assert environment.replayable is False
     assert environment.config["make_kwargs"] == {}
@@ -143,7 +143,7 @@ def test_environments_in_processes_may_say_that_they_are_not_replayable() -> Non
     environment.close()
 
 
-def test_environments_in_processes_that_are_to_be_replayable_are_refused_before_there_are_any() -> None:
+def test_in_processes_replayable_raises_before_processes_start() -> None:
     before = children()
     with pytest.raises(ValueError, match=r"in_processes\(replayable=True\): .*; use GymnasiumEnvironment"):
         GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=True)
@@ -159,7 +159,7 @@ def test_environments_in_processes_that_are_to_be_replayable_are_refused_before_
         (is_killed_by_a_signal_without_name, f"killed by signal {signal.SIGRTMIN + 1}"),
     ],
 )
-def test_a_worker_that_dies_is_named_with_its_seed_and_how_it_ended(where: str, fault: Any, ending: str) -> None:
+def test_dead_worker_raises_with_seed_and_exit_status(where: str, fault: Any, ending: str) -> None:
     environment = in_processes(fault, where)
     pid = environment._environment.processes[1].pid
     text = rf"Counter.*worker 1 of 3 \(pid {pid}, {ending}, episode seed {seed_of(1)}\) ended unexpectedly"
@@ -169,14 +169,14 @@ def test_a_worker_that_dies_is_named_with_its_seed_and_how_it_ended(where: str, 
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_workers_that_hang_are_named_when_their_time_is_over(where: str) -> None:
+def test_hanging_workers_raise_after_the_timeout(where: str) -> None:
     environment = in_processes(hangs, where, (0, 2), timeout=SHORT)
     with pytest.raises(rein.WorkerTimeout, match=r"worker 0 of 3 .* and worker 2 of 3 .*: no answer within 2 s") as e:
         run(environment)
     assert "worker 1" not in str(e.value)
 
 
-def test_what_an_environment_raises_passes_through_with_a_note_of_its_worker() -> None:
+def test_exception_in_a_worker_gets_a_note() -> None:
     environment = in_processes(raises)
     with pytest.raises(ZeroDivisionError, match="the simulator divides by zero") as caught:
         run(environment)
@@ -185,14 +185,14 @@ def test_what_an_environment_raises_passes_through_with_a_note_of_its_worker() -
 
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("fault", [raises_a_class_of_its_own, raises_with_a_function, raises_what_takes_five_arguments])
-def test_an_error_that_cannot_pass_between_processes_comes_with_its_traceback(fault: Any, where: str) -> None:
+def test_unpicklable_error_becomes_runtime_error_with_traceback(fault: Any, where: str) -> None:
     environment = in_processes(fault, where)
     with pytest.raises(RuntimeError, match=rf"(?s)in {fault.__name__}\n.*the simulator is out of fuel") as caught:
         run(environment)
     assert any("worker 1 of 3 (pid " in note and f"seed {seed_of(1)}" in note for note in caught.value.__notes__)
 
 
-def test_an_error_that_is_lost_in_the_worker_of_somebody_else_is_the_death_of_that_worker() -> None:
+def test_unpicklable_error_in_a_foreign_worker_raises_worker_died() -> None:
     source = AsyncVectorEnv([functools.partial(Counter, raises_a_class_of_its_own)] * N)
     environment = GymnasiumVectorEnvironment(source, timeout=SHORT)
     with pytest.raises(
@@ -202,7 +202,7 @@ def test_an_error_that_is_lost_in_the_worker_of_somebody_else_is_the_death_of_th
     environment.close()
 
 
-def test_a_call_that_ctrl_c_broke_off_ends_the_workers_which_the_next_call_says(
+def test_keyboard_interrupt_ends_workers_and_the_next_call_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*args: Any) -> Any:
@@ -210,7 +210,7 @@ def test_a_call_that_ctrl_c_broke_off_ends_the_workers_which_the_next_call_says(
 
     environment = in_processes()
     environment.reset()
-    monkeypatch.setattr(environment._environment, "step_wait", interrupted)  # the actions are sent by then
+    monkeypatch.setattr(environment._environment, "step_wait", interrupted)  # the actions have been sent
     with pytest.raises(KeyboardInterrupt):
         environment.apply_action(ZEROS)
     with pytest.raises(RuntimeError, match=r"workers were ended after a failure; build a new one \(KeyboardInterr"):
@@ -219,7 +219,7 @@ def test_a_call_that_ctrl_c_broke_off_ends_the_workers_which_the_next_call_says(
 
 
 @pytest.mark.parametrize(("fault", "timeout"), [(exits, None), (exits, 5.0), (hangs, SHORT), (raises, None)])
-def test_after_a_failure_all_processes_are_gone_and_close_returns_twice(fault: Any, timeout: float | None) -> None:
+def test_failure_ends_all_processes_and_close_is_idempotent(fault: Any, timeout: float | None) -> None:
     environment = in_processes(fault, timeout=timeout)
     pids = [process.pid for process in environment._environment.processes]
     with pytest.raises((rein.ReinError, ZeroDivisionError)):
@@ -232,7 +232,7 @@ def test_after_a_failure_all_processes_are_gone_and_close_returns_twice(fault: A
     environment.close()
 
 
-def test_a_worker_that_dies_between_two_steps_is_named_at_the_next() -> None:
+def test_worker_that_dies_between_steps_raises_in_the_next() -> None:
     environment = in_processes()
     environment.reset()
     environment._environment.processes[2].kill()
@@ -240,7 +240,7 @@ def test_a_worker_that_dies_between_two_steps_is_named_at_the_next() -> None:
         environment.apply_action(ZEROS)
 
 
-def test_one_whose_worker_is_dead_is_closed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_with_a_dead_worker_warns(caplog: pytest.LogCaptureFixture) -> None:
     environment = in_processes()
     environment.reset()
     environment._environment.processes[1].kill()
@@ -249,7 +249,7 @@ def test_one_whose_worker_is_dead_is_closed_with_a_warning(caplog: pytest.LogCap
     assert "a worker died before or while it was closed" in caplog.text
 
 
-def test_one_whose_worker_does_not_close_is_killed_when_its_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_kills_a_worker_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     environment = in_processes(hangs, "close", timeout=SHORT)
     environment.reset()
     with caplog.at_level(logging.WARNING):
@@ -257,8 +257,8 @@ def test_one_whose_worker_does_not_close_is_killed_when_its_time_is_over(caplog:
     assert "its workers did not close in time, and were killed" in caplog.text
 
 
-def test_a_call_that_was_interrupted_does_not_keep_close_from_returning() -> None:
-    """As after a second Ctrl-C: Gymnasium still waits for the answers."""
+def test_close_returns_after_an_interrupted_call() -> None:
+    """This is the state after a second Ctrl-C: Gymnasium still waits for the answers."""
     environment = in_processes(hangs, timeout=SHORT)
     environment.reset()
     for _ in range(2):
@@ -267,16 +267,16 @@ def test_a_call_that_was_interrupted_does_not_keep_close_from_returning() -> Non
     environment.close()
 
 
-def test_one_that_was_made_by_others_and_wrapped_has_its_dead_and_its_silent_named_too() -> None:
+def test_failures_in_a_wrapped_foreign_source_raise() -> None:
     for fault, error in ((exits, rein.WorkerDied), (hangs, rein.WorkerTimeout)):
         source = AsyncVectorEnv([functools.partial(Counter, fault)] * N)
         environment = GymnasiumVectorEnvironment(VectorWrapper(source), timeout=SHORT)
-        with pytest.raises(error, match=r"worker 1 of 3 \(pid \d+(, exit code 3)?\)"):  # its seed is not known
+        with pytest.raises(error, match=r"worker 1 of 3 \(pid \d+(, exit code 3)?\)"):  # the seed is unknown
             run(environment)
         environment.close()
 
 
-def test_a_process_that_ends_before_it_is_asked_anything_is_an_error_of_making() -> None:
+def test_process_that_ends_during_construction_raises() -> None:
     with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
         in_processes(exits, "making")
     counter: Any = functools.partial(Counter, exits, "making")
@@ -286,7 +286,7 @@ def test_a_process_that_ends_before_it_is_asked_anything_is_an_error_of_making()
         GymnasiumVectorEnvironment(spec, N, vectorization_mode="async")
 
 
-def test_what_has_no_processes_passes_its_errors_and_takes_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_without_processes_accepts_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(actions: Any) -> Any:
         raise EOFError("the source's own")
 
@@ -297,7 +297,7 @@ def test_what_has_no_processes_passes_its_errors_and_takes_no_timeout(monkeypatc
         environment.apply_action(ZEROS[:2])
     with pytest.raises(ValueError, match=r"timeout=5.0: CartPole-v1 has no processes"):
         GymnasiumVectorEnvironment("CartPole-v1", 2, 0, timeout=5.0)
-    for timeout in (0.0, math.nan, math.inf, 1e7):  # the last two overflow where they are waited for
+    for timeout in (0.0, math.nan, math.inf, 1e7):  # the last two overflow in poll(2)
         with pytest.raises(ValueError, match="give seconds above 0 and at most 2e\\+06, or None for no limit"):
             GymnasiumVectorEnvironment("CartPole-v1", 2, 0, timeout=timeout)
     with pytest.raises(ValueError, match="num_envs=0: give 1 or more"):
@@ -308,7 +308,7 @@ def test_what_has_no_processes_passes_its_errors_and_takes_no_timeout(monkeypatc
 
 
 @pytest.mark.parametrize("source", ["CartPole-v1", functools.partial(gymnasium.make, "Taxi-v4", max_episode_steps=9)])
-def test_in_processes_every_bit_is_that_of_the_adapter_that_steps_one_by_one(source: Any) -> None:
+def test_in_processes_equals_the_adapter_bit_for_bit(source: Any) -> None:
     one = GymnasiumEnvironment(source, 2, 4)
     other = GymnasiumVectorEnvironment.in_processes(source, 2, 4, timeout=20.0)
     actions = torch.randint(0, 2, (40, 2), generator=torch.Generator().manual_seed(0))
@@ -319,7 +319,7 @@ def test_in_processes_every_bit_is_that_of_the_adapter_that_steps_one_by_one(sou
     other.close()
 
 
-def test_the_configuration_is_what_was_given() -> None:
+def test_config_contains_the_given_options() -> None:
     environment = GymnasiumVectorEnvironment.in_processes("Pendulum-v1", 2, 4, g=9.0, info={"success": False})
     assert environment.config["id"] == "Pendulum-v1"
     assert environment.config["make_kwargs"] == {"g": 9.0}
@@ -327,19 +327,19 @@ def test_the_configuration_is_what_was_given() -> None:
     environment.close()
 
 
-def test_ctrl_c_is_left_to_the_main_process() -> None:
+def test_workers_ignore_ctrl_c() -> None:
     environment = in_processes()
     environment.reset()
     for process in environment._environment.processes:
         os.kill(process.pid, signal.SIGINT)
     try:
         assert environment.apply_action(ZEROS).valid.all()
-    except KeyboardInterrupt:  # which would end the tests
+    except KeyboardInterrupt:  # would end the test session
         pytest.fail("a worker has handed its KeyboardInterrupt over")
     environment.close()
 
 
-def test_one_that_is_dropped_leaves_no_process() -> None:
+def test_deleted_environment_leaves_no_process() -> None:
     environment = in_processes(timeout=SHORT)
     pids = {process.pid for process in environment._environment.processes}
     del environment
@@ -352,7 +352,7 @@ def descriptors() -> int:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Nothing may rely on the garbage collector."""
+    """Context without garbage collection."""
     gc.collect()
     gc.disable()
     yield
@@ -384,8 +384,8 @@ def dies_while_it_is_made() -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts file descriptors by /proc")
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("use", [is_closed, is_dropped, dies, dies_while_it_is_made])
-def test_no_pipe_is_left_without_a_garbage_collection(use: Callable[[], None]) -> None:
-    use()  # the first one opens what the module multiprocessing keeps
+def test_pipes_are_closed_without_garbage_collection(use: Callable[[], None]) -> None:
+    use()  # the first use opens descriptors that multiprocessing keeps
     before = descriptors()
     for _ in range(3):
         use()
@@ -394,7 +394,7 @@ def test_no_pipe_is_left_without_a_garbage_collection(use: Callable[[], None]) -
 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_start_that_fails_leaves_no_process_and_no_pipe(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+def test_failed_start_leaves_no_process_or_pipe(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
     def build() -> GymnasiumVectorEnvironment:
         if asynchronous:
             return GymnasiumVectorEnvironment("CartPole-v1", N, vectorization_mode="async")
@@ -416,7 +416,7 @@ def test_a_start_that_fails_leaves_no_process_and_no_pipe(monkeypatch: pytest.Mo
     assert not children() and descriptors() == before
 
 
-def test_too_few_descriptors_are_refused_before_a_process_is_started() -> None:
+def test_too_few_descriptors_raise_before_processes_start() -> None:
     resource = pytest.importorskip("resource")
     in_processes().close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -451,8 +451,8 @@ class Unlearnable(Counter):
         ),
     ],
 )
-def test_processes_are_ended_if_the_adapter_refuses_what_was_started(build: Callable[[], Any]) -> None:
-    with pytest.raises((ValueError, TypeError)) as caught:  # whose traceback keeps what was built
+def test_processes_end_if_the_adapter_raises(build: Callable[[], Any]) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:  # its traceback keeps the built objects alive
         build()
     assert not children(), caught.value
 
@@ -461,7 +461,7 @@ LIFELINE: list[int] = []  # the ends of a pipe: its children live until all othe
 
 
 def dies_and_leaves_a_child_that_holds_the_pipe() -> None:
-    if os.fork() == 0:  # as simulators do
+    if os.fork() == 0:  # simulators do this
         os.close(LIFELINE[1])
         os.read(LIFELINE[0], 1)
         os._exit(0)
@@ -478,20 +478,20 @@ def lifeline() -> Iterator[None]:
 
 @pytest.mark.usefixtures("lifeline")
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_dead_worker_is_noticed_although_its_child_holds_the_pipe(where: str) -> None:
+def test_dead_worker_is_detected_if_its_child_holds_the_pipe(where: str) -> None:
     environment = in_processes(dies_and_leaves_a_child_that_holds_the_pipe, where)
     with pytest.raises(rein.WorkerDied, match=r"worker 1 of 3 \(pid \d+, exit code 3, episode seed"):
         run(environment)
 
 
 @pytest.mark.usefixtures("lifeline")
-def test_a_worker_that_dies_while_it_is_made_is_noticed_although_its_child_holds_the_pipe() -> None:
+def test_death_during_construction_is_detected_if_a_child_holds_the_pipe() -> None:
     with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
         in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "making")
 
 
 @pytest.mark.usefixtures("lifeline")
-def test_close_returns_although_a_child_of_a_dead_worker_holds_the_pipe(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_returns_if_a_child_of_a_dead_worker_holds_the_pipe(caplog: pytest.LogCaptureFixture) -> None:
     environment = in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "close")
     environment.reset()
     environment.close()
@@ -514,14 +514,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parent")
-def test_workers_end_with_a_killed_parent_although_one_is_stuck() -> None:
-    """The workers hold standard output as well: the call returns when all of them have ended."""
+def test_workers_end_with_a_killed_parent() -> None:
+    """The workers inherit standard output, so the call returns only when all of them have ended."""
     ended = subprocess.run([sys.executable, "-c", PARENT], cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout == "killed\n" and ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def test_an_answer_that_gymnasium_cannot_use_ends_the_workers() -> None:
-    """Gymnasium leaves the answers of the others in their pipes: they would be taken for those to the next call."""
+def test_unusable_answer_ends_the_workers() -> None:
+    """Gymnasium leaves pending answers in the pipes, which would be mistaken for answers to the next call."""
 
     class NoInfo(Counter):
         def step(self, action: Any) -> Any:
@@ -538,7 +538,7 @@ def test_an_answer_that_gymnasium_cannot_use_ends_the_workers() -> None:
 
 
 class Drawn(Counter):
-    """Shows how often it was drawn."""
+    """Environment whose frame contains the number of its renderings."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012  # as Gymnasium has it
     render_mode, drawn = "rgb_array", 0
@@ -556,18 +556,18 @@ class Drawn(Counter):
         lambda: GymnasiumVectorEnvironment(SyncVectorEnv([Drawn] * N)),
     ],
 )
-def test_only_the_environment_that_is_asked_renders(build: Callable[[], GymnasiumVectorEnvironment]) -> None:
+def test_only_the_selected_environment_renders(build: Callable[[], GymnasiumVectorEnvironment]) -> None:
     environment = build()
     environment.reset()
     assert [int(environment.render(1).max()) for _ in range(3)] == [1, 2, 3]
     assert environment._environment.get_attr("drawn") == (0, 3, 0)
     assert environment.render_fps == 12
-    environment.apply_action(ZEROS)  # the workers are in step
+    environment.apply_action(ZEROS)  # the workers are still usable
     environment.close()
 
 
 @pytest.mark.parametrize(("fault", "error"), [(exits, rein.WorkerDied), (raises, ZeroDivisionError)])
-def test_a_worker_that_fails_as_it_renders_is_named(fault: Any, error: Any) -> None:
+def test_worker_that_fails_while_rendering_raises(fault: Any, error: Any) -> None:
     class Fails(Drawn):
         def render(self) -> Any:
             fault()
@@ -581,7 +581,7 @@ def test_a_worker_that_fails_as_it_renders_is_named(fault: Any, error: Any) -> N
 
 
 class Differs(Counter):
-    """The environment in worker 1 has another space."""
+    """Environment with another space in worker 1."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -590,7 +590,7 @@ class Differs(Counter):
 
 
 @pytest.mark.parametrize("kind", ["observation_space", "action_space"])
-def test_processes_whose_environments_have_different_spaces_are_refused_and_ended(kind: str) -> None:
+def test_processes_with_different_spaces_raise_and_end(kind: str) -> None:
     with pytest.raises(ValueError, match=rf"environment 1 has the {kind} .* equal spaces") as caught:
         GymnasiumVectorEnvironment.in_processes(functools.partial(Differs, kind), N)
     assert not children(), caught.value

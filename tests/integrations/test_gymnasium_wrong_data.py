@@ -1,4 +1,4 @@
-"""Wrong data is refused with the same error, whether environments are stepped one by one or in processes."""
+"""Tests that wrong data raises the same error with and without processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Wrong(gymnasium.Env[Any, Any]):
 
 SECOND = int(GymnasiumEnvironment("CartPole-v1", 2, 7)._seeds.advance(1))  # the seed of environment 1's first episode
 
-# space of observations, method, what is wrong in its result, a part of the error
+# observation space, method, wrong part of its result, part of the error message
 TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "a scalar for a vector": ("vector", "step", {"observation": 0.5}, "observation, row 1"),
     "one number for three": ("vector", "step", {"observation": np.zeros(1, np.float32)}, "observation, row 1"),
@@ -117,7 +117,7 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
 
 
 def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[str, Any]) -> EnvironmentContractError:
-    """What one step after a reset raises."""
+    """Return the error of a reset and one step."""
     environment = adapter(functools.partial(Wrong, space, method, parts), 2, 7, info=INFO)
     try:
         with pytest.raises(EnvironmentContractError) as caught:
@@ -137,8 +137,8 @@ def test_wrong_data_raises_the_same_error_in_processes(case: str) -> None:
     assert (type(in_processes), str(in_processes)) == (type(one_by_one), str(one_by_one))
 
 
-def test_infos_that_are_not_wanted_do_not_reach_the_main_process() -> None:
-    """They may be None, of another type in each environment, or not picklable."""
+def test_infos_that_are_not_requested_stay_in_the_worker() -> None:
+    """They may be None, of different types, or not picklable."""
     for info in (None, {"count": 1, "simulator": lambda: 1}, {"count": 1, "other": "text"}):
         parts = {"info": info}
         source = functools.partial(Wrong, "vector", "step", parts)

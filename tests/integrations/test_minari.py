@@ -1,4 +1,4 @@
-"""Minari's datasets: transitions as they were recorded, the environment that they are of, and the normalized score."""
+"""Tests of MinariData: transitions, environment and normalized scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rein.ops.trees import leaves
 from rein.training.offline import fill, offline_loop
 
 PAGE = (Path(__file__).parents[2] / "docs/how_to/offline.md").read_text(encoding="utf-8")
-pytestmark = [  # what Minari says of the datasets that are written here
+pytestmark = [  # warnings of Minari about the datasets of these tests
     pytest.mark.filterwarnings("ignore:`eval_env` is set to None:UserWarning"),
     pytest.mark.filterwarnings("ignore:env_spec is None:UserWarning"),
 ]
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096, "see
 
 @pytest.fixture
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Minari has its datasets for the length of a test."""
+    """Temporary folder for the datasets of a test."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     return tmp_path
 
@@ -43,7 +43,7 @@ ABOUT = {"algorithm_name": "random", "author": "me", "author_email": "me", "code
 
 
 def collect(name: str, environment: Any, episodes: int, steps: int, **about: Any) -> Any:
-    """A dataset of random actions in so many episodes, each left after so many steps if it goes on for so long."""
+    """Create a dataset of `episodes` episodes of at most `steps` steps with random actions."""
     environment.action_space.seed(0)
     buffers = []
     for number in range(episodes):
@@ -64,7 +64,7 @@ def collect(name: str, environment: Any, episodes: int, steps: int, **about: Any
 
 
 def turned(values: list[Any]) -> Any:
-    """Values of dictionaries and tuples as dictionaries and tuples of lists."""
+    """Convert lists of dictionaries and tuples to dictionaries and tuples of lists."""
     first = values[0]
     if isinstance(first, dict):
         return {key: turned([value[key] for value in values]) for key in first}
@@ -81,7 +81,7 @@ def whole(data: MinariData, size: int = 1 << 16) -> list[Any]:
     return list(data.chunks(size))
 
 
-def test_every_transition_is_what_was_recorded(datasets):
+def test_transitions_equal_the_recorded_data(datasets):
     dataset = cartpole()
     (found,) = whole(MinariData("cartpole/test-v0"))
     episodes = list(dataset.iterate_episodes())
@@ -97,7 +97,7 @@ def test_every_transition_is_what_was_recorded(datasets):
     assert found.valid.all()
 
 
-def test_an_episode_that_fell_is_terminated_and_one_that_was_cut_is_truncated(datasets):
+def test_terminated_and_truncated_episodes_are_distinguished(datasets):
     dataset = cartpole()
     (found,) = whole(MinariData(dataset))
     last = torch.from_numpy(np.cumsum([len(episode) for episode in dataset.iterate_episodes()]) - 1)
@@ -109,7 +109,7 @@ def test_an_episode_that_fell_is_terminated_and_one_that_was_cut_is_truncated(da
     assert found.terminated.sum() + found.truncated.sum() == len(last)
 
 
-def test_parts_are_whole_episodes_and_make_the_whole(datasets):
+def test_chunks_contain_whole_episodes(datasets):
     data = MinariData(cartpole())
     parts, (together,) = whole(data, 20), whole(data)
     assert len(parts) > 1
@@ -117,7 +117,7 @@ def test_parts_are_whole_episodes_and_make_the_whole(datasets):
     assert torch.equal(torch.cat([part.observation for part in parts]), together.observation)
 
 
-def test_some_episodes_may_be_chosen_and_a_dataset_may_be_filtered(datasets):
+def test_episodes_can_be_selected_or_filtered(datasets):
     dataset = cartpole()
     lengths = [len(episode) for episode in dataset.iterate_episodes()]
     assert len(whole(MinariData(dataset, [3, 1]))[0].reward) == lengths[1] + lengths[3]
@@ -127,7 +127,7 @@ def test_some_episodes_may_be_chosen_and_a_dataset_may_be_filtered(datasets):
         MinariData(dataset, [1, 7])
 
 
-def test_learning_by_it_is_evaluated_in_the_environment_that_it_is_of(datasets):
+def test_evaluation_uses_the_environment_of_the_dataset(datasets):
     data = MinariData(cartpole(ref_min_score=10.0, ref_max_score=500.0))
     environment = GymnasiumEnvironment(data.environment_spec, num_envs=2, seed=1)
     agent = BC(environment.single_observation_space, environment.single_action_space, **SMALL)
@@ -142,7 +142,7 @@ def test_learning_by_it_is_evaluated_in_the_environment_that_it_is_of(datasets):
     assert said[-1]["evaluation_score"] == pytest.approx(score)
 
 
-def test_continuous_actions_are_learned_of_and_have_their_types(datasets):
+def test_continuous_actions_are_converted_and_learned(datasets):
     data = MinariData(collect("pendulum/test-v0", gymnasium.make("Pendulum-v1"), 2, 30))
     agent = IQL(data.observation_space, data.action_space, **SMALL)
     assert fill(agent, data) == 60
@@ -152,19 +152,19 @@ def test_continuous_actions_are_learned_of_and_have_their_types(datasets):
     agent.learn(2)
 
 
-def test_the_environment_for_evaluation_is_the_one_that_the_dataset_names(datasets):
+def test_environment_spec_is_the_evaluation_environment(datasets):
     data = MinariData(cartpole(eval_env="CartPole-v0"))
     assert data.dataset.env_spec.id == "CartPole-v1"
     assert data.environment_spec.id == "CartPole-v0"
 
 
-def test_the_reference_scores_are_0_and_100(datasets):
+def test_reference_scores_are_normalized_to_0_and_100(datasets):
     data = MinariData(cartpole(ref_min_score=-50.0, ref_max_score=150.0))
     assert [data.normalized_score(x) for x in (-50.0, 150.0, 50.0, 250.0)] == [0.0, 100.0, 50.0, 150.0]
     assert data.reference_scores == (-50.0, 150.0)
 
 
-def test_what_a_dataset_does_not_say_is_one_line(datasets):
+def test_missing_metadata_raises(datasets):
     buffer = EpisodeBuffer(
         id=0,
         observations=[np.zeros(2), np.ones(2)],
@@ -184,7 +184,7 @@ def test_what_a_dataset_does_not_say_is_one_line(datasets):
         _ = data.environment_spec
     (found,) = whole(data)
     assert found.observation.dtype == torch.float32
-    assert found.truncated.tolist() == [True]  # nobody says how it ended: it was cut
+    assert found.truncated.tolist() == [True]  # without a recorded end, the episode is truncated
 
 
 def test_nested_observations_become_dictionaries_of_tensors(datasets):
@@ -217,18 +217,18 @@ def test_nested_observations_become_dictionaries_of_tensors(datasets):
     assert all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(found.observation))
 
 
-def test_without_minari_the_packages_to_install_are_named(monkeypatch):
+def test_missing_minari_raises_with_install_instructions(monkeypatch):
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ImportError, match=r"pip install minari pillow$"):
         MinariData("cartpole/test-v0")
 
 
-def test_a_dataset_that_is_not_there_is_an_error_of_minari(datasets):
+def test_missing_dataset_raises_the_error_of_minari(datasets):
     with pytest.raises(FileNotFoundError):
         MinariData("cartpole/none-v0")
 
 
-def test_the_example_of_the_page_runs(datasets):
+def test_documentation_example_runs(datasets):
     collect("mujoco/halfcheetah/medium-v0", gymnasium.make("Pendulum-v1"), 3, 50, ref_min_score=-1e3, ref_max_score=0.0)
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE[PAGE.index("## Minari") :], re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"IQL": IQL, "evaluate_every": evaluate_every, "offline_loop": offline_loop}

@@ -1,4 +1,4 @@
-"""Runs as datasets of Minari: every array equal, whatever files and epochs an episode crosses, and back again."""
+"""Tests of export_minari: exported and re-imported arrays are equal, also for episodes that span epochs and files."""
 
 import itertools
 
@@ -16,15 +16,15 @@ from rein.types import Episodes, Trajectory
 
 OBSERVATION = spaces.Dict(
     {
-        "camera": spaces.Box(0, 255, (33, 34, 3), np.uint8),  # what Minari would make a JPEG of
+        "camera": spaces.Box(0, 255, (33, 34, 3), np.uint8),  # Minari would compress this to JPEG
         "pair": spaces.Tuple((spaces.Discrete(5), spaces.Box(-9.0, 9.0, (2,), np.float32))),
     }
 )
 ACTION = spaces.Box(-1.0, 1.0, (2,), np.float32)
-LENGTHS = ((5, 9, 4), (3, 3, 3, 3, 3, 3), (17,))  # of the episodes of each environment, one after the other
-STEPS, NUM_ENVS = 7, 3  # an epoch; so episodes cross epochs
+LENGTHS = ((5, 9, 4), (3, 3, 3, 3, 3, 3), (17,))  # lengths of the successive episodes of each environment
+STEPS, NUM_ENVS = 7, 3  # steps per epoch; episodes span epochs
 EPOCHS = 3
-TRUNCATED = 4  # every such episode was truncated; the others terminated
+TRUNCATED = 4  # every fourth episode is truncated, the others are terminated
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def observe(random, *lead):
 
 
 def make_run(valid=None):
-    """Epochs whose episodes have the lengths above; `valid` are rows, by step and environment, that are no data."""
+    """Yield epochs with episodes of these lengths. `valid` lists invalid rows as (step, environment)."""
     random, total = np.random.default_rng(0), STEPS * EPOCHS
     rows = {
         "observation": observe(random, total, NUM_ENVS),
@@ -92,24 +92,24 @@ def same(one, other):
 
 
 def as_rein(values):
-    """What Minari has of nested values, as rein has it."""
+    """Convert nested values of Minari to the structure of rein."""
     if isinstance(values, tuple):
         return {str(place): as_rein(value) for place, value in enumerate(values)}
     return {key: as_rein(value) for key, value in values.items()} if isinstance(values, dict) else values
 
 
-def test_a_minari_that_keeps_no_images_as_they_are_is_named_with_the_version_to_have(monkeypatch):
+def test_old_minari_raises_with_the_required_version(monkeypatch):
     monkeypatch.setattr(minari, "create_dataset_from_buffers", lambda dataset_id, buffers: None)
     with pytest.raises(ImportError, match=r"0\.5\.4 or newer"):
         export_minari(make_run(), "rein/test-v0", OBSERVATION, ACTION)
 
 
-def test_reference_scores_are_those_of_an_environment_that_is_named(run):
+def test_reference_scores_need_an_environment(run):
     with pytest.raises(ValueError, match=r"ref_max_score=\.\.\.: .* give environment="):
         export_minari(run, "all/kinds-v0", OBSERVATION, ACTION, ref_max_score=1.0)
 
 
-def test_every_array_of_every_episode_is_equal_to_the_bit(run):
+def test_exported_arrays_are_equal_bit_for_bit(run):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     dataset = minari.load_dataset("all/kinds-v0")
     ids = run.episodes["id"].tolist()
@@ -131,14 +131,14 @@ def test_every_array_of_every_episode_is_equal_to_the_bit(run):
         assert exported.infos.keys() == {"value", "count"}
 
 
-def test_seeds_are_kept_where_they_are_known(run):
+def test_known_seeds_are_exported(run):
     dataset = export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     seeds = [known.get("seed", -1) for known in dataset.storage.get_episode_metadata(dataset.episode_indices)]
     assert seeds == run.episodes["seed"].tolist()
     assert {-1} < set(seeds)
 
 
-def test_what_is_imported_back_is_what_was_exported(run):
+def test_imported_transitions_equal_the_exported_ones(run):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     (found,) = MinariData("all/kinds-v0").chunks()
     whole = [run.episode(id) for id in run.episodes["id"].tolist()]
@@ -156,9 +156,9 @@ def test_what_is_imported_back_is_what_was_exported(run):
     )
 
 
-def test_rows_that_are_no_data_are_left_out(tmp_path):
+def test_invalid_rows_are_left_out(tmp_path):
     run = list(make_run(valid=[(2, 0), (8, 2)]))
-    shorter = {(0, 0): 4, (2, 0): 16}  # environment and first step of the episodes with those rows
+    shorter = {(0, 0): 4, (2, 0): 16}  # environment and first step of the episodes with invalid rows
     for number, trajectory in enumerate(run):
         table = trajectory.episodes
         starts = zip(table.environment.tolist(), table.first_step.tolist(), strict=True)
@@ -171,7 +171,7 @@ def test_rows_that_are_no_data_are_left_out(tmp_path):
     assert all(episode.fields["valid"].all() for episode in whole)
 
 
-def test_an_episode_that_has_not_ended_or_begun_in_these_epochs_is_left_out(run):
+def test_incomplete_episodes_are_left_out(run):
     last = whole_episodes(t for t in run if t.epoch > 1)
     begun_later = [run.episode(id) for id in run.episodes["id"] if run.episode(id).first_step >= STEPS]
     for one, other in zip(last, begun_later, strict=True):
@@ -180,7 +180,7 @@ def test_an_episode_that_has_not_ended_or_begun_in_these_epochs_is_left_out(run)
     assert first == (run.episodes["epoch"] == 1).sum()
 
 
-def test_spaces_have_the_types_that_the_data_have():
+def test_spaces_have_the_dtypes_of_the_data():
     bounds = np.array([-np.inf, -1e300]), np.array([np.inf, 1e300])
     space = spaces.Dict({"x": spaces.Box(*bounds, dtype=np.float64), "n": spaces.Box(0, 65535, (2,), np.uint16)})
     found = narrowed(space)
@@ -198,7 +198,7 @@ def test_spaces_have_the_types_that_the_data_have():
         (spaces.Dict({"camera": OBSERVATION["camera"]}), ACTION, "the observation of the trajectories does not fit"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused_and_nothing_is_left(run, datasets, observation, action, text):
+def test_wrong_spaces_raise_and_leave_no_dataset(run, datasets, observation, action, text):
     with pytest.raises(ValueError, match=text):
         export_minari(run, "all/kinds-v0", observation, action)
     assert not (datasets / "all/kinds-v0").exists()
@@ -211,7 +211,7 @@ def test_spaces_that_do_not_fit_are_refused_and_nothing_is_left(run, datasets, o
         (lambda fields: {name: tree for name, tree in fields.items() if name != "value"}, "'value'"),
     ],
 )
-def test_fields_that_change_within_an_episode_are_refused(change, text, tmp_path, datasets):
+def test_fields_that_change_within_an_episode_raise(change, text, tmp_path, datasets):
     store = HDF5Store(tmp_path / "run")
     for trajectory in make_run():
         fields = change(trajectory.fields) if trajectory.epoch == 2 else trajectory.fields
@@ -222,7 +222,7 @@ def test_fields_that_change_within_an_episode_are_refused(change, text, tmp_path
     assert not (datasets / "all/kinds-v0").exists()
 
 
-def test_integers_of_other_types_within_an_episode_are_joined(tmp_path):
+def test_integers_of_different_dtypes_within_an_episode_are_joined(tmp_path):
     store = HDF5Store(tmp_path / "run")
     for trajectory in make_run():
         kind = torch.int32 if trajectory.epoch == 2 else torch.int64
@@ -232,7 +232,7 @@ def test_integers_of_other_types_within_an_episode_are_joined(tmp_path):
     assert export_minari(run, "all/kinds-v0", OBSERVATION, ACTION).total_episodes == len(run.episodes["id"])
 
 
-def test_a_dataset_that_is_there_is_left_as_it_is(run, datasets):
+def test_existing_dataset_raises_and_does_not_change(run, datasets):
     export_minari(run, "all/kinds-v0", OBSERVATION, ACTION)
     before = (datasets / "all/kinds-v0/data/main_data.hdf5").read_bytes()
     with pytest.raises(ValueError, match="the dataset exists already"):
@@ -240,7 +240,7 @@ def test_a_dataset_that_is_there_is_left_as_it_is(run, datasets):
     assert (datasets / "all/kinds-v0/data/main_data.hdf5").read_bytes() == before
 
 
-def test_trajectories_without_an_end_or_without_what_is_needed_are_one_line(run, datasets):
+def test_incomplete_trajectories_raise(run, datasets):
     none = [t._replace(episodes=map_tree(lambda column: column[:0], t.episodes)) for t in run]
     with pytest.raises(ValueError, match="no episode has ended"):
         export_minari(none, "all/kinds-v0", OBSERVATION, ACTION)

@@ -1,4 +1,4 @@
-"""Any run, out to Minari by copies and by links and back again: every array of every episode is equal to the bit."""
+"""Property tests: export to Minari and import return every array of every episode bit for bit."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ SPACES = st.recursive(
 
 @st.composite
 def shapes(draw: Any) -> dict[str, Any]:
-    """How a run is cut: epochs, environments, and the ways in which a store makes files of it."""
+    """Draw the layout of a run: epochs, environments, and files of the store."""
     return {
-        "epochs": draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)),  # their lengths
+        "epochs": draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)),  # steps per epoch
         "num_envs": draw(st.integers(1, 4)),
-        "mean_length": draw(st.integers(1, 9)),  # of the episodes
-        "gap": draw(st.sampled_from([0, 1, 3])),  # rows after an episode that are no data
-        "holes": draw(st.sampled_from([0.0, 0.3])),  # how many rows of an episode are no data; its last one is
-        "later": draw(st.booleans()),  # whether the first epoch was not stored
+        "mean_length": draw(st.integers(1, 9)),  # steps per episode
+        "gap": draw(st.sampled_from([0, 1, 3])),  # invalid rows after an episode
+        "holes": draw(st.sampled_from([0.0, 0.3])),  # fraction of invalid rows; the last row is valid
+        "later": draw(st.booleans()),  # whether the first epoch is missing
         "store": draw(st.sampled_from([{}, {"max_epochs": 1}, {"max_bytes": 1500}, {"max_epochs": 2}])),
     }
 
 
 def values(random: np.random.Generator, space: spaces.Space[Any], *lead: int) -> Any:
-    """Any values of a space, as an environment of rein's has them; floats may be no numbers."""
+    """Return random values of a space in the structure of rein. Floats may be NaN or infinite."""
     if isinstance(space, spaces.Dict):
         return {key: values(random, child, *lead) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -78,7 +78,7 @@ def values(random: np.random.Generator, space: spaces.Space[Any], *lead: int) ->
 
 
 def ends(random: np.random.Generator, total: int, how: dict[str, Any]) -> tuple[np.ndarray, list[list[int]]]:
-    """Which rows are data, and of each episode that ends its last step, environment, first step and length."""
+    """Return the valid rows, and the last step, environment, first step and length of each completed episode."""
     valid, ended = np.ones((total, how["num_envs"]), bool), []
     for n in range(how["num_envs"]):
         first = 0
@@ -91,7 +91,7 @@ def ends(random: np.random.Generator, total: int, how: dict[str, Any]) -> tuple[
 
 
 def make_run(path: Path, observed: spaces.Space[Any], acted: spaces.Space[Any], how: dict[str, Any]) -> Run:
-    """A run of random values in files."""
+    """Write a run of random values."""
     random, total = np.random.default_rng(len(how["epochs"])), sum(how["epochs"])
     valid, ended = ends(random, total, how)
     lead = (total, how["num_envs"])
@@ -139,7 +139,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def as_rein(found: Any) -> Any:
-    """What Minari has of nested values, as rein has it."""
+    """Convert nested values of Minari to the structure of rein."""
     if isinstance(found, tuple):
         return {str(place): as_rein(part) for place, part in enumerate(found)}
     return {key: as_rein(part) for key, part in found.items()} if isinstance(found, dict) else found
@@ -164,7 +164,7 @@ def check_episode(exported: Any, mine: Any) -> None:
 
 
 def check_import(name: str, whole: list[Any]) -> None:
-    """The transitions that `MinariData` gives are those of the episodes, one after the other."""
+    """Assert that `MinariData` returns the transitions of the episodes in order."""
     found = map_tree(lambda *parts: torch.cat(parts).numpy(), *MinariData(name).chunks(20))
     joined = map_tree(lambda *columns: np.concatenate(columns), *(episode.fields for episode in whole))
     for field in ("observation", "action", "reward", "terminated", "truncated"):
@@ -178,13 +178,13 @@ def check_import(name: str, whole: list[Any]) -> None:
 
 
 def check(observed: spaces.Space[Any], acted: spaces.Space[Any], how: dict[str, Any]) -> int:
-    """Export a run with these spaces and read it back; return its number of episodes."""
+    """Export a run with these spaces, read it back, and return its number of episodes."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", f"{folder}/data")
         run = make_run(Path(folder) / "50%b run", observed, acted, how)
         whole = []
         for id in run.episodes["id"].tolist():
-            with contextlib.suppress(*[StoreError] * how["later"]):  # whose first transitions were not stored
+            with contextlib.suppress(*[StoreError] * how["later"]):  # the first transitions are missing
                 whole.append(run.episode(id))
         name = "any/run-v0"
         if not whole:
@@ -216,28 +216,28 @@ NESTED = spaces.Dict({"a": spaces.Tuple((BOXES[0], spaces.Dict({"50%b": PLAIN[1]
 
 
 @pytest.mark.parametrize("space", [*BOXES, *PLAIN, NESTED], ids=str)
-def test_values_of_every_kind_come_back(space: spaces.Space[Any]) -> None:
+def test_values_of_every_space_round_trip(space: spaces.Space[Any]) -> None:
     assert check(space, space, {**CROSSING, "store": {"max_epochs": 1}}) > 5
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        {"store": {"max_epochs": 1}, "later": True},  # an episode whose beginning was not stored
-        {"store": {"max_bytes": 20_000}},  # an epoch in parts
-        {"store": {"max_epochs": 2}, "gap": 3},  # rows that are no data
+        {"store": {"max_epochs": 1}, "later": True},  # an episode whose first steps are missing
+        {"store": {"max_bytes": 20_000}},  # an epoch in several files
+        {"store": {"max_epochs": 2}, "gap": 3},  # invalid rows
         {"store": {"max_epochs": 1}, "gap": 1, "mean_length": 1},
         {"store": {"max_epochs": 3}, "holes": 0.3, "mean_length": 7},
         {"mean_length": 12, "num_envs": 7},
     ],
 )
-def test_however_a_run_is_cut_its_episodes_come_back(how: dict[str, Any]) -> None:
+def test_every_file_layout_round_trips(how: dict[str, Any]) -> None:
     assert check(NESTED, BOXES[0], {**CROSSING, **how}) > 3
 
 
 @settings(max_examples=20)
 @given(observed=SPACES, acted=SPACES, how=shapes())
-def test_whatever_the_spaces_and_the_files_are_nothing_is_lost(
+def test_random_spaces_and_layouts_round_trip(
     observed: spaces.Space[Any], acted: spaces.Space[Any], how: dict[str, Any]
 ) -> None:
     check(observed, acted, how)

@@ -1,6 +1,6 @@
-"""Environments to be wrapped, whose every number is known in advance.
+"""Deterministic environments for tests of wrappers.
 
-Shapes: N environments, 2 numbers of an action.
+Shapes: N environments, 2 numbers per action.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rein.types import TimeStep, Tree
 
 
 class Clockwork:
-    """An episode's seed says whether it lasts 3, 4, ... or 7 steps, and whether it is terminated or truncated then.
+    """The seed of an episode determines its length, 3 to 7 steps, and whether it is terminated or truncated.
 
-    The reward of step k is 1.5 * k - 4 plus the sum of the action. An observation holds a number that is the
-    episode's own, the step and the sum of all actions; `observation` says in which form.
+    The reward of step k is 1.5 * k - 4 plus the sum of the action. An observation contains a number of the episode,
+    the step and the sum of all actions, in the form `observation`.
     """
 
     replayable = True
@@ -121,7 +121,7 @@ def _start(seeds: Tensor) -> Tensor:
 
 
 class PartialClockwork(Clockwork):
-    """The same, where it can be stepped and reset in part."""
+    """Clockwork with partial steps and resets."""
 
     def reset_where(self, mask: Tensor) -> Tree:
         return self._begin(self._seeds.advance(mask), mask)
@@ -141,11 +141,11 @@ _SPACES = {
 
 @pytest.fixture
 def clockwork() -> type[PartialClockwork]:
-    """The class of environments whose every number is known in advance."""
+    """Class of deterministic environments with partial steps and resets."""
     return PartialClockwork
 
 
 @pytest.fixture
 def whole_clockwork() -> type[Clockwork]:
-    """The same, but they can only be stepped and reset all together."""
+    """Class of deterministic environments without partial steps and resets."""
     return Clockwork

@@ -1,4 +1,4 @@
-"""Actions of any size reach the environment inside its bounds."""
+"""Tests of ClipAction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rein.envs.wrappers.actions import ClipAction
 from rein.testing.stateful import first_difference
 
 
-def test_an_action_within_the_bounds_is_left_alone(clockwork: Any) -> None:
+def test_actions_within_the_bounds_do_not_change(clockwork: Any) -> None:
     plain, clipped = clockwork(4), ClipAction(clockwork(4))
     plain.reset()
     clipped.reset()
@@ -21,7 +21,7 @@ def test_an_action_within_the_bounds_is_left_alone(clockwork: Any) -> None:
         assert first_difference(plain.apply_action(action), clipped.apply_action(action)) is None
 
 
-def test_an_action_beyond_them_becomes_the_nearest_within(clockwork: Any) -> None:
+def test_actions_out_of_bounds_are_clipped(clockwork: Any) -> None:
     environment, wild = ClipAction(clockwork(2)), torch.tensor([[-9.0, 9.0], [1.0, -0.5]])
     environment.reset()
     total_N = environment.apply_action(wild).final_observation[:, 2]
@@ -29,12 +29,12 @@ def test_an_action_beyond_them_becomes_the_nearest_within(clockwork: Any) -> Non
     assert wild.tolist() == [[-9.0, 9.0], [1.0, -0.5]]
 
 
-def test_its_action_space_has_no_bounds(clockwork: Any) -> None:
+def test_action_space_is_unbounded(clockwork: Any) -> None:
     space = ClipAction(clockwork(2)).single_action_space
     assert space.shape == (2,)
     assert space.contains(torch.tensor([-1e30, 1e30]).numpy())
 
 
-def test_actions_that_are_no_numbers_are_refused() -> None:
+def test_discrete_actions_raise() -> None:
     with pytest.raises(TypeError, match=r"ClipAction: actions in Discrete\(4\); they must be a Box"):
         ClipAction(Gridworld())

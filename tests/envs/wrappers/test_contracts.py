@@ -1,4 +1,4 @@
-"""Every wrapper is an environment, whatever it is around: the two contracts, for each over several."""
+"""Contract tests of every wrapper around several environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that `docs/reference/wrappers.md` is made of runs, and every wrapper has its place there."""
+"""Tests of `docs/reference/wrappers.md`: its code runs, and it lists every wrapper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/reference/wrappers.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the program of the page has defined when it has run."""
+    """Names that the code of the page defines."""
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     names: dict[str, Any] = {}
@@ -25,7 +25,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return names
 
 
-def test_the_examples_give_what_the_page_says(names: dict[str, Any]) -> None:
+def test_documented_examples_have_the_documented_shapes(names: dict[str, Any]) -> None:
     assert names["stacked"].reset().shape == (16, 4, 4)
     assert names["flat"].reset().shape == (16, 20)
     assert names["history"].reset().shape == (16, 8, 20)
@@ -35,7 +35,7 @@ def test_the_examples_give_what_the_page_says(names: dict[str, Any]) -> None:
         names[name].reset()
 
 
-def test_your_own_wrapper_pays_its_bonus(names: dict[str, Any]) -> None:
+def test_documented_custom_wrapper_adds_its_bonus(names: dict[str, Any]) -> None:
     plain, paid = rein.envs.Gridworld(4, seed=0), names["Bonus"](rein.envs.Gridworld(4, seed=0), 2.0)
     plain.reset()
     paid.reset()
@@ -44,6 +44,6 @@ def test_your_own_wrapper_pays_its_bonus(names: dict[str, Any]) -> None:
     assert paid.config["bonus"] == 2.0
 
 
-def test_every_wrapper_is_shown() -> None:
+def test_documentation_lists_every_wrapper() -> None:
     (shown,) = re.findall(r"^from rein\.envs\.wrappers import \((.*?)\)", PAGE, re.MULTILINE | re.DOTALL)
     assert shown.replace(",", " ").split() == rein.envs.wrappers.__all__

@@ -1,4 +1,4 @@
-"""Flat observations are, row by row, what Gymnasium flattens them to."""
+"""Tests of FlattenObservation against `gymnasium.spaces.flatten`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_every_row_is_what_gymnasium_flattens_it_to(space: spaces.Space[Any]) -> None:
+def test_rows_equal_gymnasiums_flatten(space: spaces.Space[Any]) -> None:
     space.seed(0)
     samples = [space.sample() for _ in range(50)]
     observation = Codec("observation", space).stack(samples)
     inner = SimpleNamespace(
         single_observation_space=space, device=torch.device("cpu"), reset=lambda seed=None: observation
     )
-    environment = FlattenObservation(inner)  # type: ignore[arg-type]  # a stand-in
+    environment = FlattenObservation(inner)  # type: ignore[arg-type]  # a stub
     flat = environment.reset()
     expected = np.stack([spaces.flatten(space, sample) for sample in samples]).astype(np.float32)
     assert flat.dtype is torch.float32
@@ -53,7 +53,7 @@ def test_every_row_is_what_gymnasium_flattens_it_to(space: spaces.Space[Any]) ->
     assert np.array_equal(environment.single_observation_space.high, theirs.high.astype(np.float32))
 
 
-def test_final_observations_are_flattened_too(clockwork: Any) -> None:
+def test_final_observations_are_flattened(clockwork: Any) -> None:
     plain, flat = clockwork(4, 0, "tree"), FlattenObservation(clockwork(4, 0, "tree"))
     plain.reset()
     flat.reset()

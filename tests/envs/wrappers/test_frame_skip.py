@@ -1,4 +1,4 @@
-"""A skip is so many plain steps with their rewards added up, cut where the episode ends."""
+"""Tests of FrameSkip."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def actions(steps: int, num_envs: int) -> Tensor:
 
 
 @pytest.mark.parametrize("skip", [1, 2, 3, 4, 10])
-def test_it_equals_stepping_by_hand_with_summed_rewards_and_cut_at_the_end(clockwork: Any, skip: int) -> None:
+def test_frame_skip_equals_repeated_steps_with_summed_rewards(clockwork: Any, skip: int) -> None:
     environment, given = FrameSkip(clockwork(4), skip), actions(30, 4)
     environment.reset()
     steps = [(environment.episode_seeds, environment.apply_action(action)) for action in given]
     ends = 0
     for i in range(4):
-        plain = clockwork(4)  # of which only environment i is stepped as it should
+        plain = clockwork(4)  # only environment i is compared
         plain.reset()
         for action, (seeds, whole) in zip(given, steps, strict=True):
             assert plain.episode_seeds[i] == seeds[i]
@@ -41,7 +41,7 @@ def test_it_equals_stepping_by_hand_with_summed_rewards_and_cut_at_the_end(clock
     assert ends > 20
 
 
-def test_the_next_episode_waits_at_its_first_observation(clockwork: Any) -> None:
+def test_next_episode_begins_with_the_next_action(clockwork: Any) -> None:
     environment, fresh = FrameSkip(clockwork(4), 4), clockwork(4, 9)
     environment.reset()
     for action in actions(20, 4):
@@ -51,7 +51,7 @@ def test_the_next_episode_waits_at_its_first_observation(clockwork: Any) -> None
         assert (step.observation[~ended, 1] % 4 == 0).all()
 
 
-def test_a_skip_in_a_skip_is_the_product(clockwork: Any) -> None:
+def test_nested_skips_multiply(clockwork: Any) -> None:
     twice, once = FrameSkip(FrameSkip(clockwork(5), 2), 3), FrameSkip(clockwork(5), 6)
     twice.reset()
     once.reset()
@@ -61,11 +61,11 @@ def test_a_skip_in_a_skip_is_the_product(clockwork: Any) -> None:
         assert first_difference(one._replace(reward=None), other._replace(reward=None)) is None
 
 
-def test_environments_that_cannot_be_stepped_in_part_are_refused(whole_clockwork: Any) -> None:
+def test_environment_without_apply_action_where_raises(whole_clockwork: Any) -> None:
     with pytest.raises(TypeError, match=r"FrameSkip: Clockwork has no apply_action_where\(\); repeat the action"):
         FrameSkip(whole_clockwork(2), 4)
 
 
-def test_a_skip_below_one_is_refused(clockwork: Any) -> None:
+def test_skip_below_one_raises(clockwork: Any) -> None:
     with pytest.raises(ValueError, match=r"FrameSkip\(skip=0\)"):
         FrameSkip(clockwork(2), 0)

@@ -1,4 +1,4 @@
-"""A stack holds the last observations of one episode, and of no other."""
+"""Tests of FrameStack."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def row(tree: Any, index: int) -> Any:
 
 
 def window(frames: list[Any], length: int) -> Any:
-    """The last `length` of an episode's observations, the first one standing for those before it."""
+    """Return the last `length` observations of an episode, padded with the first one."""
     frames = [frames[0]] * length + frames
     return map_tree(lambda *last: torch.stack(last), *frames[-length:])
 
 
 @pytest.mark.parametrize("observation", ["vector", "image", "tree"])
 @pytest.mark.parametrize("length", [1, 2, 4, 9])
-def test_every_stack_is_the_end_of_its_own_episode(clockwork: Any, observation: str, length: int) -> None:
+def test_stack_contains_the_last_observations_of_its_episode(clockwork: Any, observation: str, length: int) -> None:
     plain, stacked = clockwork(5, 0, observation), FrameStack(clockwork(5, 0, observation), length)
     first = plain.reset()
     episodes = [[row(first, i)] for i in range(5)]
@@ -48,7 +48,7 @@ def test_every_stack_is_the_end_of_its_own_episode(clockwork: Any, observation: 
             assert first_difference(window(episode, length), row(outer.observation, i)) is None
 
 
-def test_it_is_gymnasiums_wrapper_in_every_environment() -> None:
+def test_frame_stack_equals_gymnasiums_wrapper() -> None:
     def factory() -> gymnasium.Env[Any, Any]:
         inner = gymnasium.make("CartPole-v1", max_episode_steps=13)
         return gymnasium.wrappers.FrameStackObservation(inner, 4, padding_type="reset")
@@ -62,7 +62,7 @@ def test_it_is_gymnasiums_wrapper_in_every_environment() -> None:
         assert first_difference(ours.apply_action(action), theirs.apply_action(action)) is None
 
 
-def test_an_environment_that_is_reset_alone_gets_a_new_stack_and_the_others_keep_theirs(clockwork: Any) -> None:
+def test_partial_reset_restarts_only_its_stacks(clockwork: Any) -> None:
     inside, outside = FrameStack(TimeLimit(clockwork(6), 4), 3), TimeLimit(FrameStack(clockwork(6), 3), 4)
     assert torch.equal(inside.reset(), outside.reset())
     for action in actions(40, 6):
@@ -70,7 +70,7 @@ def test_an_environment_that_is_reset_alone_gets_a_new_stack_and_the_others_keep
 
 
 @pytest.mark.parametrize("observation", ["vector", "tree"])
-def test_an_environment_that_is_not_stepped_keeps_its_stack(clockwork: Any, observation: str) -> None:
+def test_rows_that_are_not_stepped_keep_their_stack(clockwork: Any, observation: str) -> None:
     environment = FrameStack(clockwork(6, 0, observation), 3)
     before = environment.reset()
     for k, action in enumerate(actions(20, 6)):
@@ -84,8 +84,8 @@ def test_an_environment_that_is_not_stepped_keeps_its_stack(clockwork: Any, obse
         before = time_step.observation
 
 
-class ResetsInAStepOfItsOwn:
-    """What Gymnasium calls NEXT_STEP, around an environment that does not: a row that is not valid after each end."""
+class NextStepReset:
+    """Wrapper that emulates Gymnasium's mode NEXT_STEP: an invalid row follows each end."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self._waits_N = inner, torch.zeros(inner.num_envs, dtype=torch.bool)
@@ -100,22 +100,22 @@ class ResetsInAStepOfItsOwn:
         return step._replace(observation=observation)
 
 
-def test_a_row_that_is_not_valid_begins_a_new_stack(clockwork: Any) -> None:
-    environment = FrameStack(ResetsInAStepOfItsOwn(clockwork(6)), 3)  # type: ignore[arg-type]  # enough of one
+def test_invalid_row_begins_a_new_stack(clockwork: Any) -> None:
+    environment = FrameStack(NextStepReset(clockwork(6)), 3)  # type: ignore[arg-type]  # a partial stub
     environment.reset()
     resets = 0
     for action in actions(40, 6):
         step = environment.apply_action(action)
         stack = step.observation[~step.valid]
         resets += len(stack)
-        assert (stack[:, :, 1] == 0).all()  # the first step of the new episode, three times
+        assert (stack[:, :, 1] == 0).all()  # three times the first observation of the new episode
         assert torch.equal(stack, step.final_observation[~step.valid])
         on = step.valid & ~(step.terminated | step.truncated)
         assert torch.equal(step.observation[on], step.final_observation[on])
     assert resets > 10
 
 
-def test_a_stack_is_in_its_space_whatever_the_inner_one_is(clockwork: Any) -> None:
+def test_stack_of_a_dict_space_is_in_its_space(clockwork: Any) -> None:
     environment = FrameStack(clockwork(3, 0, "tree"), 2)
     observation = dict(leaves(environment.reset()))
     shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
@@ -124,6 +124,6 @@ def test_a_stack_is_in_its_space_whatever_the_inner_one_is(clockwork: Any) -> No
     assert environment.single_observation_space["inner"][0].start.tolist() == [5, 5]  # type: ignore[index]  # a Dict
 
 
-def test_a_length_below_one_is_refused(clockwork: Any) -> None:
+def test_length_below_one_raises(clockwork: Any) -> None:
     with pytest.raises(ValueError, match=r"FrameStack\(length=0\): give 1 or more"):
         FrameStack(clockwork(2), 0)

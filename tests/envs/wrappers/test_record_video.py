@@ -1,4 +1,4 @@
-"""Films show what the actions were selected from: one frame for each step of the episodes that were chosen."""
+"""Tests of RecordVideo."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rein.errors import EnvironmentContractError
 
 
 def film(path: Path, height: int = 32, width: int = 48) -> np.ndarray[Any, Any]:
-    """Every frame that the file holds (imageio's own reader leaves its pipes open)."""
+    """Read all frames of a file. imageio's reader is not used, because it leaves its pipes open."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     frames = subprocess.run(command, capture_output=True, check=True).stdout
     return np.frombuffer(frames, np.uint8).reshape(-1, height, width, 3)
 
 
 def greys(path: Path) -> list[int]:
-    """What a film of Clockwork shows: the step, drawn as a shade of grey, as near as a film keeps it."""
+    """Return the steps in a video of Clockwork, which draws the step as a shade of grey."""
     return [round(float(frame.mean()) / 30) for frame in film(path)]
 
 
 def play(environment: Any, steps: int) -> list[int]:
-    """The lengths of the episodes of environment 0 that end within so many steps."""
+    """Return the lengths of the episodes of environment 0 that end within `steps` steps."""
     lengths = []
     for _ in range(steps):
         step = environment.apply_action(torch.zeros(environment.num_envs, 2))
@@ -44,7 +44,7 @@ def play(environment: Any, steps: int) -> list[int]:
     return lengths
 
 
-def test_a_film_has_a_frame_for_each_step_and_shows_what_was_acted_on(clockwork: Any, tmp_path: Path) -> None:
+def test_video_has_one_frame_per_step_before_its_action(clockwork: Any, tmp_path: Path) -> None:
     environment = RecordVideo(clockwork(3), tmp_path / "videos", fps=5)
     environment.reset()
     lengths = play(environment, 20)
@@ -54,7 +54,7 @@ def test_a_film_has_a_frame_for_each_step_and_shows_what_was_acted_on(clockwork:
     environment.close()
 
 
-def test_every_third_episode_is_filmed_and_no_other(clockwork: Any, tmp_path: Path) -> None:
+def test_only_every_third_episode_is_recorded(clockwork: Any, tmp_path: Path) -> None:
     environment = RecordVideo(clockwork(1), tmp_path, every=3)
     environment.reset()
     lengths = play(environment, 35)
@@ -66,13 +66,13 @@ def test_every_third_episode_is_filmed_and_no_other(clockwork: Any, tmp_path: Pa
     }
 
 
-def test_an_episode_that_is_cut_short_is_filmed_as_far_as_it_went(clockwork: Any, tmp_path: Path) -> None:
+def test_interrupted_episode_is_recorded_up_to_the_interruption(clockwork: Any, tmp_path: Path) -> None:
     environment = RecordVideo(clockwork(2), tmp_path)
     environment.reset()
     for end in (environment.reset, lambda: environment.reset_where(torch.tensor([True, False])), environment.close):
         environment.apply_action(torch.zeros(2, 2))
         environment.apply_action(torch.zeros(2, 2))
-        environment.reset_where(torch.tensor([False, True]))  # which is no matter of environment 0
+        environment.reset_where(torch.tensor([False, True]))  # does not affect environment 0
         films = sum(1 for _ in tmp_path.glob("*[0-9].mp4"))
         end()
         assert sum(1 for _ in tmp_path.glob("*[0-9].mp4")) == films + 1
@@ -81,8 +81,8 @@ def test_an_episode_that_is_cut_short_is_filmed_as_far_as_it_went(clockwork: Any
     assert [len(film(path)) for path in tmp_path.iterdir()] == [2, 2, 2]
 
 
-def test_evaluation_films_each_episode_that_it_plays(tmp_path: Path) -> None:
-    """The episode that begins by itself when one ends, and that the next reset throws away, was never played."""
+def test_evaluation_records_only_its_episodes(tmp_path: Path) -> None:
+    """The episode that autoreset begins, and that the next reset discards, is not recorded."""
     environment = RecordVideo(Gridworld(1, seed=0, max_episode_steps=4), tmp_path)
 
     class Waits:
@@ -97,7 +97,7 @@ def test_evaluation_films_each_episode_that_it_plays(tmp_path: Path) -> None:
     assert [len(film(path, 240, 240)) for path in sorted(tmp_path.iterdir())] == result.episode_length.tolist()
 
 
-def test_a_film_looks_like_what_was_rendered(tmp_path: Path) -> None:
+def test_video_frames_match_rendered_frames(tmp_path: Path) -> None:
     environment = RecordVideo(Gridworld(2, [(4, 4)], seed=0, max_episode_steps=3), tmp_path)
     environment.reset()
     frames = []
@@ -106,10 +106,10 @@ def test_a_film_looks_like_what_was_rendered(tmp_path: Path) -> None:
         environment.apply_action(torch.tensor([action, 1]))
     seen = film(tmp_path / "episode-000001.mp4", *frames[0].shape[:2])
     assert len(seen) == 3
-    assert np.abs(seen - np.stack(frames).astype(float)).mean() < 6  # a film is not exact
+    assert np.abs(seen - np.stack(frames).astype(float)).mean() < 6  # video encoding is lossy
 
 
-def test_a_film_is_never_written_over(clockwork: Any, tmp_path: Path) -> None:
+def test_existing_video_is_not_overwritten(clockwork: Any, tmp_path: Path) -> None:
     for _ in range(3):
         environment = RecordVideo(clockwork(1), tmp_path)
         environment.reset()
@@ -120,7 +120,7 @@ def test_a_film_is_never_written_over(clockwork: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_after_loading_filming_waits_for_the_next_episode(clockwork: Any, tmp_path: Path) -> None:
+def test_recording_waits_for_the_next_episode_after_loading(clockwork: Any, tmp_path: Path) -> None:
     saved, loaded = (RecordVideo(clockwork(1), tmp_path / name) for name in ("saved", "loaded"))
     saved.reset()
     before = len(play(saved, 9))
@@ -133,7 +133,7 @@ def test_after_loading_filming_waits_for_the_next_episode(clockwork: Any, tmp_pa
     assert len(film(films[0])) == lengths[1]
 
 
-def test_filming_changes_nothing(clockwork: Any, tmp_path: Path) -> None:
+def test_recording_does_not_change_steps(clockwork: Any, tmp_path: Path) -> None:
     plain, filmed = clockwork(3), RecordVideo(clockwork(3), tmp_path)
     assert torch.equal(plain.reset(), filmed.reset())
     for _ in range(10):
@@ -143,7 +143,7 @@ def test_filming_changes_nothing(clockwork: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["imageio", "imageio_ffmpeg"])
-def test_without_the_extra_the_error_names_it(
+def test_missing_extra_raises_with_install_instructions(
     clockwork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
@@ -154,9 +154,7 @@ def test_without_the_extra_the_error_names_it(
         RecordVideo(clockwork(1), tmp_path)
 
 
-def test_environments_that_do_not_render_and_numbers_out_of_range_are_refused(
-    scripted: Any, clockwork: Any, tmp_path: Path
-) -> None:
+def test_non_rendering_environment_and_invalid_options_raise(scripted: Any, clockwork: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"RecordVideo: Scripted has no render\(\); it cannot be recorded"):
         RecordVideo(scripted([3]), tmp_path)
     wrong: tuple[dict[str, Any], ...] = ({"every": 0}, {"fps": 0}, {"fps": float("nan")}, {"fps": float("inf")})
@@ -166,15 +164,15 @@ def test_environments_that_do_not_render_and_numbers_out_of_range_are_refused(
 
 
 def rate(path: Path) -> float:
-    """Frames per second, as ffmpeg tells."""
-    told = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
-    found = re.search(r"([\d.]+) fps", told)
-    assert found is not None, told
+    """Return the frames per second that ffmpeg reports."""
+    report = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", path], capture_output=True, text=True).stderr
+    found = re.search(r"([\d.]+) fps", report)
+    assert found is not None, report
     return float(found[1])
 
 
 def a_video_of(environment: Any, folder: Path, **options: Any) -> Path:
-    """The video of the first two steps."""
+    """Record the first two steps and return the file."""
     recorded = RecordVideo(environment, folder, **options)
     recorded.reset()
     for _ in range(2):
@@ -183,7 +181,7 @@ def a_video_of(environment: Any, folder: Path, **options: Any) -> Path:
     return folder / "episode-000001.mp4"
 
 
-def test_videos_have_the_frame_rate_that_the_environment_declares(tmp_path: Path) -> None:
+def test_video_has_the_frame_rate_of_the_environment(tmp_path: Path) -> None:
     gym = GymnasiumEnvironment("CartPole-v1", 1, 0, render_mode="rgb_array")
     assert rate(a_video_of(gym, tmp_path / "gymnasium")) == 50
     assert rate(a_video_of(TimeLimit(CartPole(2, seed=0), 9), tmp_path / "native")) == 50
@@ -192,7 +190,7 @@ def test_videos_have_the_frame_rate_that_the_environment_declares(tmp_path: Path
 
 
 class Renders(CartPole):
-    """Renders whatever it is told."""
+    """Renders the attribute `rendered`."""
 
     rendered: Any
 
@@ -205,11 +203,11 @@ GREY = np.full((32, 48, 3), 128, np.uint8)
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rendered", [GREY / 255, (GREY / 255).astype(np.float32), GREY.astype(np.int64), GREY])
-def test_frames_of_floats_and_of_integers_are_recorded_without_a_warning(rendered: Any, tmp_path: Path) -> None:
+def test_float_and_integer_frames_are_recorded_without_warnings(rendered: Any, tmp_path: Path) -> None:
     environment = Renders(1, seed=0)
     environment.rendered = rendered
     seen = film(a_video_of(environment, tmp_path))
-    assert len(seen) == 2 and np.abs(seen.astype(float) - 128).max() < 6  # encoding loses a little
+    assert len(seen) == 2 and np.abs(seen.astype(float) - 128).max() < 6  # video encoding is lossy
 
 
 @pytest.mark.parametrize(
@@ -225,7 +223,7 @@ def test_frames_of_floats_and_of_integers_are_recorded_without_a_warning(rendere
         (GREY.astype(str), "uint8"),
     ],
 )
-def test_what_is_not_a_frame_is_named_before_the_step(rendered: Any, keyword: str, tmp_path: Path) -> None:
+def test_invalid_frame_raises_before_the_step(rendered: Any, keyword: str, tmp_path: Path) -> None:
     environment = Renders(1, seed=0)
     environment.rendered = rendered
     recorded = RecordVideo(environment, tmp_path)
@@ -236,7 +234,7 @@ def test_what_is_not_a_frame_is_named_before_the_step(rendered: Any, keyword: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_frame_of_another_shape_than_the_first_is_named(tmp_path: Path) -> None:
+def test_frame_with_changed_shape_raises(tmp_path: Path) -> None:
     environment = Renders(1, seed=0)
     recorded = RecordVideo(environment, tmp_path)
     recorded.reset()

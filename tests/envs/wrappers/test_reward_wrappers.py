@@ -1,4 +1,4 @@
-"""Rewards are scaled, clipped or reduced to their sign, and nothing else changes."""
+"""Tests of ScaleReward, ClipReward and SignReward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize(("wrap", "function"), CASES.values(), ids=CASES)
-def test_the_reward_is_the_function_of_it_and_all_else_is_as_it_was(
+def test_wrapper_changes_only_the_reward(
     clockwork: Any, wrap: Callable[[Any], Any], function: Callable[[Tensor], Tensor]
 ) -> None:
     plain, wrapped = clockwork(4), wrap(clockwork(4))
@@ -37,9 +37,9 @@ def test_the_reward_is_the_function_of_it_and_all_else_is_as_it_was(
     assert (reward < -1).any() and (reward > 2.5).any()
 
 
-def test_statistics_see_what_the_wrapper_made_and_not_what_a_handler_makes(scripted: Any, listening: Any) -> None:
-    """The environment's reward is the wrapper's; shaping on `action_applied` keeps the raw one for statistics."""
-    wrapped, shaped = ClipReward(scripted([3, 3])), scripted([3, 3])  # which pay 1, 2, 3
+def test_statistics_use_rewards_of_wrappers_but_not_of_handlers(scripted: Any, listening: Any) -> None:
+    """A handler of `action_applied` changes the reward of the agent, but not that of the statistics."""
+    wrapped, shaped = ClipReward(scripted([3, 3])), scripted([3, 3])  # rewards 1, 2, 3
     agents = [listening(wrapped), listening(shaped)]
     loops = [rein.training_loop(*pair, epochs=1, iterations=3) for pair in zip(agents, (wrapped, shaped), strict=True)]
 
@@ -55,6 +55,6 @@ def test_statistics_see_what_the_wrapper_made_and_not_what_a_handler_makes(scrip
     assert returns == [3.0, 6.0]
 
 
-def test_bounds_in_the_wrong_order_are_refused(clockwork: Any) -> None:
+def test_bounds_in_wrong_order_raise(clockwork: Any) -> None:
     with pytest.raises(ValueError, match=r"ClipReward\(low=1, high=-1\)"):
         ClipReward(clockwork(1), 1, -1)

@@ -1,4 +1,4 @@
-"""A limit around an environment is what a limit inside of it is."""
+"""Tests of TimeLimit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGETS = [(2, 4), (0, 1), (4, 4), (3, 2)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_it_is_the_limit_that_gridworld_has_itself(limit: int) -> None:
+def test_time_limit_equals_the_option_of_gridworld(limit: int) -> None:
     around = TimeLimit(Gridworld(16, TARGETS, seed=0), limit)
     within = Gridworld(16, TARGETS, seed=0, max_episode_steps=limit)
     assert torch.equal(around.reset(), within.reset())
@@ -27,10 +27,10 @@ def test_it_is_the_limit_that_gridworld_has_itself(limit: int) -> None:
         assert first_difference(one, other) is None
         assert torch.equal(around.episode_seeds, within.episode_seeds)
         terminated += int((one.terminated & ~one.truncated).sum())
-    assert terminated or limit == 1  # some end by themselves
+    assert terminated or limit == 1  # some episodes terminate
 
 
-def test_only_what_it_cut_begins_anew(clockwork: Any) -> None:
+def test_only_truncated_environments_are_reset(clockwork: Any) -> None:
     limited = TimeLimit(clockwork(8), 4)
     limited.reset()
     cut = 0
@@ -46,7 +46,7 @@ def test_only_what_it_cut_begins_anew(clockwork: Any) -> None:
     assert cut > 20
 
 
-def test_of_two_limits_the_lower_one_counts(clockwork: Any) -> None:
+def test_lower_of_two_limits_applies(clockwork: Any) -> None:
     for inner, outer in ((3, 5), (5, 3)):
         twice, once = TimeLimit(TimeLimit(clockwork(4), inner), outer), TimeLimit(clockwork(4), 3)
         twice.reset()
@@ -56,7 +56,7 @@ def test_of_two_limits_the_lower_one_counts(clockwork: Any) -> None:
             assert first_difference(one, other) is None
 
 
-def test_environments_that_cannot_be_reset_in_part_are_refused_and_the_error_says_what_to_do(
+def test_environment_without_reset_where_raises(
     whole_clockwork: Any,
 ) -> None:
     message = r"TimeLimit: Clockwork has no reset_where\(\); set a limit when you build the environment"
@@ -65,12 +65,12 @@ def test_environments_that_cannot_be_reset_in_part_are_refused_and_the_error_say
             TimeLimit(environment, 5)
 
 
-def test_a_limit_below_one_is_refused(clockwork: Any) -> None:
+def test_limit_below_one_raises(clockwork: Any) -> None:
     with pytest.raises(ValueError, match=r"TimeLimit\(max_episode_steps=0\): give 1 or more"):
         TimeLimit(clockwork(2), 0)
 
 
-def test_an_environment_that_is_not_stepped_spends_none_of_its_limit(clockwork: Any) -> None:
+def test_rows_that_are_not_stepped_do_not_count(clockwork: Any) -> None:
     environment = TimeLimit(clockwork(2), 3)
     environment.reset()
     for k in range(12):

@@ -1,4 +1,4 @@
-"""Wrappers around environments that have no state: they train, are saved and go on as these do without a wrapper."""
+"""Tests of wrappers around environments without a state: training, checkpoints and resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STATE = ("state_dict", "load_state_dict")
 
 
 class Forgetful(Gridworld):
-    """Boards that nobody can save."""
+    """Gridworld without a state."""
 
-    state_dict = load_state_dict = property()  # type: ignore[assignment]  # as if there were none
+    state_dict = load_state_dict = property()  # type: ignore[assignment]  # hides the methods
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
@@ -55,17 +55,17 @@ def saved_in(folder: Path, wrapper: str) -> rein.Loop:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_what_is_around_an_environment_without_state_has_none_and_around_one_with_state_has_one(wrapper: str) -> None:
+def test_wrapper_has_a_state_only_if_the_inner_environment_has_one(wrapper: str) -> None:
     assert [hasattr(made(Forgetful, wrapper), name) for name in STATE] == [False, False]
     assert [hasattr(made(Gridworld, wrapper), name) for name in STATE] == [True, True]
 
 
-def test_the_state_that_is_missing_is_missed_by_the_name_of_the_environment_inside() -> None:
+def test_missing_state_error_names_the_innermost_environment() -> None:
     with pytest.raises(AttributeError, match="'Forgetful' object has no "):
         made(Forgetful, "frame_stack in time_limit in scale_reward").state_dict()
 
 
-def test_a_wrapper_of_somebody_elses_may_have_a_state_without_asking_whether_the_inner_one_has() -> None:
+def test_custom_wrapper_can_extend_the_state() -> None:
     class Counted(ScaleReward):
         count = 0
 
@@ -79,12 +79,12 @@ def test_a_wrapper_of_somebody_elses_may_have_a_state_without_asking_whether_the
     counted, loaded = (Counted(made(Gridworld, "frame_stack"), 2.0) for _ in range(2))
     counted.reset()
     counted.count = 4
-    part: Stateful = FrameStack(counted, 2)  # which type checkers take it for
+    part: Stateful = FrameStack(counted, 2)  # for type checkers
     FrameStack(loaded, 2).load_state_dict(part.state_dict())
     assert loaded.count == 4
 
 
-def test_a_wrapper_of_somebody_elses_may_name_the_class_that_it_extends() -> None:
+def test_custom_wrapper_can_call_state_dict_of_its_base_class() -> None:
     class Doubled(FrameStack):
         def state_dict(self) -> dict[str, Any]:
             return {"twice": FrameStack.state_dict(self)}
@@ -94,7 +94,7 @@ def test_a_wrapper_of_somebody_elses_may_name_the_class_that_it_extends() -> Non
     assert set(doubled.state_dict()["twice"]) == {"inner", "stack"}
 
 
-def test_a_film_of_an_environment_without_state_has_none_either(tmp_path: Path) -> None:
+def test_record_video_has_a_state_only_if_the_inner_environment_has_one(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     from rein.envs.wrappers.record_video import RecordVideo
 
@@ -104,7 +104,7 @@ def test_a_film_of_an_environment_without_state_has_none_either(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_run_in_an_environment_without_state_is_saved_and_goes_on_with_new_episodes(
+def test_run_without_environment_state_resumes_with_new_episodes(
     wrapper: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert saved_in(tmp_path, wrapper).run(epochs=2, iterations=10).status == "completed"
@@ -115,5 +115,5 @@ def test_a_run_in_an_environment_without_state_is_saved_and_goes_on_with_new_epi
     final = loop.run(epochs=4, iterations=10)
     assert (final.status, final.total_iterations) == ("completed", 40)
     assert "were not saved; new ones begin" in caplog.text
-    if "frame_stack" in wrapper:  # which knows nothing of what was seen before
+    if "frame_stack" in wrapper:  # the stack does not contain earlier observations
         assert torch.equal(seen[0], seen[0][:, :1].expand_as(seen[0]))

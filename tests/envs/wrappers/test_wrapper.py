@@ -1,4 +1,4 @@
-"""What a wrapper does not change is the inner environment's."""
+"""Tests of the base class Wrapper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.rewards import ClipReward, ScaleReward
 
 
-def test_the_environment_inside_is_at_hand() -> None:
+def test_unwrapped_returns_the_innermost_environment() -> None:
     gridworld = Gridworld(2)
     wrapped = FrameStack(ScaleReward(gridworld, 2.0))
     assert wrapped.unwrapped is gridworld
@@ -27,7 +27,7 @@ def test_the_environment_inside_is_at_hand() -> None:
     assert np.array_equal(wrapped.render(1), gridworld.render(1))
 
 
-def test_the_configuration_tells_every_layer() -> None:
+def test_config_describes_every_layer() -> None:
     gridworld = Gridworld(2, seed=5)
     config = json.loads(json.dumps(FrameStack(ScaleReward(gridworld, 2.0), 3).config))
     assert config["length"] == 3
@@ -36,7 +36,7 @@ def test_the_configuration_tells_every_layer() -> None:
     assert config["inner"]["config"]["inner"] == {"type": "rein.envs.gridworld.Gridworld", "config": gridworld.config}
 
 
-def test_a_loop_seeds_trains_in_and_closes_a_wrapped_environment() -> None:
+def test_loop_trains_in_a_wrapped_environment() -> None:
     environment = ClipReward(Gridworld(4), -3.0, 0.0)
     agent = QLearning(environment.single_observation_space, environment.single_action_space)
     final = rein.train(agent, environment, epochs=2, iterations=40, seed=3)
@@ -45,7 +45,7 @@ def test_a_loop_seeds_trains_in_and_closes_a_wrapped_environment() -> None:
     assert torch.equal(environment.episode_seeds, environment.inner.episode_seeds)
 
 
-def test_what_the_inner_environment_does_not_offer_is_missed_by_its_own_name(whole_clockwork: Any) -> None:
+def test_missing_methods_raise_the_error_of_the_inner_environment(whole_clockwork: Any) -> None:
     environment = ScaleReward(whole_clockwork(2), 1.0)
     environment.reset()
     with pytest.raises(AttributeError, match="'Clockwork' object has no attribute 'reset_where'"):
@@ -55,11 +55,11 @@ def test_what_the_inner_environment_does_not_offer_is_missed_by_its_own_name(who
     assert [hasattr(part, name) for name in ("reset_where", "apply_action_where")] == [True, True]
 
 
-def test_a_wrapper_awaits_a_reset_where_the_environment_inside_does() -> None:
+def test_awaits_reset_forwards_to_the_inner_environment() -> None:
     environment = ScaleReward(FrameStack(GymnasiumEnvironment("Blackjack-v1", 2, seed=0, replayable=False)), 2.0)
     assert environment.awaits_reset
     environment.reset()
     assert not environment.awaits_reset
-    environment.load_state_dict(environment.state_dict())  # whose episodes cannot be brought back
+    environment.load_state_dict(environment.state_dict())  # its episodes cannot be restored
     assert environment.awaits_reset
-    assert not ScaleReward(Gridworld(2), 1.0).awaits_reset  # which does not say
+    assert not ScaleReward(Gridworld(2), 1.0).awaits_reset  # has no such attribute
