@@ -13,6 +13,8 @@ probability exactly. `from_action` is for data that contains only actions.
 Gradients flow to the parameters through `log_prob`, `entropy` and `kl`, and through the sample for continuous
 distributions. `sample_from(noise)` is a pure function of random numbers drawn elsewhere, for compiled losses.
 
+An action with several components has a `Product`, whose samples and actions are dictionaries.
+
 Shapes: N rows (further dimensions may precede), A actions or dimensions of an action, K simultaneous discrete actions.
 """
 
@@ -25,30 +27,31 @@ from torch import Tensor
 
 from rein.ops.distributions.continuous import BallNormal, Normal, SquashedNormal
 from rein.ops.distributions.discrete import Categorical, MultiDiscrete
+from rein.ops.distributions.product import Product, Tree
 
-__all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "SquashedNormal"]
+__all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "Product", "SquashedNormal"]
 
 
 class Distribution(Protocol):
     """Distribution over the actions of N rows."""
 
-    def noise(self, generator: torch.Generator) -> Tensor:
+    def noise(self, generator: torch.Generator) -> Tree:
         """Draw the random numbers for `sample_from`."""
         ...
 
-    def sample_from(self, noise: Tensor) -> Tensor:
+    def sample_from(self, noise: Tree) -> Tree:
         """Return the sample for this noise."""
         ...
 
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """Draw a sample for each row; (N,) int64, (N, K) int64 or (N, A)."""
+    def sample(self, generator: torch.Generator) -> Tree:
+        """Draw a sample for each row; (N,) int64, (N, K) int64, (N, A), or a dictionary of these."""
         ...
 
-    def mode(self) -> Tensor:
+    def mode(self) -> Tree:
         """Return the deterministic (greedy) sample."""
         ...
 
-    def log_prob(self, sample: Tensor) -> Tensor:
+    def log_prob(self, sample: Tree) -> Tensor:
         """Return the log-probability, or log-density of the action, summed over the components of an action; (N,)."""
         ...
 
@@ -60,10 +63,10 @@ class Distribution(Protocol):
         """Return KL(self || other) in nats; (N,)."""
         ...
 
-    def to_action(self, sample: Tensor) -> Tensor:
+    def to_action(self, sample: Tree) -> Tree:
         """Convert a sample to an action."""
         ...
 
-    def from_action(self, action: Tensor) -> Tensor:
+    def from_action(self, action: Tree) -> Tree:
         """Convert an action to a sample."""
         ...

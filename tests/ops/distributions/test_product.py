@@ -1,0 +1,152 @@
+"""Products of distributions: relations to their factors, and float64 references."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from rein.ops.distributions import BallNormal, Categorical, MultiDiscrete, Normal, Product, SquashedNormal
+from rein.ops.random import generator
+from rein.ops.trees import leaves, map_tree
+
+N, A = 40, 3
+SIZES = (3, 2, 5)
+HIGH = torch.tensor([1.0, 5.0, 0.3])
+
+
+def normal_of(seed: int, stream: str = "amount", width: int = A) -> Tensor:
+    return torch.randn(N, width, generator=generator(seed, stream))
+
+
+def product(seed: int = 0) -> Product:
+    """Return a product of all kinds of distributions, one of them nested."""
+    log_std = 0.5 * normal_of(seed, "std")
+    switches = MultiDiscrete.from_logits(normal_of(seed, "switches", sum(SIZES)), SIZES)
+    inner = Product({"switches": switches, "force": SquashedNormal(normal_of(seed), log_std, -HIGH, HIGH)})
+    move = Categorical.from_logits(normal_of(seed, "move", 4))
+    ball = BallNormal(normal_of(seed, "ball"), log_std, torch.tensor(2.0))
+    return Product(
+        {"move": move, "amount": Normal(normal_of(seed), log_std[0], -HIGH, HIGH), "arm": inner, "ball": ball}
+    )
+
+
+def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(result.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def same(result: object, expected: object) -> bool:
+    pairs = zip(leaves(result), leaves(expected), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_quantities_are_sums_over_the_factors() -> None:
+    mine, other = product(), product(1)
+    sample = mine.sample(generator(0, "agent"))
+    arm, theirs = mine.factors["arm"].factors, other.factors["arm"].factors
+    parts = [(mine.factors[key], other.factors[key], sample[key]) for key in ("move", "amount", "ball")]
+    parts += [(arm[key], theirs[key], sample["arm"][key]) for key in arm]
+    close(mine.log_prob(sample), torch.stack([factor.log_prob(x) for factor, _, x in parts]).sum(0))
+    close(mine.entropy(), torch.stack([factor.entropy() for factor, _, _ in parts]).sum(0))
+    close(mine.kl(other), torch.stack([factor.kl(second) for factor, second, _ in parts]).sum(0))
+    assert mine.log_prob(sample).shape == mine.entropy().shape == mine.kl(other).shape == (N,)
+
+
+def test_one_factor_is_the_distribution_itself() -> None:
+    factor = product().factors["move"]
+    alone = Product({"move": factor})
+    sample = factor.sample(generator(0, "agent"))
+    assert torch.equal(alone.sample(generator(0, "agent"))["move"], sample)
+    assert torch.equal(alone.log_prob({"move": sample}), factor.log_prob(sample))
+    assert torch.equal(alone.entropy(), factor.entropy())
+
+
+def test_discrete_and_continuous_components_match_the_reference() -> None:
+    logits, mean, log_std = normal_of(2, width=4), normal_of(0), 0.5 * normal_of(1)
+    mine = Product({"move": Categorical.from_logits(logits), "amount": Normal(mean, log_std)})
+    discrete = torch.distributions.Categorical(logits=logits.double())
+    gaussian = torch.distributions.Independent(torch.distributions.Normal(mean.double(), log_std.double().exp()), 1)
+    sample = mine.sample(generator(0, "agent"))
+    expected = discrete.log_prob(sample["move"]) + gaussian.log_prob(sample["amount"].double())
+    close(mine.log_prob(sample), expected)
+    close(mine.entropy(), discrete.entropy() + gaussian.entropy())
+
+
+def test_probabilities_of_all_discrete_actions_sum_to_one() -> None:
+    switches = MultiDiscrete.from_logits(normal_of(0, width=4), (2, 2))
+    mine = Product({"move": Categorical.from_logits(normal_of(1)), "switches": switches})
+    total, entropy = torch.zeros(N), torch.zeros(N)
+    for move, first, second in itertools.product(range(3), range(2), range(2)):
+        sample = {"move": torch.full((N,), move), "switches": torch.tensor([first, second]).expand(N, 2)}
+        log_prob = mine.log_prob(sample)
+        total, entropy = total + log_prob.exp(), entropy - log_prob.exp() * log_prob
+    close(total, torch.ones(N))
+    close(mine.entropy(), entropy)
+
+
+def test_mean_of_the_negative_log_density_approaches_the_entropy() -> None:
+    rows = 20_000
+    one = map_tree(lambda x: x[:1].expand(rows, *x.shape[1:]) if x.ndim > 1 else x, product())
+    estimate = -one.log_prob(one.sample(generator(0, "agent")))
+    spread = float(estimate.std()) / rows**0.5
+    assert abs(float(estimate.mean() - one.entropy()[0])) < 4.0 * spread + 2e-3  # the accuracy of squashed entropies
+
+
+def test_kl_of_equal_distributions_is_zero_and_otherwise_positive() -> None:
+    close(product().kl(product()), torch.zeros(N))
+    assert (product().kl(product(1)) > 0.0).all()
+
+
+def test_sample_is_a_function_of_noise() -> None:
+    distribution = product()
+    noise = distribution.noise(generator(0, "agent"))
+    assert same(distribution.sample_from(noise), distribution.sample(generator(0, "agent")))
+
+
+def test_mode_has_the_structure_of_a_sample() -> None:
+    distribution = product()
+    mode, sample = distribution.mode(), distribution.sample(generator(0, "agent"))
+    assert [(path, x.shape, x.dtype) for path, x in leaves(mode)] == [(p, x.shape, x.dtype) for p, x in leaves(sample)]
+    assert torch.equal(mode["arm"]["switches"], distribution.factors["arm"].factors["switches"].mode())
+
+
+def test_action_of_each_factor_is_converted() -> None:
+    distribution = product()
+    sample = distribution.sample(generator(0, "agent"))
+    action = distribution.to_action(sample)
+    assert torch.equal(action["move"], sample["move"])
+    assert torch.equal(action["amount"], sample["amount"].clamp(-HIGH, HIGH))
+    assert (action["arm"]["force"].abs() <= HIGH).all()
+    back = distribution.from_action(action)
+    close(back["arm"]["force"].clamp(-2.0, 2.0), sample["arm"]["force"].clamp(-2.0, 2.0), 1e-3)
+    assert torch.equal(back["arm"]["switches"], sample["arm"]["switches"])
+
+
+def test_gradients_reach_every_factor() -> None:
+    parameters = map_tree(lambda x: x.clone().requires_grad_(), product())
+    sample = map_tree(torch.Tensor.detach, parameters.sample(generator(0, "agent")))
+    (parameters.log_prob(sample) + parameters.entropy() + parameters.kl(product(1))).sum().backward()
+    unused = {"low", "high", "radius"}  # bounds change the density and the entropy by opposite amounts, or not at all
+    for path, parameter in leaves(parameters):
+        assert path.split(".")[-1] in unused or (parameter.grad is not None and parameter.grad.any()), path
+
+
+@pytest.mark.parametrize("lead", [(4, 10), (40, 1)])
+def test_further_dimensions_may_precede(lead: tuple[int, int]) -> None:
+    flat = product()
+    folded = map_tree(lambda x: x.unflatten(0, lead) if x.ndim and len(x) == N else x, flat)
+    sample = flat.sample(generator(0, "agent"))
+    shaped = map_tree(lambda x: x.unflatten(0, lead), sample)
+    close(folded.log_prob(shaped), flat.log_prob(sample).unflatten(0, lead))
+    close(folded.entropy(), flat.entropy().unflatten(0, lead))
+
+
+def test_compiled_function_accepts_a_product() -> None:
+    def loss(distribution: Product, sample: dict[str, Tensor]) -> Tensor:
+        return (distribution.log_prob(sample) + distribution.entropy()).mean()
+
+    distribution = product()
+    sample = distribution.sample(generator(0, "agent"))
+    close(torch.compile(loss, backend="eager")(distribution, sample), loss(distribution, sample))
