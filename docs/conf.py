@@ -35,6 +35,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_execution_in_temp = True  # runs of tutorials do not stay in docs/
 nb_merge_streams = True
 
 html_theme = "furo"

@@ -24,7 +24,7 @@ from rein.errors import StoreError
 from rein.files import LARGEST, inside, read_file
 from rein.store.format.sealed import reason_of, remove_leftovers, sync_folder, write_whole
 from rein.store.format.trajectory_writer import Part
-from rein.store.selection import kept_by
+from rein.store.selection import kept_by, parts_of
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"
 
@@ -114,7 +114,8 @@ def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
     Only the names of the files are read. Returns an empty list for a store that keeps the best epochs.
     """
     every, best = kept_by(run)
-    if best is not None or not every:
+    parts = parts_of(run)
+    if best is not None or not every or ("store" in parts and "rows" not in parts):  # without rows: nothing is stored
         return []
     spans = [_order(path)[:2] for path in list_files(inside(run, TRAJECTORIES))]
     ends = list(itertools.accumulate((end for _, end in spans), max))

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from minari.data_collector.episode_buffer import EpisodeBuffer
 
+import rein
 from rein.agents.bc import BC
 from rein.agents.iql import IQL
 from rein.envs.gymnasium import GymnasiumEnvironment
@@ -23,7 +24,7 @@ from rein.integrations.minari import MinariData, report_score
 from rein.ops.trees import leaves
 from rein.training.offline import fill, offline_loop
 
-PAGE = (Path(__file__).parents[2] / "docs/how_to/offline.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/offline.md").read_text(encoding="utf-8")
 pytestmark = [  # warnings of Minari about the datasets of these tests
     pytest.mark.filterwarnings("ignore:`eval_env` is set to None:UserWarning"),
     pytest.mark.filterwarnings("ignore:env_spec is None:UserWarning"),
@@ -230,8 +231,10 @@ def test_missing_dataset_raises_the_error_of_minari(datasets):
 
 def test_documentation_example_runs(datasets):
     collect("mujoco/halfcheetah/medium-v0", gymnasium.make("Pendulum-v1"), 3, 50, ref_min_score=-1e3, ref_max_score=0.0)
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE[PAGE.index("## Minari") :], re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"IQL": IQL, "evaluate_every": evaluate_every, "offline_loop": offline_loop}
-    exec(compile(program, "docs/how_to/offline.md", "exec"), names)
+    text = PAGE[PAGE.index("## Minari") :]
+    (program,) = re.findall(r"^```{code-block} python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    program = program.replace("epochs=100", "epochs=1, iterations=5")
+    names: dict[str, Any] = {"rein": rein}
+    exec(compile(program, "docs/tutorials/offline.md", "exec"), names)
     metrics = names["loop"].state.metrics
     assert metrics["evaluation_score"] == pytest.approx(100.0 + metrics["evaluation_return"] / 10.0)

@@ -31,7 +31,6 @@ from rein.testing.stateful import copy_state, first_difference
 from rein.training.offline import extend, fill, offline_loop
 from rein.types import Transition
 
-PAGE = (Path(__file__).parents[2] / "docs/how_to/offline.md").read_text(encoding="utf-8")
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096}
 
@@ -437,19 +436,6 @@ def test_a_normalizer_learns_of_what_is_filled_in():
     normalized = learner.networks.preprocess(rows(64).observation)
     assert normalized.mean().item() == pytest.approx(0.0, abs=0.01)
     assert normalized.std().item() == pytest.approx(1.0, abs=0.05)
-
-
-def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before_minari = PAGE[: PAGE.index("## Minari")]
-    names: dict[str, Any] = {}
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", before_minari, re.MULTILINE | re.DOTALL))
-    exec(compile(program, "docs/how_to/offline.md", "exec"), names)
-    assert names["loop"].state.clocks.updates == 3 * 20 * 5
-    assert 0 < len(names["cloner"].replay) <= 1_500
-    assert len(names["novice"].replay) == names["steps"] == 4_000
-    assert len(names["agent"].replay) == 1_500 + 200
-    rein.resume(names["loop"], "runs/iql")
 
 
 def test_names_with_dots_in_them_are_told_apart():

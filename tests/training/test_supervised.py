@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from rein.ops.classification import accuracy, precision, true_positives
 from rein.testing.stateful import copy_state, first_difference
 from rein.training.supervised import Prediction, evaluator, train_step, trainer, validate
 
-PAGE = (Path(__file__).parents[2] / "docs/how_to/supervised.md").read_text(encoding="utf-8")
 ONE = torch.ones(1, 1)
 XOR = TensorDataset(torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0]))
 
@@ -413,18 +411,18 @@ def test_with_a_store_the_run_has_a_folder_with_its_metrics(tmp_path: Path) -> N
     assert (tmp_path / "run/run.json").is_file()
 
 
-def test_the_examples_of_the_page_are_one_program_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-    names: dict[str, Any] = {}
-    exec(compile(program, "docs/how_to/supervised.md", "exec"), names)
-    assert re.match(
-        r"epoch 5  iteration 10  loss \S+  validation_accuracy 0\.\d+$", capsys.readouterr().out.split("\n")[0]
-    )
-    assert names["second"].state.total_iterations == 40
-    assert names["game"].state.status == "completed"
+def test_resumed_run_does_not_warn_of_missing_trajectories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build(exist: Any) -> rein.Loop:
+        model = scale()
+        loop = trainer(model, mse_loss, sgd(model), rein.HDF5Store(tmp_path / "run", exist=exist), epochs=2)
+        rein.checkpoint(loop)
+        return loop
+
+    build("error").run([(ONE, ONE)], epochs=1)
+    second = build("resume")
+    rein.resume(second, tmp_path / "run")
+    second.run([(ONE, ONE)])
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("returned", [None, "good", torch.ones(2)])
