@@ -272,10 +272,9 @@ def train_offline(name: str, curve: Curve, seed: int, folder: Path) -> Iterator[
     loop = pendulum_iql(data=str(data), algorithm=name, seed=seed, stop_when_solved=False)
     found: list[Point] = []
 
-    @loop.epoch_completed
+    @loop.on("evaluated")
     def collect(state: rein.State) -> None:
-        if "evaluation_return" in state.metrics:
-            found.append((state.clocks.updates, float(state.metrics["evaluation_return"])))
+        found.append((state.clocks.updates, float(state.metrics["evaluation_return"])))
 
     loop.run()
     yield from found
