@@ -1,4 +1,4 @@
-"""Experience in memory: rollouts, replay, priorities, sequences and frames; the names are in `__init__.pyi`."""
+"""Rollouts and replay buffers. The names are in `__init__.pyi`."""
 
 from rein.lazy import export
 

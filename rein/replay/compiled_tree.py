@@ -1,8 +1,7 @@
-"""What `sum_tree` does on the host, compiled by numba: to the same bits in a fraction of the time.
+"""The functions of `sum_tree` on the CPU, compiled by numba, with the same results to the bit.
 
-torch takes some 3 us for an operation on a batch of numbers, however few, and a draw needs some thirty of them. Here
-all rows go through one level before the next, so that the processor has many of them under way: they do not wait for
-each other.
+A torch operation on a small batch takes about 3 us, and one draw needs about thirty of them. All rows go through one
+level before the next, so that their memory accesses overlap.
 
 Shapes: those of `sum_tree`; L levels.
 """
@@ -19,16 +18,16 @@ from rein.replay.sum_tree import SHIFT, WIDTH
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Kept on disk for the next process, for it takes seconds, where there is a place for that."""
+    """Compile a function. Compiling takes seconds, so the result is cached on disk if numba can write to a folder."""
     try:
         return numba.njit(cache=True)(function)
-    except RuntimeError:  # numba finds no folder that it may write to
+    except RuntimeError:  # numba has no writable folder for its cache
         return numba.njit(function)
 
 
 @_compiled
 def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarray, probability_B: np.ndarray) -> bool:
-    """Writes the rows that `sum_tree.draw` finds and their probabilities; False where there is none to be drawn."""
+    """Write the rows that `sum_tree.draw` returns and their probabilities. Returns False if no row can be drawn."""
     count = len(levels)
     top = levels[count - 1]
     running_K, whole = np.empty_like(top), 0.0
@@ -39,7 +38,7 @@ def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarr
         return False
     mass_B, leaf, left = uniform_LB[0] * whole, levels[0], len(top)
     row_B[:] = 0
-    while left > 1:  # a binary search that always goes to its end, for the same reason as below
+    while left > 1:  # a binary search without early exit, because a branch costs more
         half = left >> 1
         for b in range(len(row_B)):
             row_B[b] += half * (running_K[row_B[b] + half - 1] <= mass_B[b])
@@ -50,7 +49,7 @@ def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarr
             mass_B[b] = uniform_LB[depth, b] * above[row_B[b]]
         for b in range(len(row_B)):
             first, below, running = row_B[b] << SHIFT, 0, 0.0
-            for k in range(first, first + WIDTH):  # to its end: to leave it halfway costs more than the rest
+            for k in range(first, first + WIDTH):  # an early exit costs more
                 running += level[k]
                 below += running <= mass_B[b]
             row_B[b] = first + min(below, WIDTH - 1)
@@ -61,7 +60,7 @@ def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarr
 
 @_compiled
 def refresh(levels: tuple[np.ndarray, ...], block_B: np.ndarray) -> None:
-    """`sum_tree.refresh_` for sums."""
+    """Compute the sums above blocks again, as `sum_tree.refresh_` does."""
     for above in range(1, len(levels)):
         for b in range(len(block_B)):
             block = block_B[b] >> (SHIFT * (above - 1))
@@ -73,14 +72,14 @@ def refresh(levels: tuple[np.ndarray, ...], block_B: np.ndarray) -> None:
 
 @_compiled
 def update(levels: tuple[np.ndarray, ...], index_B: np.ndarray, new_B: np.ndarray, maximum: np.ndarray) -> None:
-    """These rows get new priorities, the larger one where a row comes twice; the sums and `maximum` () know of them.
+    """Set the priorities of rows, and update the sums and `maximum` ().
 
-    One stays as it was that cannot be drawn, or whose new priority is not finite.
+    Of duplicate rows the larger priority counts. A row keeps its priority if that is 0 or the new one is not finite.
     """
     priority, before_B, block_B = levels[0], np.empty_like(new_B), np.empty_like(index_B)
     for b in range(len(index_B)):
         if not 0 <= index_B[b] < len(priority):
-            raise IndexError("Priorities.update: there is no such row")
+            raise IndexError("Priorities.update: a row is out of range")
         before_B[b], block_B[b] = priority[index_B[b]], index_B[b] >> SHIFT
     for b in range(len(index_B)):
         priority[index_B[b]] = 0.0

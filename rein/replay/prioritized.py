@@ -58,7 +58,7 @@ class Priorities:
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"Priorities(alpha={alpha}): give a number from 0 (all rows alike) to 1")
         if not 0.0 < epsilon < _INFINITY:
-            raise ValueError(f"Priorities(epsilon={epsilon}): above 0, or a row without error is never drawn again")
+            raise ValueError(f"Priorities(epsilon={epsilon}): give a number above 0, so that every row can be sampled")
         if normalize not in ("batch", "buffer"):
             raise ValueError(f'Priorities(normalize={normalize!r}): give "batch" or "buffer"')
         self.capacity = capacity
@@ -108,7 +108,7 @@ class Priorities:
         self._refresh()
         shape = (len(self._sums), batch_size)
         uniform_LB = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.device)
-        empty = "Priorities.sample: there is no row that can be drawn; append one first"
+        empty = "Priorities.sample: no row can be sampled; append one first"
         if (compiled := self._compiled) is not None:
             index_B = torch.empty(batch_size, dtype=torch.int64, device=self.device)
             probability_B = torch.empty(batch_size, dtype=torch.float64, device=self.device)
@@ -119,7 +119,7 @@ class Priorities:
         try:
             index_B, whole = draw(self._sums, uniform_LB.unbind())
             priority_B = self._priority.index_select(0, index_B)
-        except IndexError as error:  # on the host: asking first would cost as much as a level
+        except IndexError as error:  # on the CPU; a check beforehand would cost as much as a level
             raise ValueError(empty) from error
         return index_B, priority_B.div_(whole)
 
@@ -137,7 +137,7 @@ class Priorities:
         else:
             self._refresh()
             least = _on_host(least_positive(self._least[-1]) / total(self._sums[-1]))
-        with np.errstate(divide="ignore", invalid="ignore"):  # by 0 is infinity, as torch has it
+        with np.errstate(divide="ignore", invalid="ignore"):  # division by 0 gives infinity, as in torch
             weight_B = (least / found_B) ** float(beta)
         return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
 
@@ -160,10 +160,10 @@ class Priorities:
             return
         priority_B = new_B if isinstance(new_B, Tensor) else torch.from_numpy(new_B)
         before_B = self._priority.index_select(0, index_B)
-        bound_B = before_B * _INFINITY  # NaN where it was 0: nothing is below that
+        bound_B = before_B * _INFINITY  # NaN for priority 0, so that the comparison is False
         priority_B = torch.where(priority_B < bound_B, priority_B, before_B)
         torch.maximum(self._maximum, priority_B.amax(), out=self._maximum)
-        self._priority.scatter_reduce_(0, index_B, priority_B, "amax", include_self=False)  # in any order the same
+        self._priority.scatter_reduce_(0, index_B, priority_B, "amax", include_self=False)  # independent of the order
         self._outdate(index_B)
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,16 +174,16 @@ class Priorities:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it has another capacity or is damaged."""
         priority, sums, stale, maximum = (state[name] for name in ("priority", "sums", "stale", "maximum"))
-        given, mine = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
-        if given != mine:
-            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {mine}, not {given}")
+        given, expected = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
+        if given != expected:
+            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {expected}, not {given}")
         if len(stale) and not 0 <= int(stale.amin()) <= int(stale.amax()) < len(priority) >> SHIFT:
-            raise ValueError(f"stale names blocks from {int(stale.amin())} to {int(stale.amax())}, which there are not")
+            raise ValueError(f"stale has blocks from {int(stale.amin())} to {int(stale.amax())}, which is out of range")
         self._priority.copy_(priority)
         self._maximum.copy_(maximum)
         self._rebuild()
         for above, saved in zip(self._sums[1:], sums, strict=True):
-            above.copy_(saved)  # to the last bit, which may depend on how many blocks were summed in one go
+            above.copy_(saved)  # the last bit may depend on the number of blocks that were summed together
         if len(stale):
             self._stale = [stale.to(self.device, copy=True)]
             self._stale_rows = len(stale)
@@ -198,7 +198,7 @@ class Priorities:
             self._stale.append(index_B >> SHIFT)
             self._stale_rows += len(index_B)
             if self._stale_rows >= len(self._priority) >> SHIFT:
-                self._rebuild()  # which costs no more by now
+                self._rebuild()  # not more expensive than refreshing the stale blocks
 
     def _refresh(self) -> None:
         if self._stale:
@@ -214,7 +214,7 @@ class Priorities:
     def _rebuild(self) -> None:
         self._sums = levels_of(self._priority, total)
         self._least = levels_of(self._priority, least_positive) if self.normalize == "buffer" else []
-        self._stale: list[Tensor] = []  # blocks in which a priority has changed, and nothing above it yet
+        self._stale: list[Tensor] = []  # blocks with changed priorities, whose sums are not computed yet
         self._stale_rows = 0
 
 
@@ -235,12 +235,12 @@ class PrioritizedReplay(Replay):
     ) -> None:
         """`alpha` and `normalize` are those of `Priorities`."""
         super().__init__(capacity, storage=storage, device=device)
-        self._how = {"alpha": alpha, "normalize": normalize, "device": device}
-        self.priorities = Priorities(1, **self._how)  # until the rows are known
+        self._options = {"alpha": alpha, "normalize": normalize, "device": device}
+        self.priorities = Priorities(1, **self._options)  # replaced when the number of rows is known
 
     def _take(self, packing: Packing, slots: int) -> None:
         super()._take(packing, slots)
-        self.priorities = Priorities(slots * self.num_envs, **self._how)
+        self.priorities = Priorities(slots * self.num_envs, **self._options)
 
     def written(self, index_R: Tensor, valid_R: Tensor) -> None:
         """Give new rows the largest priority so far, and rows that are not valid none."""
@@ -258,7 +258,7 @@ class PrioritizedReplay(Replay):
     ) -> Sample:
         """Sample as `Replay.sample`, in proportion to priorities. Raises ValueError without `replacement`."""
         if not replacement:
-            raise ValueError("sample(replacement=False): rows of a prioritized replay are drawn with replacement")
+            raise ValueError("sample(replacement=False): a prioritized replay samples with replacement only")
         self.flush()
         index_B, probability_B = self.priorities.sample(batch_size, generator)
         found = self._found(index_B, n_step, gamma, fields)
@@ -282,7 +282,7 @@ class PrioritizedReplay(Replay):
         if state["filled"]:
             self.priorities.load_state_dict(state["priorities"])
         else:
-            self.priorities = Priorities(max(1, self.slots * self.num_envs), **self._how)
+            self.priorities = Priorities(max(1, self.slots * self.num_envs), **self._options)
 
 
 @functools.cache
@@ -292,8 +292,8 @@ def _compiled_tree() -> Any:
         return None
     try:
         return importlib.import_module("rein.replay.compiled_tree")
-    except ImportError as error:  # numba refuses versions of numpy that are newer than it
-        logger.warning("prioritized replay goes without numba, which is installed and cannot be imported: %s", error)
+    except ImportError as error:  # numba does not import with a newer numpy than it supports
+        logger.warning("prioritized replay uses torch, because the installed numba cannot be imported: %s", error)
         return None
 
 

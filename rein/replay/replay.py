@@ -19,18 +19,18 @@ from rein.types import Transition, Tree
 
 
 class Drawable:
-    """Which rows may be drawn: all of the ring, until there is one that may not; then a list, as a ring of its own."""
+    """Set of the rows that can be sampled: the whole ring, or a list of rows once a row is excluded."""
 
     def __init__(self, rows: int = 0, device: torch.device | str = "cpu") -> None:
         self.rows, self.device = rows, torch.device(device)
-        self.count = 0  # rows that may be drawn
-        self._list: Tensor | None = None  # their numbers, from `_first` on, `count` of them
+        self.count = 0  # number of rows that can be sampled
+        self._list: Tensor | None = None  # ring of `count` row numbers that begins at `_first`
         self._first = 0
-        # by number: whether a row may be drawn; only with a list
+        # whether each row can be sampled; used with `_list` only
         self._kept = torch.empty(0, dtype=torch.bool, device="cpu")
 
     def replace(self, index_R: Tensor, valid_R: Tensor, overwritten: int) -> None:
-        """These rows are new, the first `overwritten` of them in place of the oldest ones."""
+        """Add rows. The first `overwritten` of them replace the oldest rows."""
         if self._list is None:
             if bool(valid_R.all()):
                 self.count = min(self.rows, self.count + len(index_R))
@@ -39,14 +39,14 @@ class Drawable:
         gone = int(self._kept[index_R[:overwritten]].sum()) if overwritten else 0
         new = index_R[valid_R]
         place = (self._first + self.count + torch.arange(len(new), device=self.device)) % self.rows
-        self._list[place] = new  # type: ignore[index]  # begun above
+        self._list[place] = new  # type: ignore[index]  # created above
         self._kept[index_R] = valid_R
         self._first, self.count = (self._first + gone) % self.rows, self.count - gone + len(new)
-        if self.count == self.rows:  # as after loading, where nobody knows that it was ever otherwise
+        if self.count == self.rows:  # as after loading a state
             self._list = None
 
     def _begin_list(self, next_row: int) -> None:
-        """All rows so far, from the oldest on."""
+        """Create the list with all rows so far, the oldest first."""
         first = next_row if self.count == self.rows else 0
         number = torch.arange(self.rows, device=self.device)
         self._list, self._kept = (number + first) % self.rows, torch.zeros_like(number, dtype=torch.bool)
@@ -56,7 +56,7 @@ class Drawable:
     def draw(
         self, batch_size: int, generator: torch.Generator, replacement: bool, *, skip: int = 0, oldest: int = 0
     ) -> Tensor:
-        """Numbers of rows, each as likely as any but for the `skip` oldest ones; the ring begins with row `oldest`."""
+        """Sample row numbers uniformly, without the `skip` oldest rows. `oldest` is the oldest row of the ring."""
         count = max(0, self.count - skip)
         if not count or (not replacement and count < batch_size):
             raise ValueError(f"the replay has {count} valid transitions to sample {batch_size} from")
@@ -71,65 +71,64 @@ class Drawable:
 
 LEARNED = ("observation", "action", "reward", "terminated", "next_observation")
 _learned = operator.itemgetter(*LEARNED)
-_STAGED, _STAGED_BYTES = 256, 1 << 20  # vector steps that are taken in together, at most, if nobody samples before
+_STAGED, _STAGED_BYTES = 256, 1 << 20  # most vector steps that are written together
 
 
 class Sample(NamedTuple):
-    """Rows to learn from, (B, ...) each."""
+    """Batch of rows, (B, ...) each."""
 
-    row: Tensor  # (B,) int64: which ones they are
+    row: Tensor  # (B,) int64: row numbers
     observation: Tree
     action: Tree
-    reward: Tensor  # (B,) of one step, or the discounted sum of n
-    terminated: Tensor  # (B,) bool: whether the task ended in these steps
+    reward: Tensor  # (B,) reward of one step, or the discounted sum of n
+    terminated: Tensor  # (B,) bool: whether the task ended within these steps
     next_observation: Tree  # after these steps
-    discount: Tensor | float  # (B,) of the value of next_observation: gamma^n, fewer where an episode ended before
-    fields: Mapping[str, Tree]  # others that were asked for
-    probability: Tensor | None = None  # (B,) float64 with which a row was drawn, where not all are alike
+    discount: Tensor | float  # (B,) of the value of next_observation: gamma^n, n smaller if the episode ended before
+    fields: Mapping[str, Tree]  # further requested fields
+    probability: Tensor | None = None  # (B,) float64 sampling probability; None if uniform
 
 
 class Replay:
-    """A ring of `capacity` transitions, uniformly sampled, with replacement or without.
+    """Ring buffer of `capacity` transitions, sampled uniformly with or without replacement.
 
-    Rows lie in time and side by side in bytes (see `Packing`), so a batch is one gather. Nothing is ever sampled that
-    is not `valid`, and no n-step return reaches over an end or a reset. Its memory is taken when the first transition
-    comes: a MemoryError says how many bytes a `capacity` needs that does not fit; `storage="memmap"` keeps the rows in
-    an unnamed file instead.
+    The fields of a row are packed side by side (see `Packing`), so a batch is one gather. Only `valid` rows are
+    sampled, and n-step returns end at the end of an episode or at a reset. Memory is allocated at the first transition.
+    If it does not suffice, the MemoryError names the bytes needed. `storage="memmap"` keeps the rows in an unnamed file
+    instead.
     """
 
     def __init__(self, capacity: int, *, storage: str = "memory", device: torch.device | str = "cpu") -> None:
-        """Raises ValueError for a capacity below 1 or an unknown storage."""
+        """Raises ValueError if `capacity` is below 1 or `storage` is unknown."""
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: give 1 or more transitions")
         if storage not in ("memory", "memmap"):
             raise ValueError(f'storage={storage!r}: use "memory" or "memmap"')
         self.capacity, self.storage, self.device = capacity, storage, checked_device(device)
         if storage == "memmap" and self.device.type != "cpu":
-            raise ValueError(f'storage="memmap": a file is on the host, and the replay is to be on {device}')
-        self.num_envs = self.slots = 0  # known with the first transition
-        self.filled = 0  # slots that hold rows
-        self.next_slot = 0  # that the next row goes to
+            raise ValueError(f'storage="memmap" works on the CPU only, not on {device}')
+        self.num_envs = self.slots = 0  # set at the first transition
+        self.filled = 0  # number of slots with rows
+        self.next_slot = 0  # slot of the next row
         self._staged: list[dict[str, Tree]] = []
         self._most_staged = 1
         self._packing: Packing | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._blocks = Blocks(self._bytes)
         self._columns: dict[tuple[str, ...], Tensor] = {}
-        self._fields: dict[tuple[str, ...], Fields] = {}  # by the names that were asked for
-        self._like: dict[str, Any] = {}  # what a row looks like
+        self._fields: dict[tuple[str, ...], Fields] = {}  # by requested names
+        self._like: dict[str, Any] = {}  # shapes and dtypes of a row
         self._valid = Drawable()
 
     def __len__(self) -> int:
-        """Transitions held that may be sampled."""
+        """Number of transitions that can be sampled."""
         self.flush()
         return self._valid.count if self._packing is not None else 0
 
     def append(self, transition: Transition, **more: Tree) -> None:
-        """Take in one transition of every environment, and what else is to be kept of it, each (N, ...).
+        """Append one transition of every environment, with further fields `more`, each (N, ...).
 
-        Its tensors are copied later: they must not be written to any more. Raises ValueError where they are of no
-        environments or differ from those before in fields, types or shapes, and MemoryError where the capacity does
-        not fit.
+        The tensors are copied later; do not write to them. Raises ValueError if there are no environments, or if
+        fields, dtypes or shapes differ from earlier transitions. Raises MemoryError if the capacity does not fit.
         """
         row = transition._asdict()
         row |= row.pop("extras")
@@ -138,18 +137,18 @@ class Replay:
             self._allocate(row)
         if not fits(row, self._like):
             self._packed().check(row)
-            raise ValueError(f"each field of a row is of {self.num_envs} environments, as its rewards were before")
+            raise ValueError(f"each field of a row must have {self.num_envs} environments, as in earlier rows")
         self._staged.append(row)
         if len(self._staged) >= self._most_staged:
             self.flush()
 
     def observe_reset(self, mask: Tensor) -> None:
-        """The environments in `mask` (N,) were reset outside a step: no return reaches over that."""
+        """Mark a reset outside a step of the environments in `mask` (N,). Returns end there."""
         self.flush()
         if self.num_envs and len(mask) != self.num_envs:
             raise ValueError(
-                f"the replay holds rows of {self.num_envs} environments, and these are {len(mask)}: go on with as "
-                "many, or give fill(..., num_envs=)"
+                f"the replay has rows of {self.num_envs} environments, not {len(mask)}; continue with "
+                f"{self.num_envs} environments, or use fill(..., num_envs={len(mask)})"
             )
         if self.filled:
             last = (self.next_slot - 1) % self.slots
@@ -157,12 +156,12 @@ class Replay:
                 self._columns["truncated",][last] |= mask & ~self._columns["terminated",][last]
 
     def flush(self) -> None:
-        """Write down what was taken in."""
+        """Write the appended rows."""
         if not self._staged:
             return
         rows, self._staged = self._staged, []
         start = 0
-        with torch.no_grad():  # a row may be part of a graph, which ends here
+        with torch.no_grad():  # rows may require gradients
             while start < len(rows):
                 part = rows[start : start + self.slots - self.next_slot]
                 self._write(stack_rows(part), len(part))
@@ -184,15 +183,15 @@ class Replay:
         self.filled = min(self.filled + count, self.slots)
 
     def _drawable(self, first: int, count: int) -> Tensor:
-        """Which rows may be drawn, (S, N), of so many slots that are new; asked once of each, in order of time."""
+        """Return which rows of `count` new slots can be sampled, (S, N). Called once per slot, in order of time."""
         return self._columns["valid",][first : first + count]
 
     def written(self, index_R: Tensor, valid_R: Tensor) -> None:
-        """These rows are new. For subclasses that know more of a row than its numbers."""
+        """Called with new rows (R,). Subclasses override it."""
 
     def _allocate(self, row: Mapping[str, Tree]) -> None:
         if not len(row["reward"]):
-            raise ValueError("a transition of no environments: the first row of a replay says how many there are")
+            raise ValueError("the first transition of a replay has no environments; append rows of at least one")
         self.num_envs = len(row["reward"])
         self._take(Packing(row), max(1, self.capacity // self.num_envs))
 
@@ -217,39 +216,38 @@ class Replay:
         replacement: bool = True,
         fields: Sequence[str] = (),
     ) -> Sample:
-        """`batch_size` rows, each as likely as any; `fields` are the names of others to have.
+        """Sample `batch_size` rows uniformly. `fields` are names of further fields to return.
 
-        With `n_step` the reward is the discounted sum of as many, fewer where the episode ended or was cut before, or
-        where nothing newer is known yet, and next_observation is what came after them. Raises ValueError where there
-        are too few rows to sample from.
+        With `n_step` the reward is the discounted sum of n rewards, and next_observation is the observation after them.
+        n is smaller if the episode ends earlier or newer rows are missing. Raises ValueError if there are too few rows.
         """
         self.flush()
         index_B = self._valid.draw(batch_size, generator, replacement)
         return self._found(index_B, n_step, gamma, fields)
 
     def take(self, index_B: Tensor, *, n_step: int = 1, gamma: float = 0.99, fields: Sequence[str] = ()) -> Sample:
-        """The rows of these numbers, as `sample` gives them: row n of slot s is s * num_envs + n.
+        """Return rows by number, as `sample` does. Environment n of slot s is row `s * num_envs + n`.
 
-        Raises IndexError for rows that there are not.
+        Raises IndexError if a row is out of range.
         """
-        if self.device.type == "cpu" and index_B.numel() and int(index_B.min()) < 0:  # elsewhere to ask is to wait
-            raise IndexError(f"take: there is no row {int(index_B.min())}; rows are counted from 0")
+        if self.device.type == "cpu" and index_B.numel() and int(index_B.min()) < 0:  # waits on a GPU
+            raise IndexError(f"take: row {int(index_B.min())} is out of range; rows are counted from 0")
         return self._found(index_B, n_step, gamma, fields)
 
     def _found(self, index_B: Tensor, n_step: int, gamma: float, fields: Sequence[str]) -> Sample:
         if n_step == 1:
             found = self._rows(index_B, (*LEARNED, *fields))
-            asked = {name: found[name] for name in fields}
-            return Sample(index_B, *_learned(found), gamma, asked)  # type: ignore[call-arg]  # the fields that follow
+            further = {name: found[name] for name in fields}
+            return Sample(index_B, *_learned(found), gamma, further)  # type: ignore[call-arg]  # a tuple of 5 fields
         found = self._rows(index_B, ("observation", "action", *fields))
         window = self._window(index_B, n_step, gamma)
         last_B = self._later(index_B, window.last)
         after = self._rows(last_B, ("next_observation",))["next_observation"]
-        asked, learned = {name: found[name] for name in fields}, (found["observation"], found["action"])
-        return Sample(index_B, *learned, window.return_, window.terminated, after, window.discount, asked)
+        further, learned = {name: found[name] for name in fields}, (found["observation"], found["action"])
+        return Sample(index_B, *learned, window.return_, window.terminated, after, window.discount, further)
 
     def _rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
-        """Some fields of these rows, (B, ...), by one gather. That there are such rows is for who asks to know."""
+        """Return some fields of rows, (B, ...), with one gather. The caller checks the range of the rows."""
         self.flush()
         fields = self._fields.get(names)
         if fields is None:
@@ -257,11 +255,11 @@ class Replay:
         return fields.of(self._bytes, index_B)
 
     def _window(self, index_B: Tensor, steps: int, gamma: float) -> NStep:
-        """The returns of the next steps, of which those that are not known yet are not valid."""
+        """Return the n-step returns of rows. Steps that are not recorded yet are not valid."""
         ahead_n1 = torch.arange(steps, device=self.device).unsqueeze(1)
         index_nB = self._later(index_B, ahead_n1)
         newest = (self.next_slot - 1) % self.slots
-        left_B = (newest - index_B // self.num_envs) % self.slots  # slots between a row and the newest one
+        left_B = (newest - index_B // self.num_envs) % self.slots  # slots from a row to the newest one
         flat = [self._columns[name,].flatten() for name in ("reward", "terminated", "truncated", "valid")]
         reward, terminated, truncated, valid = (column[index_nB] for column in flat)
         return n_step(reward, terminated, truncated, valid & (ahead_n1 <= left_B), gamma=gamma)
@@ -276,12 +274,12 @@ class Replay:
 
     @property
     def columns(self) -> dict[str, Tree]:
-        """The fields of all slots, (S, N, ...), as views, the rows in the ring's order."""
+        """Views of the fields of all slots, (S, N, ...), in the order of the ring."""
         self.flush()
         return nest(self._columns, (column[: self.filled] for column in self._columns.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows in `Blocks`, which stay the same until the ring comes round to them."""
+        """Return the rows as blocks, which stay the same until the ring overwrites them."""
         self.flush()
         if self._packing is None:
             return {"filled": 0}
@@ -295,7 +293,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError for that of another capacity."""
+        """Load what `state_dict` returned. Raises ValueError if it has another capacity."""
         self._staged = []
         if not state["filled"]:
             self.filled = self.next_slot = 0
@@ -303,20 +301,20 @@ class Replay:
             return
         num_envs, slots = int(state["num_envs"]), int(state["slots"])
         if slots != max(1, self.capacity // num_envs):
-            raise ValueError(f"the replay holds {slots * num_envs} transitions in the state, and {self.capacity} here")
+            raise ValueError(f"the state is of a replay of {slots * num_envs} transitions, not {self.capacity}")
         packing = Packing(example(state["layout"]))
         if self._packing is None or packing.config != self._packing.config or self.num_envs != num_envs:
             self.num_envs = num_envs
             self._take(packing, slots)
         filled, next_slot = int(state["filled"]), int(state["next_slot"])
         if not (0 < filled <= slots > next_slot >= 0):
-            raise ValueError(f"the replay has {filled} of {slots} slots, the next one {next_slot}, in the state")
+            raise ValueError(f"the state is damaged: {filled} of {slots} slots are filled, the next is {next_slot}")
         self._blocks.fill("blocks", state["blocks"], filled * num_envs)
         self.filled, self.next_slot = filled, next_slot
-        self._valid = self._look_for_valid()
+        self._valid = self._find_valid()
 
-    def _look_for_valid(self) -> Drawable:
-        """From the oldest row to the newest one, as they came."""
+    def _find_valid(self) -> Drawable:
+        """Return the rows that can be sampled, from the oldest to the newest."""
         rows, found = self.slots * self.num_envs, Drawable(self.slots * self.num_envs, self.device)
         oldest = self.next_slot if self.filled == self.slots else 0
         index_R = (torch.arange(self.filled * self.num_envs, device=self.device) + oldest * self.num_envs) % rows

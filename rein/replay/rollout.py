@@ -1,4 +1,4 @@
-"""Rollouts: rows of N environments in time, and the rollout of an on-policy agent.
+"""Rollout buffer of on-policy agents, and the growing buffer of rows that it uses.
 
 Shapes: T vector steps, N environments, B = T * N rows.
 """
@@ -15,18 +15,18 @@ from rein.networks.normalizers import RewardNormalizer
 from rein.ops.trees import leaves, map_tree
 from rein.types import Transition, Tree
 
-_BLOCK = 1024  # rows that are ready to be written into at once
+_BLOCK = 1024  # rows whose views are created together
 
 
 class _Form(NamedTuple):
-    """What every row of a field is."""
+    """Shape and dtype of a row of a field."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class RowBuffer:
-    """Rows of N environments, T in time. Storage lives where the data does and is used again for the next epoch."""
+    """T rows of N environments, on the device of the data. The memory is reused for the next epoch."""
 
     def __init__(
         self,
@@ -35,10 +35,12 @@ class RowBuffer:
         everything: bool = True,
         derive: Callable[[Any], Mapping[str, Tree]] | None = None,
     ) -> None:
-        """`capacity` rows are allocated at first (256 if not given, 1,024 at most), twice as many when they are full.
+        """Allocate memory for `capacity` rows (256 by default, at most 1,024), doubled whenever it is full.
 
-        `everything` asks for all that a store wants of a step, without it for what episode statistics need;
-        `derive(state)` adds fields of one's own, each (N, ...).
+        Args:
+            capacity: rows to allocate at first.
+            everything: whether to record all fields that a store needs, or only those for episode statistics.
+            derive: function of the step state that returns custom fields, each (N, ...).
         """
         self.everything = everything
         self.derive = derive
@@ -46,13 +48,13 @@ class RowBuffer:
         self._capacity = min(capacity or 256, _BLOCK)
         self._storage: dict[str, Tree] = {}
         self._forms: dict[str, Any] = {}
-        self._block = 0  # the number of the block of rows that `_views` are of
-        self._views: list[tuple[Tensor, ...]] = []  # of each row of it, where its fields are written
+        self._block = 0  # number of the block of rows of `_views`
+        self._views: list[tuple[Tensor, ...]] = []  # for each row of the block, views of its fields
 
     def append(self, row: Mapping[str, Tree]) -> None:
-        """Copy in one row: for each field a tensor (N, ...) or a nested dictionary of them.
+        """Copy one row: for each field a tensor (N, ...) or a nested dictionary of them.
 
-        Raises ValueError when the fields are not those of the rows before.
+        Raises ValueError if fields, dtypes or shapes differ from earlier rows.
         """
         if self.length == self._capacity:
             self._grow()
@@ -68,15 +70,15 @@ class RowBuffer:
         block, index = divmod(self.length, _BLOCK)
         if block != self._block or not self._views:
             self._look_at(block)
-        # one call takes a third of the time of one for each field
+        # one call for all fields takes a third of the time
         torch._foreach_copy_(self._views[index], values)
         self.length += 1
 
     def _begin(self, row: Mapping[str, Tree]) -> None:
-        """Other fields than before: fine for a first row, an error later."""
+        """Start an epoch with other fields than the last one. Raises ValueError in the middle of an epoch."""
         if self.length:
             differ = sorted(row.keys() ^ self._storage.keys())
-            raise ValueError(f"row {self.length} of this epoch differs from those before it in its fields: {differ}")
+            raise ValueError(f"row {self.length} of this epoch has other fields than earlier rows: {differ}")
         old = self._storage
         self._keep({name: old[name] if name in old else map_tree(self._allocate, row[name]) for name in row})
 
@@ -91,7 +93,7 @@ class RowBuffer:
 
     def _allocate(self, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim == 0:
-            raise ValueError(f"a field of a row is a tensor (N, ...), not {value!r}")
+            raise ValueError(f"a field of a row must be a tensor (N, ...), not {value!r}")
         return torch.zeros((self._capacity, *value.shape), dtype=value.dtype, device=value.device)
 
     def _grow(self) -> None:
@@ -105,36 +107,36 @@ class RowBuffer:
         self._keep({name: map_tree(grown, kept) for name, kept in self._storage.items()})
 
     def add_copy(self, name: str, of: str) -> None:
-        """Begin a field in mid-epoch that equalled another one in every row so far."""
+        """Add a field in the middle of an epoch, with the values of field `of` in the rows so far."""
         if name not in self._storage:
             self._keep({**self._storage, name: map_tree(Tensor.clone, self._storage[of])})
 
     def __contains__(self, name: object) -> bool:
-        """Whether rows have that field."""
+        """Whether the rows have a field."""
         return name in self._storage
 
     def __getitem__(self, name: str) -> Tree:
-        """The rows of one field so far, (T, N, ...), as views into the storage."""
+        """Return a view (T, N, ...) of one field."""
         return map_tree(lambda kept: kept[: self.length], self._storage[name])
 
     def fields(self) -> dict[str, Tree]:
-        """All fields by name, as views into the storage."""
+        """Return views of all fields by name."""
         return {name: self[name] for name in self._storage}
 
     def clear(self) -> None:
-        """Forget the rows; the storage is kept. The fields may be others afterwards."""
+        """Remove the rows, and keep the memory. The next row may have other fields."""
         self.length = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far; see `rein.protocols.Stateful`."""
+        """Return the rows so far."""
         return {"length": self.length, "fields": self.fields() if self.length else {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         length = int(state["length"])
         for path, rows in leaves(state["fields"]):
             if len(rows) != length:
-                raise ValueError(f"the field {path} has {len(rows)} rows, and the state {length}")
+                raise ValueError(f"the field {path} has {len(rows)} rows, but the state has {length}")
         self._capacity = max(self._capacity, length)
 
         def stored(rows: Tensor) -> Tensor:
@@ -148,64 +150,64 @@ class RowBuffer:
 
 
 def _gather(name: str, form: Any, value: Any, values: list[Tensor]) -> None:
-    """Add the tensors of one field of a row to `values`, in the order of `leaves`."""
+    """Append the tensors of one field of a row to `values`, in the order of `leaves`."""
     if isinstance(form, dict):
         for key, part in form.items():
             _gather(f"{name}.{key}", part, value[key], values)
         return
     if not isinstance(value, Tensor) or value.shape != form.shape or value.dtype is not form.dtype:
-        what = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} was {form.dtype} {tuple(form.shape)} in the rows before, and is {what} now")
+        given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} is {given}, but was {form.dtype} {tuple(form.shape)} in earlier rows")
     values.append(value.detach() if value.requires_grad else value)
 
 
 class Rollout:
-    """The transitions of `steps` vector steps, with what the agent said of each (its extras)."""
+    """Rollout buffer: the transitions and extras of `steps` vector steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._rows = RowBuffer(steps)
 
     def __len__(self) -> int:
-        """Vector steps held."""
+        """Number of recorded vector steps."""
         return self._rows.length
 
     @property
     def full(self) -> bool:
-        """Whether it is time to learn."""
+        """Whether `steps` vector steps are recorded."""
         return self._rows.length >= self.steps
 
     def append(self, transition: Transition, **more: Tensor) -> None:
-        """Take in one step of every environment, and what else is to be kept of it, each (N, ...)."""
+        """Append one step of every environment, with further fields `more`, each (N, ...)."""
         fields = transition._asdict()
         extras = fields.pop("extras")
         self._rows.append({**fields, **extras, **more})
 
     def observe_reset(self, mask: Tensor) -> None:
-        """The environments in `mask` (N,) were reset outside a step: what they were doing is cut there."""
+        """Mark a reset outside a step of the environments in `mask` (N,): their last steps become truncated."""
         if self._rows.length:
             last = self._rows.length - 1
             self["truncated"][last] |= mask & ~self["terminated"][last]
 
     def __contains__(self, name: object) -> bool:
-        """Whether the steps have that field."""
+        """Whether the steps have a field."""
         return name in self._rows
 
     def __getitem__(self, name: str) -> Tree:
-        """One field, (T, N, ...)."""
+        """Return one field, (T, N, ...)."""
         return self._rows[name]
 
     def flat(self, name: str) -> Tree:
-        """One field, (B, ...): row t of environment n is t * N + n."""
+        """Return one field, (B, ...). Step t of environment n is row `t * N + n`."""
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
 
     def valid(self) -> Tensor | None:
-        """(T, N), or None where all rows are, which spares many small operations: known at once on the host alone."""
+        """Return which rows are valid, (T, N). On the CPU, return None if all are, which saves small operations."""
         valid_TN: Tensor = self["valid"]
         return None if valid_TN.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
 
     def rewards(self, normalizer: RewardNormalizer | None, gamma: float) -> Tensor:
-        """The rewards (T, N), scaled by the normalizer, which takes in their returns, discounted by `gamma`, first."""
+        """Return the rewards (T, N), scaled by the normalizer after updating it with their discounted returns."""
         if normalizer is None:
             return self["reward"]
         normalizer.gamma = gamma
@@ -237,13 +239,13 @@ class Rollout:
         return torch.where(cut_B, value_of(*map(self.flat, names)), flat_B).view_as(next_value_TN)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all steps."""
         self._rows.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps held."""
+        """Return the recorded steps."""
         return self._rows.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self._rows.load_state_dict(state)

@@ -20,29 +20,29 @@ from rein.types import Tree
 
 
 class Clips(NamedTuple):
-    """Parts of episodes, time-major; where one has fewer than T steps, another row of it stands in for the rest."""
+    """Batch of sequences, time-major. A shorter sequence is padded with one of its rows."""
 
-    row: Tensor  # (T, B) int64: which ones they are
-    valid: Tensor  # (T, B) bool: False where a row only stands in
-    first: Tensor  # (B,) int64, from 0 to P: the step with which each begins
+    row: Tensor  # (T, B) int64: row numbers
+    valid: Tensor  # (T, B) bool: False for padding
+    first: Tensor  # (B,) int64, from 0 to P: the first step of each sequence
     observation: Tree  # (T, B, ...)
     action: Tree
     reward: Tensor
     terminated: Tensor
-    next_observation: Tree  # one row after each, whatever the stride
-    fields: Mapping[str, Tree]  # (T, B, ...), others that were asked for
-    begin: Mapping[str, Tree]  # (B, ...), of the first step alone: the carry that was acted with
+    next_observation: Tree  # one row later, independent of the stride
+    fields: Mapping[str, Tree]  # (T, B, ...), further requested fields
+    begin: Mapping[str, Tree]  # (B, ...), requested fields of the first step only, such as the recorded carry
 
 
 class SequenceReplay(Replay):
-    """A replay from which clips are drawn: `length` rows of one environment, each `stride`-th, in order of time.
+    """Replay buffer of sequences (clips): `length` rows of one environment, every `stride`-th row, in order of time.
 
-    None reaches over an end, a reset or a row that is not valid, nor from the newest row to the oldest. Each row that
-    one may begin with is as likely as any: all valid ones, and a clip is padded where less is left of the episode; or,
-    for `whole` clips, those that enough rows follow. Up to `before` rows in front of that one come along, as many as
-    there are of the episode: to warm up what a network remembers (`Clips.first` says where).
+    A clip stays within one episode and has valid rows only. Its first row is sampled uniformly. By default any valid
+    row may be the first, and a clip is padded if the episode ends earlier. With `whole`, only rows followed by enough
+    rows of their episode are. Up to `before` rows of the episode precede the first row, to burn in a recurrent
+    network; `Clips.first` is the first of them.
 
-    Raises ValueError for numbers out of their range.
+    Raises ValueError if a number is out of range.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class SequenceReplay(Replay):
             if count < least:
                 raise ValueError(f"SequenceReplay({name}={count}): give {least} or more")
         self.length, self.before, self.stride, self.whole = length, before, stride, whole
-        self._least = (length - 1) * stride if whole else 0  # rows of its episode that come before one that is drawn
-        # the number of rows of its episode before each row; -1 where a row is no data
+        self._least = (length - 1) * stride if whole else 0  # rows of the episode before a sampled row
+        # number of earlier rows of the episode for each row; -1 for invalid rows
         self._step_SN = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._step_N = torch.zeros(0, dtype=torch.int64, device="cpu")  # of the rows to come
+        self._step_N = torch.zeros(0, dtype=torch.int64, device="cpu")  # of the next rows
 
     def __len__(self) -> int:
-        """Rows that a clip may begin with."""
+        """Number of rows that can be the first of a clip."""
         count = super().__len__()
         return count - self._cut_off() if count else 0
 
     def observe_reset(self, mask: Tensor) -> None:
-        """The environments in `mask` (N,) were reset outside a step: no clip reaches over that."""
+        """Mark a reset outside a step of the environments in `mask` (N,). Clips end there."""
         super().observe_reset(mask)
         if self.filled:
             self._step_N = self._step_N.masked_fill(mask, 0)
@@ -80,23 +80,30 @@ class SequenceReplay(Replay):
     def clips(
         self, batch_size: int, generator: torch.Generator, *, fields: Sequence[str] = (), begin: Sequence[str] = ()
     ) -> Clips:
-        """`batch_size` clips, with replacement; `fields` and `begin` are names of what else to have of them.
+        """Sample `batch_size` clips with replacement.
 
-        Raises ValueError where there is no row to begin from.
+        Args:
+            batch_size: number of clips.
+            generator: random generator.
+            fields: names of further fields to return for all steps.
+            begin: names of further fields to return for the first step only.
+
+        Raises:
+            ValueError: if no row can be the first of a clip.
         """
         self.flush()
         self._packed()
         skip = self._cut_off()
         if self._valid.count <= skip:
             kind = f"whole clip of {self.length} rows" if self.whole else "clip"
-            raise ValueError(f"no {kind} begins with any of the {self.filled * self.num_envs} rows of the replay")
+            raise ValueError(f"the replay has {self.filled * self.num_envs} rows, but no {kind} that can be sampled")
         drawn_B = self._valid.draw(batch_size, generator, True, skip=skip, oldest=self._oldest * self.num_envs)
         return self._from(
             self._later(drawn_B, torch.tensor(-self._least, dtype=torch.int64, device=self.device)), None, fields, begin
         )
 
     def newest(self, *, fields: Sequence[str] = (), begin: Sequence[str] = ()) -> Clips:
-        """The newest clip of each environment, (T, N); where one has none yet, not a step of it is valid."""
+        """Return the newest clip of each environment, (T, N). No step is valid if an environment has no clip yet."""
         self.flush()
         self._packed()
         step_SN = self._step_SN[: self.filled]
@@ -110,7 +117,7 @@ class SequenceReplay(Replay):
         return self._from(self._later(row_N, -back_N), order_N >= 0, fields, begin)
 
     def _from(self, start_B: Tensor, exists_B: Tensor | None, fields: Sequence[str], begin: Sequence[str]) -> Clips:
-        """The clips whose first row after those `before` is this one."""
+        """Return clips by their first row after the `before` rows."""
         offset_T1 = torch.arange(-self.before, self.length, device=self.device).unsqueeze(1) * self.stride
         index_TB = self._later(start_B, offset_T1)
         flat = self._step_SN.view(-1)
@@ -118,7 +125,7 @@ class SequenceReplay(Replay):
         behind_B = torch.minimum(step_B, (slot_B - self._oldest) % self.slots)
         ahead_B = (self.next_slot - 1 - slot_B) % self.slots
         inside_TB = (-behind_B <= offset_T1) & (offset_T1 <= ahead_B)
-        valid_TB = inside_TB & (flat[index_TB] == step_B + offset_T1)  # in one episode steps follow one another
+        valid_TB = inside_TB & (flat[index_TB] == step_B + offset_T1)  # steps of one episode are consecutive
         if exists_B is not None:
             valid_TB &= exists_B
         index_TB = torch.where(valid_TB, index_TB, start_B)
@@ -133,11 +140,11 @@ class SequenceReplay(Replay):
 
     @property
     def _oldest(self) -> int:
-        """The slot whose rows will be overwritten first."""
+        """The oldest slot, which is overwritten next."""
         return self.next_slot if self.filled == self.slots else 0
 
     def _cut_off(self) -> int:
-        """How many of the rows that may be drawn are the last of clips whose first is overwritten already."""
+        """Return the number of sampled rows whose clips began with rows that are overwritten."""
         if not self._least or self.filled < self.slots:
             return 0
         slot_R = (torch.arange(min(self._least, self.slots), device=self.device) + self._oldest) % self.slots
@@ -170,10 +177,10 @@ Item = TypeVar("Item")
 
 
 class ClipStream(IterableDataset[Clips]):
-    """Batches of clips without end, of the replay as it is when each of them is asked for.
+    """Infinite dataset of batches of clips, each sampled from the current contents of the replay.
 
-    What they are drawn with goes on from one iteration to the next, and is its state. In a `DataLoader`, which wants
-    `batch_size=None`, workers draw from the replay as it was when they began, each under a seed that the loader gives.
+    The random generator continues from one iteration to the next and is the state. A `DataLoader` needs
+    `batch_size=None`. Its workers sample from a copy of the replay made when they start, each with the loader's seed.
     """
 
     def __init__(
@@ -187,30 +194,30 @@ class ClipStream(IterableDataset[Clips]):
     ) -> None:
         """`fields` and `begin` are those of `SequenceReplay.clips`."""
         super().__init__()
-        self._replay, self._batch_size, self._asked = replay, batch_size, {"fields": fields, "begin": begin}
+        self._replay, self._batch_size, self._options = replay, batch_size, {"fields": fields, "begin": begin}
         self._generator = generator(seed, "clips", device=replay.device)
 
     def __iter__(self) -> Iterator[Clips]:
-        """Never ends."""
+        """Iterate without end."""
         worker = get_worker_info()
         drawn = self._generator if worker is None else generator(worker.seed, "clips", device=self._replay.device)
         while True:
-            yield self._replay.clips(self._batch_size, drawn, **self._asked)
+            yield self._replay.clips(self._batch_size, drawn, **self._options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator of what comes next; the replay has a state of its own."""
+        """Return the state of the generator. The replay is saved separately."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         restore(self._generator, state["generator"])
 
 
 def prefetch(batches: Iterable[Item], device: torch.device | str) -> Iterator[Item]:
-    """The same batches, trees of tensors, on a device: each begins its way there while the one before is used.
+    """Iterate over batches (trees of tensors) on a device; each is copied while the previous one is used.
 
-    One batch is drawn in advance, on every device alike, so that what is learned does not depend on which it is. To a
-    CUDA device they are copied from pinned memory in a stream of their own.
+    One batch is read in advance on every device, so that results do not depend on the device. Copies to a CUDA device
+    use pinned memory and a separate stream.
     """
     device = checked_device(device)
     side = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -226,7 +233,7 @@ def prefetch(batches: Iterable[Item], device: torch.device | str) -> Iterator[It
 def _send(batch: Any, device: torch.device, side: torch.cuda.Stream | None) -> Any:
     if side is None:
         return to_device(batch, device)
-    side.wait_stream(torch.cuda.current_stream(device))  # what is there already may still be being computed
+    side.wait_stream(torch.cuda.current_stream(device))  # tensors on the device may not be computed yet
     with torch.cuda.stream(side):
         return to_device(map_tree(_pinned, batch), device, non_blocking=True)
 
@@ -236,11 +243,11 @@ def _pinned(leaf: Any) -> Any:
 
 
 def _receive(batch: Any, device: torch.device, side: torch.cuda.Stream | None) -> Any:
-    """The batch, when whatever uses it here is bound to wait for its arrival."""
+    """Make the current stream wait for the copy, and return the batch."""
     if side is not None:
         here = torch.cuda.current_stream(device)
         here.wait_stream(side)
         for _, leaf in leaves(batch):
             if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(here)  # or its memory could be given away while it is in use
+                leaf.record_stream(here)  # keeps the memory until the current stream has used it
     return batch

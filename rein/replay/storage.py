@@ -23,9 +23,9 @@ from rein.types import Tree
 
 
 def allocate(rows: int, row_bytes: int, storage: str, device: torch.device) -> Tensor:
-    """(rows, row_bytes) of zeros as bytes, in memory or, for "memmap", in an unnamed file under `TMPDIR`.
+    """Return zeros (rows, row_bytes) uint8, in memory or, for "memmap", in an unnamed file under `TMPDIR`.
 
-    Raises MemoryError where more is asked for than there is, and says how much.
+    Raises MemoryError, with the number of bytes, if they do not fit.
     """
     size = rows * row_bytes
     if storage == "memmap":
@@ -33,8 +33,8 @@ def allocate(rows: int, row_bytes: int, storage: str, device: torch.device) -> T
     free = free_bytes(device)
     if free is not None and size > free:
         raise MemoryError(
-            f"a replay of {rows:,} transitions needs {size:,} bytes ({row_bytes} each), and {free:,} are free on "
-            f'{device}; give a smaller capacity, or storage="memmap" to keep it on disk'
+            f"a replay of {rows:,} transitions needs {size:,} bytes ({row_bytes} each), but {free:,} are free on "
+            f'{device}; use a smaller capacity, or storage="memmap" to keep it on disk'
         )
     return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
 
@@ -45,7 +45,7 @@ def _mapped(size: int) -> Tensor:
         if size > free.f_bavail * free.f_frsize:
             left = free.f_bavail * free.f_frsize
             raise MemoryError(f"a replay of {size:,} bytes does not fit in {tempfile.gettempdir()}: {left:,} are free")
-        if hasattr(os, "posix_fallocate"):  # a disk that is full only later on would be a SIGBUS
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would raise SIGBUS
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             os.truncate(file.fileno(), size)
@@ -53,7 +53,7 @@ def _mapped(size: int) -> Tensor:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """What may still be allocated there; None where nobody knows."""
+    """Return the free memory of a device in bytes, or None if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -69,48 +69,47 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _group_limit() -> int | None:
-    """What is left of a container's limit (cgroup v2), files that are merely cached left out; None without one."""
+    """Return the free bytes within the container's limit (cgroup v2), without the file cache; None without a limit."""
     group = "/sys/fs/cgroup/memory"
     try:
         with open(f"{group}.max") as limit, open(f"{group}.current") as used, open(f"{group}.stat") as stat:
             cached = dict(line.split() for line in stat).get("inactive_file", 0)
             return int(limit.read()) - int(used.read()) + int(cached)
-    except (OSError, ValueError):  # no such group, or "max"
+    except (OSError, ValueError):  # no cgroup, or the limit is "max"
         return None
 
 
-BLOCK = 4 << 20  # bytes: what a checkpoint writes anew for one new row, and the least that it takes to find it
+BLOCK = 4 << 20  # bytes that a checkpoint rewrites if a single row is new
 
 
 class Mark:
-    """What is said of a part of a state: while two tensors have the same mark, the same bytes stand in them."""
+    """Version of a block: two tensors with the same mark have the same bytes."""
 
     __slots__ = ("__weakref__",)
 
 
 def mark_of(tensor: Tensor) -> Mark | None:
-    """The mark of a block, None of any other tensor."""
+    """Return the mark of a block, or None for other tensors."""
     return _marks.get(tensor)
 
 
-_marks: MutableMapping[Tensor, Mark] = WeakTensorKeyDictionary()  # no attribute: those are pickled, and copied with it
+_marks: MutableMapping[Tensor, Mark] = WeakTensorKeyDictionary()  # not an attribute, which would be pickled and copied
 
 
 class Blocks:
-    """Rows (R, ...) in blocks of at most `BLOCK` bytes, each with a mark until something is written to it.
+    """Rows (R, ...) in blocks of at most `BLOCK` bytes, each with a mark that changes when the block is written.
 
-    Whoever writes to the rows says which in `writing`. What anybody else writes through torch is noticed, and then no
-    block is what it was.
+    Write rows within `writing`. Any other write by a torch operation is detected, and changes all marks.
     """
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-        self._length = max(1, BLOCK // max(1, math.prod(rows.shape[1:]) * rows.element_size()))  # rows of a block
+        self._length = max(1, BLOCK // max(1, math.prod(rows.shape[1:]) * rows.element_size()))  # rows per block
         self._renew()
 
     @contextlib.contextmanager
     def writing(self, first: int = 0, last: int | None = None) -> Iterator[None]:
-        """Around what writes to rows `first` to `last`, the latter exclusive: past the end it goes on at row 0."""
+        """Context manager for writes to the rows from `first` up to `last`, exclusive. Rows past the end wrap to 0."""
         if self.rows._version != self._version:
             self._renew()
         yield
@@ -122,7 +121,7 @@ class Blocks:
         self._version = self.rows._version
 
     def split(self, count: int) -> list[Tensor]:
-        """The blocks of the first `count` rows, as views; what is said of them holds until the next write."""
+        """Return views of the blocks of the first `count` rows. Their marks are valid until the next write."""
         if self.rows._version != self._version:
             self._renew()
         blocks = list(self.rows[:count].split(self._length)) if count else []
@@ -130,16 +129,16 @@ class Blocks:
         return blocks
 
     def fill(self, name: str, blocks: Sequence[Tensor], count: int) -> None:
-        """Write blocks over the first `count` rows, however long each is.
+        """Write blocks of any lengths to the first `count` rows.
 
-        Raises ValueError, which calls them `name`, where they do not fit.
+        Raises ValueError, with `name` in the message, if they do not fit.
         """
-        like = tuple(self.rows.shape[1:]), self.rows.dtype
+        expected = tuple(self.rows.shape[1:]), self.rows.dtype
         for number, block in enumerate(blocks):
-            if (given := (tuple(block.shape[1:]), block.dtype)) != like:
-                raise ValueError(f"a row of {name}.{number} is {given} in the state, and {like} here")
+            if (given := (tuple(block.shape[1:]), block.dtype)) != expected:
+                raise ValueError(f"a row of {name}.{number} in the state is {given}, not {expected}")
         if (total := sum(map(len, blocks))) != count:
-            raise ValueError(f"{name} has {total} rows in the state, and {count} here")
+            raise ValueError(f"{name} in the state has {total} rows, not {count}")
         with self.writing():
             first = 0
             for block in blocks:
@@ -151,13 +150,13 @@ class Blocks:
         self._version = self.rows._version
 
 
-_LINE = 64  # bytes that memory is fetched by
-# bytes of a row, and of a batch, up to which numpy reads faster; for more torch has threads
+_LINE = 64  # bytes of a cache line
+# largest sizes in bytes of a row and of a batch for which numpy is faster; torch uses threads for larger ones
 _SMALL, _FEW = 512, 2 << 20
 
 
 class Place(NamedTuple):
-    """Where one tensor of a row stands in its bytes."""
+    """Position of one tensor within the bytes of a row."""
 
     path: tuple[str, ...]  # ("observation", "camera")
     dtype: torch.dtype
@@ -166,55 +165,55 @@ class Place(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
 class Packing:
-    """How the tensors of a row (N, ...) are laid out: the wider types first, so that each is aligned."""
+    """Layout of the tensors of a row (N, ...) in bytes. Wider dtypes come first, so that each tensor is aligned."""
 
     def __init__(self, row: Mapping[str, Tree]) -> None:
-        """`row` is an example: a tensor (N, ...), or a nested dictionary of them, for each field."""
+        """`row` is an example row: for each field a tensor (N, ...) or a nested dictionary of them."""
         found = list(_leaves(row))
         self.places: list[Place] = []
         offset = 0
-        for path, leaf in sorted(found, key=lambda pair: (-pair[1].dtype.itemsize, pair[0])):  # in whatever order
+        for path, leaf in sorted(found, key=lambda pair: (-pair[1].dtype.itemsize, pair[0])):
             place = Place(path, leaf.dtype, tuple(leaf.shape[1:]), offset)
             self.places.append(place)
             offset += place.size
-        step = _LINE if offset > 2 * _LINE else 8  # a row that spans several lines begins with one
+        step = _LINE if offset > 2 * _LINE else 8  # a row longer than two lines is aligned to lines
         self.row_bytes = max(step, -(-offset // step) * step)
 
     def like(self, num_envs: int) -> dict[str, Any]:
-        """What `fits` compares a row of `num_envs` environments with."""
+        """Return the shapes and dtypes of a row of `num_envs` environments, for `fits`."""
         looks = ((torch.Size((num_envs, *place.shape)), place.dtype) for place in self.places)
         return nest((place.path for place in self.places), looks)
 
     def check(self, row: Mapping[str, Tree]) -> None:
-        """Raises ValueError for rows of other fields, types or shapes."""
+        """Raise ValueError if fields, dtypes or shapes of a row differ."""
         given = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in _leaves(row)}
-        mine = {place.path: (place.dtype, place.shape) for place in self.places}
-        if given == mine:
+        expected = {place.path: (place.dtype, place.shape) for place in self.places}
+        if given == expected:
             return
-        for path in {**mine, **given}:
-            if given.get(path) != mine.get(path):
-                name, was, now = ".".join(path), mine.get(path, "absent"), given.get(path, "absent")
-                raise ValueError(f"{name} was {was} in the rows before, and is {now} now")
+        for path in {**expected, **given}:
+            if given.get(path) != expected.get(path):
+                name, was, now = ".".join(path), expected.get(path, "absent"), given.get(path, "absent")
+                raise ValueError(f"{name} is {now}, but was {was} in earlier rows")
 
     def columns(self, storage: Tensor) -> dict[tuple[str, ...], Tensor]:
-        """Views of bytes (..., row_bytes) as the tensors of their rows, by path."""
+        """Return views of bytes (..., row_bytes) as the tensors of their rows, by path."""
         return {place.path: _view(storage, place) for place in self.places}
 
     def fields(self, names: Sequence[str]) -> Fields:
-        """How to read some fields, in the order of these. Raises ValueError for one that rows do not have."""
+        """Return a reader of some fields, in this order. Raises ValueError if the rows do not have a field."""
         known = {place.path[0] for place in self.places}
         if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"rows have no {', '.join(unknown)}: they have {', '.join(sorted(known))}")
+            raise ValueError(f"the rows have no {', '.join(unknown)}; their fields are {', '.join(sorted(known))}")
         return Fields([place for name in names for place in self.places if place.path[0] == name], self.row_bytes)
 
     @property
     def config(self) -> list[dict[str, Any]]:
-        """What the rows consist of, as JSON."""
+        """The fields of the rows, as JSON."""
         return [
             {"path": list(p.path), "dtype": str(p.dtype).removeprefix("torch."), "shape": list(p.shape)}
             for p in self.places
@@ -222,13 +221,13 @@ class Packing:
 
 
 class Fields:
-    """Some fields of rows, read by the rows' numbers. What can be is worked out once: batches are read often."""
+    """Reader of some fields of rows by row number. The views are computed once, because batches are read often."""
 
     def __init__(self, places: Sequence[Place], row_bytes: int) -> None:
         self._paths = [place.path for place in places]
         self._flat = all(len(path) == 1 for path in self._paths)
         self._names = [path[0] for path in self._paths]
-        self._most = _FEW // row_bytes if row_bytes <= _SMALL else 0  # rows that are read by numpy
+        self._most = _FEW // row_bytes if row_bytes <= _SMALL else 0  # most rows to read with numpy
         self._record = _record(places, row_bytes)
         self._keys = [str(k) for k in range(len(places))]
         self._odd = [(k, place.dtype) for k, place in enumerate(places) if _numpys(place.dtype) is None]
@@ -238,17 +237,17 @@ class Fields:
             self._views.append((dtype, shape, strides, offset // dtype.itemsize))
 
     def of(self, storage: Tensor, index_B: Tensor) -> dict[str, Tree]:
-        """The tensors (B, ...) of these fields of rows of `storage` (R, row_bytes), by their names, as views of a copy.
+        """Copy rows of `storage` (R, row_bytes) and return views (B, ...) of the fields by name.
 
-        Raises IndexError for rows that there are not; whether numbers are below 0 is not looked at.
+        Raises IndexError if a row is beyond the last one. Negative rows are not checked.
         """
-        plain = index_B.dtype is torch.int64 and index_B.ndim == 1  # of others numpy makes what torch refuses
+        plain = index_B.dtype is torch.int64 and index_B.ndim == 1  # numpy accepts others, which torch refuses
         small = plain and len(index_B) <= self._most and storage.is_cpu
         found = self._by_numpy(storage, index_B) if small else self._by_torch(storage, index_B)
         return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
 
     def _by_numpy(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
-        """In two thirds of the time that `_by_torch` takes, where that goes into its operations, not their bytes."""
+        """Read with numpy, in two thirds of the time of `_by_torch` for small batches."""
         rows_BX = storage.numpy().take(index_B.numpy(), 0)
         record_B = np.ndarray((len(rows_BX),), self._record, rows_BX)
         found = [torch.from_numpy(record_B[key]) for key in self._keys]
@@ -257,18 +256,18 @@ class Fields:
         return found
 
     def _by_torch(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
-        rows_BX = storage.index_select(0, index_B)  # by all threads
+        rows_BX = storage.index_select(0, index_B)  # uses all threads
         rows, typed, found = rows_BX.shape[0], {}, []
         for dtype, shape, strides, offset in self._views:
             view = typed.get(dtype)
             if view is None:
                 view = typed[dtype] = rows_BX.view(dtype)
-            found.append(view.as_strided((rows, *shape), strides, offset))  # all at once: one view
+            found.append(view.as_strided((rows, *shape), strides, offset))  # one view, not three
         return found
 
 
 def _numpys(dtype: torch.dtype) -> np.dtype | None:
-    """Numpy's name of a type; None of those that it does not have, bfloat16 and its kin."""
+    """Return numpy's dtype of a torch dtype, or None if numpy does not have it, such as bfloat16."""
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
@@ -276,10 +275,10 @@ def _numpys(dtype: torch.dtype) -> np.dtype | None:
 
 
 def _record(places: Sequence[Place], row_bytes: int) -> np.dtype:
-    """A row as numpy sees it; types that it does not have as integers of their size."""
+    """Return the numpy record dtype of a row. Dtypes that numpy does not have become integers of their size."""
     return np.dtype(
         {
-            "names": [str(k) for k in range(len(places))],  # paths may be of any characters
+            "names": [str(k) for k in range(len(places))],  # paths may have any characters
             "formats": [(_numpys(p.dtype) or f"i{p.dtype.itemsize}", p.shape) for p in places],
             "offsets": [place.offset for place in places],
             "itemsize": row_bytes,
@@ -288,7 +287,7 @@ def _record(places: Sequence[Place], row_bytes: int) -> np.dtype:
 
 
 def fits(row: Mapping[str, Tree], like: Mapping[str, Any]) -> bool:
-    """Whether a row has these fields, of these shapes and types, and no others; `Packing.check` says which not."""
+    """Whether a row has exactly these fields, shapes and dtypes. `Packing.check` raises with the difference."""
     if len(row) != len(like):
         return False
     for name, look in like.items():
@@ -302,7 +301,7 @@ def fits(row: Mapping[str, Tree], like: Mapping[str, Any]) -> bool:
 
 
 def nest(paths: Iterable[tuple[str, ...]], values: Iterable[Any]) -> dict[str, Any]:
-    """Tensors, or what is said of them, by their paths as nested dictionaries."""
+    """Return values by path as nested dictionaries."""
     tree: dict[str, Any] = {}
     for path, value in zip(paths, values, strict=True):
         *above, name = path
@@ -314,16 +313,16 @@ def nest(paths: Iterable[tuple[str, ...]], values: Iterable[Any]) -> dict[str, A
 
 
 def example(config: Iterable[Mapping[str, Any]]) -> dict[str, Tree]:
-    """A row of no environments that `Packing` of the same `config` is made from. Raises ValueError for odd types."""
+    """Return a row of no environments whose `Packing` has this `config`. Raises ValueError for unknown dtypes."""
     parts, types = list(config), {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-    if odd := [part["dtype"] for part in parts if f"torch.{part['dtype']}" not in types]:
-        raise ValueError(f"a row holds {odd[0]!r} in the state, which is no type of tensors")
+    if unknown := [part["dtype"] for part in parts if f"torch.{part['dtype']}" not in types]:
+        raise ValueError(f"the state has a field of the unknown dtype {unknown[0]!r}")
     values = (torch.empty(0, *part["shape"], dtype=types[f"torch.{part['dtype']}"], device="cpu") for part in parts)
     return nest((tuple(part["path"]) for part in parts), values)
 
 
 def stack_rows(rows: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
-    """Rows (N, ...) that look alike, one after the other, (S, N, ...)."""
+    """Stack rows (N, ...) to (S, N, ...)."""
     first, *rest = rows
     if not rest:
         return map_tree(lambda part: part.unsqueeze(0), first)
@@ -331,14 +330,14 @@ def stack_rows(rows: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
 
 
 def _leaves(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Every tensor with its path: one of names, for a name may contain any character."""
+    """Iterate over tensors and their paths. Paths are tuples, because names may contain any character."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from _leaves(value, (*path, name))
     elif isinstance(tree, Tensor) and tree.ndim > 0:
         yield path, tree
     else:
-        raise ValueError(f"{'.'.join(path)}: a field of a row is a tensor (N, ...), not {tree!r}")
+        raise ValueError(f"{'.'.join(path)}: a field of a row must be a tensor (N, ...), not {tree!r}")
 
 
 def _view(storage: Tensor, place: Place) -> Tensor:

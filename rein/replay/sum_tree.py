@@ -1,8 +1,8 @@
-"""Numbers and the sums of their blocks, level upon level: drawing one in proportion to it costs a few small operations.
+"""Sum tree with wide nodes, for sampling in proportion to priorities with few operations.
 
-A binary tree of a million numbers is twenty levels deep, of three operations each or more. Here a block is `WIDTH`
-numbers, and the levels end with the first of at most `TOP`, whose running sums are computed anew for each draw: two
-levels stand above a million numbers.
+A binary tree of a million numbers has twenty levels, with at least three operations each. Here `WIDTH` numbers form a
+block. The top level has at most `TOP` numbers, whose running sums are computed for each draw. A million numbers need
+only two levels above them.
 
 Shapes: B rows, W numbers in a block, K numbers in the top level.
 """
@@ -15,32 +15,31 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# number n is in block n >> SHIFT, which is faster than a division; numba caches compiled code with this value until
-# compiled_tree.py changes
+# Number n is in block n >> SHIFT. numba compiles this value into its cached code until compiled_tree.py changes.
 SHIFT = 4
-WIDTH = 1 << SHIFT  # W; with a million rows 8 is slower by torch, and 32 by numba; 2 by both
+WIDTH = 1 << SHIFT  # W; with a million rows, 8 is slower in torch, 32 in numba, and 2 in both
 TOP = 4096
 
-Reduce = Callable[[Tensor], Tensor]  # what makes one number of each block: (B, W) -> (B,)
+Reduce = Callable[[Tensor], Tensor]  # reduces blocks to numbers, (B, W) -> (B,)
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum over the last dimension, one number after the other: so a block has one sum, whoever computes it."""
+    """Return the sum over the last dimension, added in order, so that torch and numba agree to the bit."""
     return x.cumsum(-1)[..., -1]
 
 
 def least_positive(x: Tensor) -> Tensor:
-    """The smallest number above 0 over the last dimension; infinity where there is none."""
+    """Return the smallest positive number over the last dimension, or infinity."""
     return torch.where(x > 0.0, x, float("inf")).amin(-1)
 
 
 def padded(count: int) -> int:
-    """How many numbers a level needs to hold `count`: whole blocks, unless it is the top."""
+    """Return the length of a level for `count` numbers: whole blocks, except for the top level."""
     return count if count <= TOP else -(-count // WIDTH) * WIDTH
 
 
 def levels_of(leaf: Tensor, reduce: Reduce) -> list[Tensor]:
-    """The levels of a tree from the lowest one up, which is `leaf` itself, of a `padded` length; padding is 0."""
+    """Return the levels of a tree, lowest first. The lowest is `leaf`, of a `padded` length; padding is 0."""
     levels = [leaf]
     while len(levels[-1]) > TOP:
         block = reduce(levels[-1].view(-1, WIDTH))
@@ -51,9 +50,9 @@ def levels_of(leaf: Tensor, reduce: Reduce) -> list[Tensor]:
 
 
 def refresh_(levels: Sequence[Tensor], block_B: Tensor, reduce: Reduce) -> None:
-    """Make true again what stands above these blocks of the lowest level, in place; a block may be named twice.
+    """Compute the numbers above these blocks of the lowest level again, in place. Blocks may be repeated.
 
-    Every number above is computed from its whole block, never by a difference: nothing drifts.
+    Each number is computed from its whole block, not by adding a difference, so rounding errors do not accumulate.
     """
     for level, above in itertools.pairwise(levels):
         above.index_copy_(0, block_B, reduce(level.view(-1, WIDTH).index_select(0, block_B)))
@@ -61,13 +60,13 @@ def refresh_(levels: Sequence[Tensor], block_B: Tensor, reduce: Reduce) -> None:
 
 
 def draw(levels: Sequence[Tensor], uniform_B: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows (B,) int64 of the lowest level of a tree of sums, each in proportion to its number, and the whole, ().
+    """Sample rows (B,) int64 of the lowest level of a sum tree in proportion to its numbers; also return the total ().
 
-    Numbers are not negative. For each level, from the top down, there is one `uniform_B` (B,) float64 in [0, 1): the
-    first number is taken whose running sum within its block exceeds that part of the block's whole. A number that is 0
-    adds nothing and is never the first, and a part below 1 of a sum is below the sum after rounding too.
+    `uniform_B` has one (B,) float64 tensor in [0, 1) per level, top level first. In each block, the first number is
+    selected whose running sum exceeds that fraction of the block's sum. A number that is 0 is never selected, because a
+    fraction of a sum below 1 stays below the sum after rounding.
 
-    The whole must not be 0: the rows would lie beyond the last one.
+    Numbers must not be negative and the total must not be 0, otherwise rows are out of range.
     """
     running_K = levels[-1].cumsum(0)
     whole = running_K[-1]

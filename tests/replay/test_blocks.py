@@ -1,4 +1,4 @@
-"""Blocks of rows: while a mark stays the same, so do the bytes."""
+"""Blocks of rows: equal marks imply equal bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def changed(before, after):
     return [one is not other for one, other in zip(before, after, strict=True)]
 
 
-def test_a_write_changes_the_marks_of_the_blocks_that_it_touches_and_no_others():
+def test_write_changes_only_marks_of_written_blocks():
     rows = torch.zeros(95, 40, dtype=torch.uint8)
     blocks = Blocks(rows)
     assert [len(block) for block in blocks.split(95)] == [10] * 9 + [5]
@@ -45,7 +45,7 @@ def test_a_write_changes_the_marks_of_the_blocks_that_it_touches_and_no_others()
     assert changed(before, marks(blocks.split(95))) == [False] * 10
 
 
-def test_a_write_that_nobody_announced_changes_every_mark():
+def test_unannounced_write_changes_every_mark():
     rows = torch.zeros(30, 40, dtype=torch.uint8)
     blocks = Blocks(rows)
     before = marks(blocks.split(30))
@@ -58,23 +58,23 @@ def test_a_write_that_nobody_announced_changes_every_mark():
     assert changed(before, marks(blocks.split(30))) == [True] * 3
 
 
-def test_blocks_of_any_length_fill_the_rows_and_others_are_refused():
+def test_fill_accepts_any_block_lengths_and_rejects_bad_blocks():
     rows = torch.zeros(30, 40, dtype=torch.uint8)
     blocks = Blocks(rows)
     before, given = marks(blocks.split(30)), torch.arange(800).to(torch.uint8).view(20, 40)
     blocks.fill("rows", [given[:17], given[17:]], 20)
     assert torch.equal(rows[:20], given) and changed(before, marks(blocks.split(30))) == [True] * 3
-    for odd, count, named in (
-        ([given], 19, "rows has 20 rows in the state, and 19 here"),
-        ([given, given.float()], 40, r"rows\.1 is .*float32\) in the state"),
-        ([given.view(40, 20)], 40, r"rows\.0 is \(\(20,\)"),
+    for bad, count, message in (
+        ([given], 19, "rows in the state has 20 rows, not 19"),
+        ([given, given.float()], 40, r"rows\.1 in the state is .*float32\)"),
+        ([given.view(40, 20)], 40, r"rows\.0 in the state is \(\(20,\)"),
     ):
-        with pytest.raises(ValueError, match=named):
-            blocks.fill("rows", odd, count)
+        with pytest.raises(ValueError, match=message):
+            blocks.fill("rows", bad, count)
 
 
-def test_a_mark_is_that_of_a_block_and_not_of_what_is_made_from_it():
-    """A copy may be written to, a file be read by who knows nothing of marks."""
+def test_copies_of_block_have_no_mark():
+    """A copy can be written without changing the mark of its source."""
     blocks = Blocks(torch.zeros(30, 40, dtype=torch.uint8))
     first = blocks.split(30)[0]
     assert mark_of(first) is not None
@@ -105,7 +105,7 @@ def every_block(replay):
 
 
 def unchanged(replay, kept):
-    """How many blocks have a mark that was seen before; what stands in them must be what stood there then."""
+    """Return the number of blocks with a known mark, and check that their bytes are as before."""
     same = 0
     for block in every_block(replay):
         mark = mark_of(block)
@@ -126,8 +126,8 @@ def step(replay, number, draw):
 
 
 @pytest.mark.parametrize("kind", REPLAYS)
-def test_whatever_happens_to_a_replay_what_has_the_same_mark_has_the_same_bytes(kind):
-    """Writes, ends of the ring, resets outside a step, states that are loaded, and rows that somebody else changes."""
+def test_replay_blocks_with_equal_marks_have_equal_bytes(kind):
+    """Covers writes, the end of the ring, resets outside a step, loaded states, and rows changed from outside."""
     replay, draw, kept, same, saved = REPLAYS[kind](), random.Random(0), {}, 0, None
     for number in range(300):
         step(replay, number, draw)

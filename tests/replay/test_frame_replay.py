@@ -1,4 +1,4 @@
-"""A replay of frames samples what a replay of whole stacks samples, to the bit, of a part of its memory."""
+"""FrameReplay returns the same samples as Replay, to the bit, with less memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rein.types import Transition
 
 
 class Episodes:
-    """N environments of random frames, stacked as `FrameStack` stacks them, that end, break off and misbehave."""
+    """N environments of random stacked frames, with terminated, truncated, invalid and non-stacked rows."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Episodes:
         return torch.rand(self.num_envs, generator=self.drawn) < probability
 
     def _frame(self, *more: int) -> Tensor:
-        """Of few values, so that different frames are equal by accident too."""
+        """Return random frames of few values, so that different frames are sometimes equal."""
         size = (self.num_envs, *more, *self.shape)
         return torch.randint(self.values, size, generator=self.drawn, dtype=torch.uint8)
 
@@ -70,7 +70,7 @@ class Episodes:
 
 
 def played(episodes: Episodes, *replays: Replay, steps: int, resets: float = 0.1) -> Iterator[int]:
-    """Fills the replays; now and then some environments are reset outside a step."""
+    """Append steps to the replays, with occasional resets outside a step."""
     for step in range(steps):
         transition = episodes.step()
         for replay in replays:
@@ -89,18 +89,18 @@ def same(one: Any, other: Any) -> None:
 
 
 def samples(replay: Replay, seed: int, n_step: int) -> list[Any]:
-    """Every row that may be drawn, in an order of the seed, and some with repetition."""
-    drawn, how = generator(seed, "test", n_step), {"n_step": n_step, "gamma": 0.9, "fields": ("truncated",)}
+    """Sample all rows without replacement and some with replacement."""
+    drawn, options = generator(seed, "test", n_step), {"n_step": n_step, "gamma": 0.9, "fields": ("truncated",)}
     rows = len(replay)
     if not rows:
         return []
-    return [replay.sample(rows, drawn, replacement=False, **how), replay.sample(8, drawn, **how)]
+    return [replay.sample(rows, drawn, replacement=False, **options), replay.sample(8, drawn, **options)]
 
 
-@pytest.mark.parametrize("odd", [0.0, 0.1, 1.0], ids=["stacks", "some that are none", "none"])
+@pytest.mark.parametrize("odd", [0.0, 0.1, 1.0], ids=["stacks", "some whole", "all whole"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-def test_samples_are_those_of_a_replay_of_whole_stacks(length, num_envs, odd):
+def test_samples_equal_those_of_plain_replay(length, num_envs, odd):
     for slots in (1, 2, 16):
         episodes = Episodes(slots, num_envs, length, odd=odd)
         plain = Replay(slots * num_envs)
@@ -111,7 +111,7 @@ def test_samples_are_those_of_a_replay_of_whole_stacks(length, num_envs, odd):
                 same(samples(plain, step, 3), samples(frames, step, 3))
 
 
-def test_stacks_in_the_last_axis_and_of_other_types_come_back_to_the_bit():
+def test_float_stacks_in_last_axis_are_returned_bit_for_bit():
     values = torch.tensor([0.0, -0.0, float("nan")])
     episodes = Episodes(0, 2, 3, values=3, shape=(2, 1))
     plain, frames = Replay(80), FrameReplay(80, 3, (2, 1, 3))
@@ -124,7 +124,7 @@ def test_stacks_in_the_last_axis_and_of_other_types_come_back_to_the_bit():
     assert frames.sample(4, generator(0, "test")).observation.shape == (4, 2, 1, 3)
 
 
-def test_what_a_wrapped_environment_says_comes_back():
+def test_observations_of_frame_stack_wrapper_are_returned():
     environment = FrameStack(Gridworld(num_envs=3, seed=0, max_episode_steps=7, observation="vector"), 4)
     plain, frames = Replay(60), FrameReplay(60, 4, environment.single_observation_space.shape)
     observation, drawn = environment.reset(), generator(0, "test")
@@ -136,11 +136,11 @@ def test_what_a_wrapped_environment_says_comes_back():
             replay.append(Transition(observation, action, *row, {}))
         observation = now.observation
     same(samples(plain, 0, 1), samples(frames, 0, 1))
-    assert frames.frames._ids < 50 * 3 * 0.4  # nothing was kept whole but what stood at the end of an episode
+    assert frames.frames._ids < 50 * 3 * 0.4  # only stacks at the end of an episode were stored whole
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_rows_by_priority_are_those_of_a_replay_of_whole_stacks(n_step):
+def test_prioritized_samples_equal_those_of_prioritized_replay(n_step):
     episodes, drawn = Episodes(0, 2, 3), generator(0, "test")
     plain, frames = PrioritizedReplay(20), PrioritizedFrameReplay(20, 3, (3, 2), alpha=0.6)
     for _ in played(episodes, plain, frames, steps=40):
@@ -152,7 +152,7 @@ def test_rows_by_priority_are_those_of_a_replay_of_whole_stacks(n_step):
                 replay.update(found[0].row, error_B)
 
 
-def test_a_row_that_was_sampled_before_an_append_is_that_of_the_whole_stacks_again():
+def test_rows_taken_between_appends_equal_those_of_plain_replay():
     episodes = Episodes(0, 1, 4, ends=0.0, invalid=0.0)
     plain, frames = Replay(10), FrameReplay(10, 4, (4, 2))
     for _ in played(episodes, plain, frames, steps=25, resets=0.0):
@@ -162,7 +162,7 @@ def test_a_row_that_was_sampled_before_an_append_is_that_of_the_whole_stacks_aga
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_memory_is_a_2l_th_of_that_of_whole_stacks(length):
+def test_memory_is_a_fraction_of_that_of_plain_replay(length):
     episodes = Episodes(0, 2, length, shape=(36, 36), values=250, ends=0.01, invalid=0.0)
     plain, frames = Replay(2000), FrameReplay(2000, length, (length, 36, 36))
     for _ in played(episodes, plain, frames, steps=1100, resets=0.0):
@@ -172,7 +172,7 @@ def test_memory_is_a_2l_th_of_that_of_whole_stacks(length):
     assert 1.0 <= taken / (plain._bytes.nbytes / (2 * length)) < 1.2
 
 
-def test_memory_of_kept_stacks_is_used_again():
+def test_memory_of_whole_stacks_is_reused():
     episodes = Episodes(0, 2, 3, ends=0.3)
     frames = FrameReplay(40, 3, (3, 2))
     sizes = [frames.frames.nbytes for _ in played(episodes, frames, steps=400)]
@@ -181,25 +181,25 @@ def test_memory_of_kept_stacks_is_used_again():
 
 
 @pytest.mark.parametrize("slots", range(12, 20))
-def test_a_stack_that_is_kept_whole_stays_as_long_as_its_row(slots):
+def test_whole_stack_is_kept_as_long_as_its_row(slots):
     drawn, yes = generator(slots, "test"), torch.ones(1, dtype=torch.bool)
     plain, frames = Replay(slots), FrameReplay(slots, 3, (3, 2))
     stacks = torch.randint(250, (60, 1, 3, 2), generator=drawn, dtype=torch.uint8)
-    stacks[0] = stacks[0, :, :1]  # one frame, which is not kept whole
+    stacks[0] = stacks[0, :, :1]  # one repeated frame, which is not stored whole
     for before, after in itertools.pairwise(stacks):
         for replay in (plain, frames):
             replay.append(Transition(before, torch.zeros(1), torch.zeros(1), ~yes, ~yes, after, yes, {}))
         same(samples(plain, 0, 1), samples(frames, 0, 1))
 
 
-def test_after_what_is_no_stack_frames_are_kept_once_again_as_soon_as_they_make_up_a_stack():
+def test_frames_are_stored_once_again_after_non_stacked_observation():
     episodes, frames = Episodes(0, 1, 4, ends=0.0, invalid=0.0, values=250), FrameReplay(40, 4, (4, 2))
     episodes.stack = episodes._frame(4)  # as in the middle of an episode
     kept = []
     for _ in range(8):
         frames.append(episodes.step())
         kept.append(frames.frames._ids)
-    assert kept == [2, 3, 3, 3, 3, 3, 3, 3]  # those of the first three steps, of which each newest frame is known
+    assert kept == [2, 3, 3, 3, 3, 3, 3, 3]  # stacks of the first steps are stored whole
 
 
 class TestState(StatefulContract):
@@ -214,7 +214,7 @@ class TestState(StatefulContract):
         return samples(part, 0, 1) if self.kind is FrameReplay else None
 
     def test_a_loaded_part_goes_on_bit_for_bit(self):
-        """The contract's own, whose parts would share one stream of episodes here."""
+        """Replaces the contract's test, because its parts would share one stream of episodes here."""
         for steps in range(1, 40, 6):
             episodes, part, other = Episodes(steps, 2, 3, odd=0.1), self.make(), self.make()
             for _ in range(steps):
@@ -231,7 +231,7 @@ class TestPrioritizedState(TestState):
     kind = PrioritizedFrameReplay
 
 
-def test_the_state_of_an_empty_replay_empties_another():
+def test_loading_empty_state_empties_replay():
     frames, empty = FrameReplay(8, 3, (3, 2)), FrameReplay(8, 3, (3, 2))
     episodes = Episodes(0, 2, 3)
     frames.append(episodes.step())
@@ -244,7 +244,7 @@ def test_the_state_of_an_empty_replay_empties_another():
     same(frames.state_dict(), empty.state_dict())
 
 
-def test_blocks_of_the_state_stay_the_same_until_the_ring_comes_round_to_them(monkeypatch):
+def test_state_blocks_are_unchanged_until_overwritten(monkeypatch):
     monkeypatch.setattr("rein.replay.storage.BLOCK", 2 * 4 * 8)  # four steps
     episodes, frames = Episodes(0, 2, 2), FrameReplay(64, 2, (2, 2))
     for _ in played(episodes, frames, steps=20):
@@ -268,7 +268,7 @@ def test_blocks_of_the_state_stay_the_same_until_the_ring_comes_round_to_them(mo
         (lambda s: s["frames"].update(depth=s["frames"]["depth"][:-1]), "depth"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(change, message):
+def test_unsuitable_state_raises(change, message):
     frames = FrameReplay(16, 3, (3, 2))
     for _ in played(Episodes(0, 2, 3), frames, steps=20):
         pass
@@ -278,7 +278,7 @@ def test_a_state_that_does_not_fit_is_refused(change, message):
         FrameReplay(16, 3, (3, 2)).load_state_dict(state)
 
 
-def test_the_axis_of_a_stack_is_the_first_one_or_else_the_last():
+def test_stack_axis_is_first_or_last():
     assert stack_axis((4, 84, 84), 4) == 1
     assert stack_axis((84, 84, 4), 4) == 3
     assert stack_axis((4, 84, 4), 4) == 1
@@ -286,11 +286,11 @@ def test_the_axis_of_a_stack_is_the_first_one_or_else_the_last():
     for shape, frame_stack in (((84, 84, 3), 4), ((), 1), ((4, 84, 84), 0)):
         with pytest.raises(ValueError, match=f"frame_stack={frame_stack}"):
             FrameReplay(8, frame_stack, shape)
-    with pytest.raises(ValueError, match=r"observations that are a Dict, a Tuple or one number have no axis"):
+    with pytest.raises(ValueError, match=r"Dict, Tuple and scalar observations have no stack axis"):
         FrameReplay(8, 3, ())
 
 
-def test_rows_of_another_shape_or_type_are_refused_and_change_nothing():
+def test_rows_of_other_shape_or_dtype_raise_and_change_nothing():
     frames, row = FrameReplay(8, 3, (3, 2)), Episodes(0, 2, 3).step()
     frames.append(row)
     for name in ("observation", "next_observation"):

@@ -1,4 +1,4 @@
-"""A rollout: what is kept, where it is cut, and what comes after each row.
+"""Tests of the rollout buffer: recorded rows, resets and next values.
 
 Shapes: T vector steps, N environments, B = T * N rows.
 """
@@ -26,7 +26,7 @@ def flags(*where: int) -> Tensor:
 def transition(
     t: int, terminated: tuple[int, ...] = (), truncated: tuple[int, ...] = (), invalid: tuple[int, ...] = ()
 ):
-    """Row t, whose next observation is 1,000 more than an observation that the next row would have."""
+    """Return step t. Its next observation is 1,000 more than the observation of step t + 1."""
     observation = {"x": 10.0 * t + torch.arange(N, dtype=torch.float32)}
     after = {"x": observation["x"] + 1010.0}
     ends = flags(*terminated), flags(*truncated)
@@ -41,18 +41,18 @@ def filled(**changes: dict[int, tuple[int, ...]]) -> Rollout:
 
 
 def values(rollout: Rollout) -> tuple[Tensor, list[Tensor]]:
-    """The next values, where that of an observation is itself; and which next observations were looked at."""
-    asked: list[Tensor] = []
+    """Return next values, with value(x) = x, and the observations for which values were computed."""
+    evaluated: list[Tensor] = []
 
     def value_of(observation: Any) -> Tensor:
-        asked.append(observation["x"])
-        return asked[-1].clone()
+        evaluated.append(observation["x"])
+        return evaluated[-1].clone()
 
-    return rollout.next_values(rollout["observation"]["x"].clone(), value_of), asked
+    return rollout.next_values(rollout["observation"]["x"].clone(), value_of), evaluated
 
 
 class _Filled(StatefulContract):
-    """Saved in the middle of its second filling."""
+    """Saves while the rollout is filled for the second time."""
 
     def make(self):
         return Rollout(5)
@@ -64,7 +64,7 @@ class _Filled(StatefulContract):
         return {name: part[name] for name in ("observation", "reward", "carry")}
 
 
-def test_its_state_comes_back_exactly() -> None:
+def test_state_round_trip_is_exact() -> None:
     contract = _Filled()
     contract.test_a_loaded_part_goes_on_bit_for_bit()
     contract.test_its_state_needs_no_pickle()
@@ -72,7 +72,7 @@ def test_its_state_comes_back_exactly() -> None:
     contract.test_a_state_that_lacks_something_is_refused()
 
 
-def test_it_is_full_after_its_steps_and_empty_when_cleared() -> None:
+def test_rollout_is_full_after_its_steps_and_empty_when_cleared() -> None:
     rollout = Rollout(T)
     for t in range(T):
         assert not rollout.full and len(rollout) == t
@@ -82,34 +82,34 @@ def test_it_is_full_after_its_steps_and_empty_when_cleared() -> None:
     assert not rollout.full and len(rollout) == 0
 
 
-def test_rows_are_laid_out_time_by_time() -> None:
+def test_flat_rows_are_time_major() -> None:
     rollout = filled()
     x_B = rollout.flat("observation")["x"]
     assert all(x_B[t * N + n] == rollout["observation"]["x"][t, n] for t in range(T) for n in range(N))
 
 
-def test_the_next_value_is_that_of_the_next_row_and_of_the_next_observation_in_the_last() -> None:
-    value_TN, asked = values(filled())
+def test_next_value_is_of_next_row_or_last_next_observation() -> None:
+    value_TN, evaluated = values(filled())
     x_TN = filled()["observation"]["x"]
     assert torch.equal(value_TN[:-1], x_TN[1:])
     assert torch.equal(value_TN[-1], x_TN[-1] + 1010.0)
-    assert sum(map(len, asked)) == N
+    assert sum(map(len, evaluated)) == N
 
 
-def test_where_an_episode_was_cut_it_is_that_of_the_final_observation() -> None:
-    value_TN, asked = values(filled(truncated={1: (0, 2)}))
+def test_next_value_of_truncated_row_is_of_final_observation() -> None:
+    value_TN, evaluated = values(filled(truncated={1: (0, 2)}))
     x_TN = filled()["observation"]["x"]
     assert torch.equal(value_TN[1], torch.where(flags(0, 2), x_TN[1] + 1010.0, x_TN[2]))
-    assert sum(map(len, asked)) == N + 2
+    assert sum(map(len, evaluated)) == N + 2
 
 
 @pytest.mark.parametrize("changes", [{"terminated": {1: (1,)}}, {"invalid": {1: (1,)}}])
-def test_where_it_was_cut_and_terminated_or_is_no_data_nobody_is_asked(changes: dict[str, Any]) -> None:
-    _, asked = values(filled(truncated={1: (1,)}, **changes))
-    assert sum(map(len, asked)) == N
+def test_terminated_or_invalid_rows_need_no_final_value(changes: dict[str, Any]) -> None:
+    _, evaluated = values(filled(truncated={1: (1,)}, **changes))
+    assert sum(map(len, evaluated)) == N
 
 
-def test_the_values_handed_in_stay_as_they_are() -> None:
+def test_next_values_leaves_given_values_unchanged() -> None:
     rollout = filled(truncated={0: (0,)})
     value_TN = rollout["observation"]["x"].clone()
     kept = value_TN.clone()
@@ -117,8 +117,8 @@ def test_the_values_handed_in_stay_as_they_are() -> None:
     assert torch.equal(value_TN, kept)
 
 
-def test_where_waiting_for_the_device_would_cost_more_all_rows_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the results are the same."""
+def test_other_devices_evaluate_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results equal those on the CPU."""
     rollout = filled(truncated={1: (0, 2), 2: (1,)}, terminated={2: (1,)}, invalid={0: (1,)})
     expected, _ = values(rollout)
 
@@ -126,35 +126,35 @@ def test_where_waiting_for_the_device_would_cost_more_all_rows_are_asked(monkeyp
         device = torch.device("meta")  # type: ignore[assignment]  # another device for the test
 
     value_TN = rollout["observation"]["x"].clone().as_subclass(Elsewhere)
-    asked: list[Tensor] = []
+    evaluated: list[Tensor] = []
 
     def value_of(observation: Any) -> Tensor:
-        asked.append(observation["x"])
-        return asked[-1].clone()
+        evaluated.append(observation["x"])
+        return evaluated[-1].clone()
 
     found = rollout.next_values(value_TN, value_of).as_subclass(Tensor)
-    assert len(asked[0]) == T * N
+    assert len(evaluated[0]) == T * N
     assert torch.equal(found, expected)
 
 
-def test_a_reset_cuts_the_last_row_and_no_other() -> None:
+def test_reset_truncates_only_last_row() -> None:
     rollout = Rollout(T)
     rollout.append(transition(0))
     rollout.append(transition(1, terminated=(1,)))
     rollout.observe_reset(flags(0, 1))
     rollout.append(transition(2))
     expected = torch.stack([flags(), flags(0), flags()])
-    assert torch.equal(rollout["truncated"], expected)  # what terminated before stays terminated
+    assert torch.equal(rollout["truncated"], expected)  # a terminated row stays terminated
 
 
-def test_a_reset_before_the_first_row_cuts_nothing() -> None:
+def test_reset_before_first_row_truncates_nothing() -> None:
     rollout = Rollout(T)
     rollout.observe_reset(flags(0, 1, 2))
     rollout.append(transition(0))
     assert not rollout["truncated"].any()
 
 
-def test_what_was_handed_in_is_copied() -> None:
+def test_append_copies_tensors() -> None:
     rollout, row = Rollout(T), transition(0)
     rollout.append(row)
     map_tree(lambda tensor: tensor.zero_() if tensor.dtype == torch.float32 else None, row.observation)

@@ -1,4 +1,4 @@
-"""Rows side by side in bytes: what goes in comes out, whatever its type and shape."""
+"""Tests of packing rows into bytes, for all dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def flat(tree, path=()):
 
 
 @pytest.mark.parametrize("more", [{}, {"large": torch.arange(4 * 600).view(4, 600)}], ids=["small", "large"])
-def test_what_is_written_by_columns_is_read_by_rows(more):
-    """Small rows go through numpy, and large ones through torch."""
+def test_fields_written_as_columns_are_read_as_rows(more):
+    """Small rows are read by numpy, large ones by torch."""
     row = {**row_of(), **more}
     packing = Packing(row)
     storage = torch.zeros(4, packing.row_bytes, dtype=torch.uint8)
@@ -49,26 +49,26 @@ def test_what_is_written_by_columns_is_read_by_rows(more):
 
 
 @pytest.mark.parametrize("size", [1, 600], ids=["small", "large"])
-def test_what_is_read_is_a_copy_of_rows_that_there_are(size):
+def test_read_copies_rows_and_rejects_bad_indices(size):
     packing = Packing({"x": torch.zeros(3, size), "y": torch.zeros(3, 0)})
     storage = torch.zeros(3, packing.row_bytes, dtype=torch.uint8)
     found = packing.fields(["x", "y"]).of(storage, torch.tensor([2]))
     assert found["y"].shape == (1, 0)
     found["x"].fill_(1.0)
     assert not storage.any()
-    for odd in (
+    for index in (
         torch.tensor([3]),
         torch.tensor([[1, 2], [0, 1]]),
         torch.tensor([True, False, True]),
         torch.tensor([0.0]),
     ):
         with pytest.raises((IndexError, RuntimeError)):
-            packing.fields(["x"]).of(storage, odd)
+            packing.fields(["x"]).of(storage, index)
     assert packing.fields(["x"]).of(storage, torch.tensor(2))["x"].shape == (1, size)
 
 
-def test_a_large_batch_is_read_as_small_ones_are():
-    """By torch, and by numpy."""
+def test_large_batch_equals_small_batches():
+    """Large batches are read by torch, small ones by numpy."""
     packing = Packing({"x": torch.zeros(3, 2)})
     storage = torch.arange(24, dtype=torch.uint8).view(3, 8)
     index = torch.arange(300_000) % 3
@@ -76,7 +76,7 @@ def test_a_large_batch_is_read_as_small_ones_are():
     assert torch.equal(large, small.repeat(100_000, 1))
 
 
-def test_the_default_device_is_no_concern_of_rows_on_the_host():
+def test_default_device_does_not_affect_cpu_rows():
     row = {name: torch.ones(3, 1, dtype=dtype) for name, dtype in zip("abc", TYPES[-3:], strict=True)}
     row["d"] = torch.ones(3, dtype=torch.complex128)
     packing = Packing(row)
@@ -92,7 +92,7 @@ def test_the_default_device_is_no_concern_of_rows_on_the_host():
     }
 
 
-def test_no_two_fields_share_a_byte_and_each_is_aligned():
+def test_fields_do_not_overlap_and_are_aligned():
     packing = Packing(row_of())
     taken = sorted((place.offset, place.offset + place.size) for place in packing.places)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
@@ -100,42 +100,42 @@ def test_no_two_fields_share_a_byte_and_each_is_aligned():
     assert all(place.offset % place.dtype.itemsize == 0 for place in packing.places)
 
 
-def test_its_configuration_makes_the_same_packing():
+def test_config_rebuilds_packing():
     packing = Packing(row_of())
     again = Packing(example(packing.config))
     assert (again.config, again.places, again.row_bytes) == (packing.config, packing.places, packing.row_bytes)
 
 
 @pytest.mark.parametrize("dtype", ["save", "Tensor", "nothing", "cuda"])
-def test_a_configuration_cannot_name_what_is_no_type(dtype):
-    with pytest.raises(ValueError, match=f"'{dtype}' in the state, which is no type"):
+def test_config_with_unknown_dtype_raises(dtype):
+    with pytest.raises(ValueError, match=f"unknown dtype '{dtype}'"):
         example([{"path": ["reward"], "dtype": dtype, "shape": []}])
 
 
-def test_a_row_that_differs_is_refused_by_the_name_of_what_differs():
+def test_row_that_differs_raises_with_field_name():
     packing = Packing({"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2)})
     like = packing.like(2)
     assert fits({"c": torch.ones(2), "a": {"b": torch.ones(2, 3)}}, like)
-    odd = {
+    bad = {
         "a.b": {"a": {"b": torch.zeros(2, 4)}, "c": torch.zeros(2)},
         "c": {"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2, dtype=torch.int64)},
         "a.d": {"a": {"b": torch.zeros(2, 3), "d": torch.zeros(2)}, "c": torch.zeros(2)},
         "e": {"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2), "e": torch.zeros(2)},
     }
-    for name, row in odd.items():
+    for name, row in bad.items():
         assert not fits(row, like)
-        with pytest.raises(ValueError, match=rf"{name} was .* and is .* now"):
+        with pytest.raises(ValueError, match=rf"{name} is .*, but was .* in earlier rows"):
             packing.check(row)
     assert not fits({"a": {"b": torch.zeros(3, 3)}, "c": torch.zeros(3)}, like)
 
 
 @pytest.mark.parametrize("value", [1.0, torch.tensor(1.0), None, [torch.zeros(2)]])
-def test_a_field_is_a_tensor_of_rows(value):
-    with pytest.raises(ValueError, match=r"a\.b: a field of a row is a tensor \(N, ...\)"):
+def test_field_that_is_no_tensor_of_rows_raises(value):
+    with pytest.raises(ValueError, match=r"a\.b: a field of a row must be a tensor \(N, ...\)"):
         Packing({"a": {"b": value}})
 
 
-def test_rows_are_stacked_in_their_order():
+def test_stack_rows_keeps_order():
     rows = [row_of(seed=seed) for seed in range(3)]
     for count in (1, 3):
         stacked = flat(stack_rows(rows[:count]))

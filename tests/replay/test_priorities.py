@@ -1,4 +1,4 @@
-"""Rows are drawn as often as their priorities say, and nothing else is ever drawn."""
+"""Tests of priorities: sampling frequencies, importance weights, updates and states."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TWO_LEVELS = TOP + 1
 THREE_LEVELS = TOP * WIDTH + 1
 
 
-def by_torch_alone(patch: pytest.MonkeyPatch) -> None:
-    """As where numba is not installed."""
+def disable_numba(patch: pytest.MonkeyPatch) -> None:
+    """Behave as without numba."""
     patch.setattr("rein.replay.prioritized._compiled_tree", lambda: None)
 
 
 @pytest.fixture(autouse=True, params=["torch", "numba"])
-def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the numbers are worked out by."""
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with torch and with numba."""
     if request.param == "torch":
-        by_torch_alone(monkeypatch)
+        disable_numba(monkeypatch)
     else:
         assert Priorities(1)._compiled is not None, "these tests need numba"
     return request.param
 
 
 def filled(capacity: int, priority: Tensor | None = None, **options) -> Priorities:
-    """All rows appended; alpha 1 and a tiny epsilon, so that errors are priorities, unless told otherwise."""
+    """Return priorities with all rows appended. By default alpha 1 and a tiny epsilon make errors priorities."""
     priorities = Priorities(capacity, **{"alpha": 1.0, "epsilon": 1e-300} | options)
     priorities.append(torch.arange(capacity))
     if priority is not None:
@@ -43,7 +43,7 @@ def filled(capacity: int, priority: Tensor | None = None, **options) -> Prioriti
 
 
 def chi_square(count: Tensor, probability: Tensor, draws: int) -> float:
-    """How far counts are from what is expected of them, in deviations of that distance (Wilson & Hilferty 1931)."""
+    """Return the chi-square statistic of counts as a standard normal score (Wilson & Hilferty 1931)."""
     expected, seen = probability * draws, probability > 0
     assert count[~seen].sum() == 0
     statistic = ((count - expected)[seen].square() / expected[seen]).sum().item()
@@ -59,7 +59,7 @@ def tree(priority: Tensor) -> list[Tensor]:
 
 
 def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
-    """Walks along one number after another."""
+    """Reference implementation that adds one number at a time."""
     row = 0
     for place, level in enumerate(reversed(levels)):
         block = level if place == 0 else level[row * WIDTH : (row + 1) * WIDTH]
@@ -72,7 +72,7 @@ def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
     return row
 
 
-def test_a_part_of_the_whole_sum_leads_to_the_row_in_which_it_lies() -> None:
+def test_draw_selects_row_that_contains_fraction_of_sum() -> None:
     levels = tree(torch.tensor([3.0, 0.0, 1.0, 4.0, 0.0]))
     part = torch.tensor([0.0, 2.9, 3.0, 3.9, 4.0, 7.9], dtype=torch.float64) / 8.0
     row_B, whole = draw(levels, [part])
@@ -81,7 +81,7 @@ def test_a_part_of_the_whole_sum_leads_to_the_row_in_which_it_lies() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 7, TOP, TWO_LEVELS, TOP + 10 * WIDTH, THREE_LEVELS])
-def test_a_draw_through_all_levels_is_that_of_a_slow_walk(capacity: int) -> None:
+def test_draw_equals_slow_reference(capacity: int) -> None:
     stream = generator(0, "draw")
     priority = torch.rand(capacity, generator=stream, dtype=torch.float64)
     priority[torch.rand(capacity, generator=stream) < 0.3] = 0.0
@@ -96,9 +96,9 @@ def test_a_draw_through_all_levels_is_that_of_a_slow_walk(capacity: int) -> None
 
 @pytest.mark.parametrize("capacity", [3, 100, TWO_LEVELS, THREE_LEVELS])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 3.0, 1e30])
-def test_not_even_rounding_at_the_edges_leads_to_a_row_of_priority_zero(capacity: int, scale: float) -> None:
+def test_rounding_never_selects_row_of_priority_zero(capacity: int, scale: float) -> None:
     priority = torch.zeros(capacity, dtype=torch.float64)
-    held = torch.tensor([1, capacity // 2])  # neither the first nor the last one
+    held = torch.tensor([1, capacity // 2])  # neither the first nor the last row
     priority[held] = torch.tensor([0.1, 0.7], dtype=torch.float64) * scale
     levels = tree(priority)
     edge = torch.tensor([0.0, 2.0**-53, 0.125, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_not_even_rounding_at_the_edges_leads_to_a_row_of_priority_zero(capacity
 
 
 @pytest.mark.parametrize("capacity", [50, TOP + 50])
-def test_rows_are_drawn_in_proportion_to_their_priorities(capacity: int) -> None:
+def test_rows_are_sampled_in_proportion_to_priorities(capacity: int) -> None:
     stream, draws = generator(0, "draw"), 400_000
     priority = torch.rand(capacity, generator=stream, dtype=torch.float64) + 0.1
     priorities = filled(capacity, priority)
@@ -118,7 +118,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities(capacity: int) -> None
     assert abs(chi_square(index_B.bincount(minlength=capacity), probability, draws)) < 4.0
 
 
-def test_with_alpha_zero_all_rows_are_as_likely_whatever_their_errors() -> None:
+def test_alpha_zero_samples_uniformly() -> None:
     stream, capacity, draws = generator(0, "draw"), 100, 100_000
     priorities = filled(capacity, torch.rand(capacity, generator=stream) * 1e6, alpha=0.0, epsilon=1e-6)
     index_B, probability_B = priorities.sample(draws, stream)
@@ -126,7 +126,7 @@ def test_with_alpha_zero_all_rows_are_as_likely_whatever_their_errors() -> None:
     assert abs(chi_square(index_B.bincount(minlength=capacity), torch.full((capacity,), 0.01), draws)) < 4.0
 
 
-def test_any_part_of_a_batch_is_a_sample_of_the_buffer() -> None:
+def test_each_part_of_batch_has_same_distribution() -> None:
     stream, capacity = generator(0, "draw"), 20
     priority = torch.arange(1.0, capacity + 1)
     index_B, _ = filled(capacity, priority).sample(80_000, stream)
@@ -134,29 +134,29 @@ def test_any_part_of_a_batch_is_a_sample_of_the_buffer() -> None:
         assert abs(chi_square(part_B.bincount(minlength=capacity), priority / priority.sum(), 20_000)) < 4.0
 
 
-def test_the_priority_is_a_power_of_the_error_without_its_sign() -> None:
+def test_priority_is_power_of_absolute_error() -> None:
     priorities = filled(4, torch.tensor([-2.0, 2.0, 0.0, 5.0]), alpha=0.5, epsilon=0.25)
     expected = torch.tensor([2.25, 2.25, 0.25, 5.25], dtype=torch.float64).sqrt()
     assert torch.allclose(priorities[torch.arange(4)], expected, rtol=1e-12)
 
 
-def test_a_row_that_comes_twice_takes_its_larger_error() -> None:
+def test_duplicate_row_takes_larger_error() -> None:
     priorities = filled(3)
     priorities.update(torch.tensor([1, 2, 1, 1]), torch.tensor([3.0, 7.0, -5.0, 4.0]))
     assert priorities[torch.arange(3)].tolist() == [1.0, 5.0, 7.0]
 
 
-def test_a_new_row_gets_the_largest_priority_that_any_row_has_had() -> None:
+def test_new_row_gets_largest_priority_so_far() -> None:
     priorities = Priorities(4, alpha=1.0)
     priorities.append(torch.tensor([0, 1]))
     assert priorities[torch.arange(4)].tolist() == [1.0, 1.0, 0.0, 0.0]
     priorities.update(torch.tensor([0]), torch.tensor([8.0]))
     priorities.update(torch.tensor([0]), torch.tensor([0.5]))
-    priorities.append(torch.tensor([2, 0]))  # 0 is overwritten: a ring came around
+    priorities.append(torch.tensor([2, 0]))  # row 0 is overwritten, as in a ring
     assert torch.allclose(priorities[torch.arange(4)], torch.tensor([8.0, 1.0, 8.0, 0.0], dtype=torch.float64))
 
 
-def test_a_row_that_is_removed_or_not_valid_is_never_drawn_until_it_is_appended_again() -> None:
+def test_removed_or_invalid_row_is_not_sampled_until_appended() -> None:
     priorities, stream = filled(TWO_LEVELS), generator(0, "draw")
     priorities.remove(torch.arange(10, TWO_LEVELS))
     assert set(priorities.sample(1000, stream)[0].tolist()) == set(range(10))
@@ -164,7 +164,7 @@ def test_a_row_that_is_removed_or_not_valid_is_never_drawn_until_it_is_appended_
     assert set(priorities.sample(1000, stream)[0].tolist()) == set(range(1, 11))
 
 
-def test_what_was_removed_since_it_was_drawn_is_not_brought_back_by_its_error() -> None:
+def test_update_does_not_restore_removed_row() -> None:
     priorities = filled(3)
     priorities.remove(torch.tensor([1]))
     priorities.update(torch.arange(3), torch.tensor([2.0, 9.0, 3.0]))
@@ -174,7 +174,7 @@ def test_what_was_removed_since_it_was_drawn_is_not_brought_back_by_its_error() 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_an_error_that_is_no_number_leaves_its_row_what_it_was(bad: float) -> None:
+def test_non_finite_error_leaves_priority_unchanged(bad: float) -> None:
     priorities = filled(3, torch.tensor([2.0, 3.0, 4.0]))
     priorities.update(torch.arange(3), torch.tensor([bad, 5.0, bad]))
     priorities.append(torch.tensor([1]))
@@ -182,20 +182,20 @@ def test_an_error_that_is_no_number_leaves_its_row_what_it_was(bad: float) -> No
 
 
 @pytest.mark.parametrize("capacity", [5, TWO_LEVELS])
-def test_without_a_row_to_draw_the_error_says_so(capacity: int) -> None:
+def test_sampling_without_rows_raises(capacity: int) -> None:
     priorities = Priorities(capacity)
-    with pytest.raises(ValueError, match="no row that can be drawn"):
+    with pytest.raises(ValueError, match="no row can be sampled"):
         priorities.sample(2, generator(0, "draw"))
     priorities.append(torch.arange(5))
     priorities.remove(torch.arange(5))
-    with pytest.raises(ValueError, match="no row that can be drawn"):
+    with pytest.raises(ValueError, match="no row can be sampled"):
         priorities.sample(2, generator(0, "draw"))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 @pytest.mark.parametrize("capacity", [30, TWO_LEVELS])
-def test_weights_are_those_of_the_formula(beta: float, normalize: str, capacity: int) -> None:
+def test_weights_equal_formula(beta: float, normalize: str, capacity: int) -> None:
     stream = generator(0, "draw")
     priority = torch.rand(capacity, generator=stream, dtype=torch.float64) + 0.01
     priorities = filled(capacity, priority, normalize=normalize)
@@ -209,7 +209,7 @@ def test_weights_are_those_of_the_formula(beta: float, normalize: str, capacity:
 
 
 @pytest.mark.parametrize("capacity", [5, TWO_LEVELS])
-def test_the_least_probability_of_the_buffer_is_the_one_after_overwriting_and_removing(capacity: int) -> None:
+def test_buffer_normalization_follows_overwritten_and_removed_rows(capacity: int) -> None:
     priorities, stream = filled(capacity, torch.full((capacity,), 4.0), normalize="buffer"), generator(0, "d")
 
     def weight_of_most() -> float:
@@ -224,15 +224,15 @@ def test_the_least_probability_of_the_buffer_is_the_one_after_overwriting_and_re
     assert weight_of_most() == pytest.approx(1.0)
 
 
-def test_the_same_stream_draws_the_same_rows() -> None:
+def test_same_generator_samples_same_rows() -> None:
     draws = [filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0] for _ in range(2)]
     assert torch.equal(*draws)
     assert not torch.equal(draws[0], filled(TWO_LEVELS).sample(100, generator(4, "draw"))[0])
 
 
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_after_very_many_changes_sums_are_those_of_the_rows(normalize: str) -> None:
-    """A ring of rows is appended, removed and updated, 100,000 of them and more, with priorities of all sizes."""
+def test_sums_stay_exact_after_many_changes(normalize: str) -> None:
+    """Append, update and remove more than 100,000 rows with priorities of all magnitudes."""
     capacity, stream = THREE_LEVELS, generator(0, "changes")
     priorities = Priorities(capacity, alpha=1.0, normalize=normalize)
     for turn in range(400):
@@ -252,7 +252,7 @@ def test_after_very_many_changes_sums_are_those_of_the_rows(normalize: str) -> N
         assert torch.allclose(weight_B.double(), expected_B, rtol=1e-6)
 
 
-def test_appending_for_ever_without_a_draw_keeps_no_account_of_every_row() -> None:
+def test_stale_blocks_stay_bounded_without_sampling() -> None:
     priorities = Priorities(TWO_LEVELS)
     for turn in range(2 * TWO_LEVELS // 100):
         priorities.append(torch.arange(100 * turn, 100 * turn + 100) % TWO_LEVELS)
@@ -261,7 +261,7 @@ def test_appending_for_ever_without_a_draw_keeps_no_account_of_every_row() -> No
     assert torch.allclose(probability_B, torch.tensor(1.0 / TWO_LEVELS, dtype=torch.float64))
 
 
-def test_an_index_that_its_owner_changes_afterwards_is_the_one_that_was_given() -> None:
+def test_caller_may_change_index_afterwards() -> None:
     priorities, index_B = filled(THREE_LEVELS), torch.tensor([0])
     priorities.sample(1, generator(0, "draw"))
     priorities.remove(torch.arange(1, THREE_LEVELS))
@@ -273,7 +273,7 @@ def test_an_index_that_its_owner_changes_afterwards_is_the_one_that_was_given() 
 
 
 def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
-    """What is drawn from rows that come, go and are learned from, and the priorities after each turn."""
+    """Append, sample, update and remove rows; return samples, weights and priorities of each round."""
     one, seen = Priorities(capacity, normalize=normalize), []
     stream, changes = generator(0, "draw"), generator(1, "changes")
     for turn in range(60):
@@ -291,37 +291,37 @@ def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
     return one, seen
 
 
-@pytest.mark.parametrize("means", ["numba"], indirect=True)
+@pytest.mark.parametrize("implementation", ["numba"], indirect=True)
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 @pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
-def test_numba_finds_what_torch_finds_to_the_bit(monkeypatch, capacity: int, normalize: str) -> None:
+def test_numba_equals_torch_bit_for_bit(monkeypatch, capacity: int, normalize: str) -> None:
     by_numba, found = story(capacity, normalize)
     with monkeypatch.context() as patch:
-        by_torch_alone(patch)
+        disable_numba(patch)
         by_torch, expected = story(capacity, normalize)
         last = by_torch.sample(64, generator(2, "draw"))
     assert len(found) == len(expected) == 4 * 60
     assert all(map(torch.equal, found, expected))
-    for state in (by_torch.state_dict(), by_numba.state_dict()):  # of either means
+    for state in (by_torch.state_dict(), by_numba.state_dict()):  # of either implementation
         other = Priorities(capacity, normalize=normalize)
         other.load_state_dict(state)
         assert all(map(torch.equal, other.sample(64, generator(2, "draw")), last))
 
 
-@pytest.mark.parametrize("means", ["numba"], indirect=True)
-def test_a_numba_that_cannot_be_imported_is_told_of_and_done_without(monkeypatch, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "rein.replay.compiled_tree", None)  # whose import is an ImportError now
+@pytest.mark.parametrize("implementation", ["numba"], indirect=True)
+def test_warning_and_torch_fallback_if_numba_fails_to_import(monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "rein.replay.compiled_tree", None)  # makes its import fail
     _compiled_tree.cache_clear()
     try:
         drawn, _ = filled(TWO_LEVELS).sample(100, generator(3, "draw"))
     finally:
         _compiled_tree.cache_clear()
-    assert "goes without numba" in caplog.text
+    assert "installed numba cannot be imported" in caplog.text
     monkeypatch.undo()
     assert torch.equal(drawn, filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0])
 
 
-def test_the_default_device_is_no_concern_of_a_replay_that_is_somewhere_else() -> None:
+def test_default_device_does_not_affect_priorities() -> None:
     priorities = filled(5, torch.ones(5))
     torch.set_default_device("meta")
     try:
@@ -335,7 +335,7 @@ def test_the_default_device_is_no_concern_of_a_replay_that_is_somewhere_else() -
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_a_weight_is_of_any_number_as_beta_and_says_nothing_of_a_row_without_probability(normalize: str) -> None:
+def test_beta_may_be_tensor_and_zero_probability_gives_infinite_weight(normalize: str) -> None:
     priorities = filled(5, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), normalize=normalize)
     _, probability_B = priorities.sample(3, generator(0, "draw"))
     assert torch.equal(priorities.weights(probability_B, torch.tensor(1.0)), priorities.weights(probability_B, 1))
@@ -343,19 +343,19 @@ def test_a_weight_is_of_any_number_as_beta_and_says_nothing_of_a_row_without_pro
 
 
 @pytest.mark.parametrize("block", [-1, 10**12])
-def test_a_state_that_names_blocks_that_there_are_not_is_refused(block: int) -> None:
+def test_state_with_blocks_out_of_range_raises(block: int) -> None:
     state = filled(TWO_LEVELS).state_dict() | {"stale": torch.tensor([0, block])}
-    with pytest.raises(ValueError, match=f"stale names blocks from .*{block}"):
+    with pytest.raises(ValueError, match=f"stale has blocks from .*{block}"):
         Priorities(TWO_LEVELS).load_state_dict(state)
 
 
-def test_errors_stay_what_their_owner_gave() -> None:
+def test_update_leaves_given_errors_unchanged() -> None:
     error_B = torch.tensor([-3.0, 2.0], dtype=torch.float64)
     filled(5, torch.ones(5)).update(torch.tensor([0, 1]), error_B)
     assert error_B.tolist() == [-3.0, 2.0]
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_deep_copy_is_independent() -> None:
     priorities = filled(THREE_LEVELS)
     copied = copy.deepcopy(priorities)
     copied.update(torch.tensor([3]), torch.tensor([1e9]))
@@ -364,7 +364,7 @@ def test_a_copy_goes_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("row", [-1, 5, 10**12])
-def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> None:
+def test_row_out_of_range_raises_and_changes_nothing(row: int) -> None:
     priorities = filled(5, torch.ones(5))
     with pytest.raises(IndexError):
         priorities.update(torch.tensor([0, row]), torch.tensor([3.0, 2.0]))
@@ -372,7 +372,7 @@ def test_a_row_that_there_is_not_is_refused_and_changes_nothing(row: int) -> Non
 
 
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_no_rows_have_no_weights_and_change_nothing(normalize: str) -> None:
+def test_empty_batch_is_accepted(normalize: str) -> None:
     priorities = filled(5, torch.ones(5), normalize=normalize)
     index_B, probability_B = priorities.sample(0, generator(0, "draw"))
     weight_B = priorities.weights(probability_B, 0.4)
@@ -381,7 +381,7 @@ def test_no_rows_have_no_weights_and_change_nothing(normalize: str) -> None:
     assert priorities[torch.arange(5)].tolist() == [1.0] * 5
 
 
-def test_errors_of_other_rows_than_were_named_are_refused() -> None:
+def test_rows_and_errors_of_different_shapes_raise() -> None:
     priorities = filled(5, torch.ones(5))
     with pytest.raises(ValueError, match=r"rows \(2,\), and errors \(3,\)"):
         priorities.update(torch.tensor([0, 1]), torch.tensor([3.0, 2.0, 1.0]))
@@ -391,7 +391,7 @@ def test_errors_of_other_rows_than_were_named_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "invalid",
     [
         {"capacity": 0},
         {"alpha": -0.1},
@@ -402,12 +402,12 @@ def test_errors_of_other_rows_than_were_named_are_refused() -> None:
         {"normalize": "all"},
     ],
 )
-def test_numbers_out_of_their_range_are_refused_by_name(nonsense: dict) -> None:
-    with pytest.raises(ValueError, match=next(iter(nonsense))):
-        Priorities(**{"capacity": 5} | nonsense)
+def test_invalid_arguments_raise_with_name(invalid: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(invalid))):
+        Priorities(**{"capacity": 5} | invalid)
 
 
-def test_another_capacity_is_refused() -> None:
+def test_state_of_other_capacity_raises() -> None:
     with pytest.raises(ValueError, match="of 6 rows"):
         Priorities(6).load_state_dict(Priorities(5).state_dict())
 
@@ -419,7 +419,7 @@ class TestStateOfOneLevel(StatefulContract):
         return Priorities(self.capacity, normalize=self.normalize)
 
     def step(self, priorities):
-        """Leaves some sums to be put right later; the draws depend on the state alone."""
+        """Leave some sums stale. Samples depend on the state only."""
         state = priorities.state_dict()
         turn = int(state["priority"].count_nonzero())
         stream = generator(turn, "draw", int(state["priority"].sum() * 1e6) % 2**31)

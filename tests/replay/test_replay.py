@@ -1,4 +1,4 @@
-"""The replay: the contract, returns over several steps against a slow reference, memory and files."""
+"""Tests of the replay buffer: contract, n-step returns against a slow reference, memory, files and states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestReplayInAFile(TestReplay):
 
 
 class TestPrioritizedReplay(BufferContract):
-    """New rows are all alike."""
+    """New rows have equal priorities, so sampling is uniform."""
 
     distinct = False
 
@@ -51,15 +51,15 @@ class TestPrioritizedReplay(BufferContract):
 
 
 class Stream:
-    """What N environments did, as Python's own numbers: terminations, truncations, rows that are no data, resets."""
+    """Random transitions of N environments, with terminated, truncated and invalid rows, and resets."""
 
     def __init__(self, num_envs: int, seed: int) -> None:
         self.num_envs, self._drawn = num_envs, generator(seed, "stream")
         self.rows: list[Transition] = []
-        self.cut: list[list[bool]] = []  # whether an environment was reset after that row, outside a step
+        self.cut: list[list[bool]] = []  # whether an environment was reset outside a step after this row
 
     def step(self, replay: Replay) -> None:
-        """One more, into the replay."""
+        """Append one more step to the replay."""
         number = len(self.rows) * self.num_envs + torch.arange(self.num_envs)
         chance = torch.rand(5, self.num_envs, generator=self._drawn)
         place = number.float().unsqueeze(1)
@@ -83,7 +83,7 @@ class Stream:
         self.cut.append(mask.tolist())
 
     def expected(self, t: int, n: int, steps: int) -> tuple[float, bool, float, float]:
-        """Return, whether the task ended, the discount of what came next, and what came next."""
+        """Compute the n-step return, terminated, the discount and the next observation."""
         total, discount, last = 0.0, 1.0, t
         for now in range(t, min(t + steps, len(self.rows))):
             row = self.rows[now]
@@ -98,7 +98,7 @@ class Stream:
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize(("num_envs", "slots", "lengths"), [(1, 30, (5, 30, 31, 77)), (4, 9, (3, 9, 14)), (3, 1, (4,))])
-def test_returns_over_several_steps_are_those_of_a_slow_reference(num_envs, slots, lengths, n_step):
+def test_n_step_returns_equal_slow_reference(num_envs, slots, lengths, n_step):
     for seed, length in enumerate(lengths):
         replay, stream = Replay(num_envs * slots), Stream(num_envs, seed)
         for _ in range(length):
@@ -121,7 +121,7 @@ def test_returns_over_several_steps_are_those_of_a_slow_reference(num_envs, slot
 
 
 @pytest.mark.parametrize("n_step", [1, 4])
-def test_all_that_is_sampled_is_what_its_index_says(n_step):
+def test_sample_equals_take_of_its_rows(n_step):
     replay, stream = Replay(40), Stream(4, 0)
     for _ in range(27):
         stream.step(replay)
@@ -132,23 +132,23 @@ def test_all_that_is_sampled_is_what_its_index_says(n_step):
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_rows_that_there_are_not_are_refused_and_not_counted_from_the_end(n_step):
+def test_take_out_of_range_raises(n_step):
     replay, stream = Replay(8), Stream(2, 0)
     for _ in range(4):
         stream.step(replay)
-    for odd in (torch.tensor([-1]), torch.tensor([8])):
+    for index in (torch.tensor([-1]), torch.tensor([8])):
         with pytest.raises(IndexError):
-            replay.take(odd, n_step=n_step)
+            replay.take(index, n_step=n_step)
 
 
-def test_a_reset_before_anything_was_appended_is_nothing():
+def test_reset_of_empty_replay_has_no_effect():
     replay = Replay(10)
     replay.observe_reset(torch.ones(2, dtype=torch.bool))
     replay.append(make_transition(0, 2))
     assert len(replay) == 2
 
 
-def test_a_reset_of_what_has_terminated_leaves_it_terminated():
+def test_reset_leaves_terminated_row_terminated():
     replay = Replay(10)
     yes, no = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     replay.append(make_transition(0, 2)._replace(terminated=yes, truncated=no))
@@ -156,21 +156,21 @@ def test_a_reset_of_what_has_terminated_leaves_it_terminated():
     assert not replay.columns["truncated"].any()
 
 
-def test_other_fields_come_along_where_they_are_asked_for():
+def test_requested_fields_are_returned():
     replay = Replay(20)
     for step in range(7):
         row = make_transition(step, 2)
         replay.append(row._replace(extras={"log_prob": -row.reward}), value=2.0 * row.reward)
     for n_step in (1, 3):
-        how = {"n_step": n_step, "fields": ("log_prob", "value", "reward")}
-        sample = replay.sample(9, generator(0, "test"), **how)
+        options = {"n_step": n_step, "fields": ("log_prob", "value", "reward")}
+        sample = replay.sample(9, generator(0, "test"), **options)
         assert torch.equal(sample.fields["value"], -2.0 * sample.fields["log_prob"])
         assert torch.equal(sample.fields["reward"], sample.fields["value"] / 2.0)
-    with pytest.raises(ValueError, match=r"rows have no entropy: they have action, .*log_prob"):
+    with pytest.raises(ValueError, match=r"rows have no entropy; their fields are action, .*log_prob"):
         replay.sample(1, generator(0, "test"), fields=("entropy",))
 
 
-def test_wide_rows_do_not_wait_in_memory_of_their_own_until_somebody_samples():
+def test_wide_rows_are_written_at_once():
     held = []
     replay = Replay(6)
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_wide_rows_do_not_wait_in_memory_of_their_own_until_somebody_samples():
     assert [tensor() for tensor in held] == [None] * 3
 
 
-def test_rows_that_are_part_of_a_graph_leave_it() -> None:
+def test_append_detaches_rows() -> None:
     replay, weight = Replay(10), torch.ones(1, requires_grad=True)
     row = make_transition(0, 2)
     replay.append(row._replace(reward=row.reward * weight))
@@ -189,19 +189,19 @@ def test_rows_that_are_part_of_a_graph_leave_it() -> None:
     assert not replay.sample(4, generator(0, "test")).reward.requires_grad
 
 
-def test_a_transition_of_no_environments_is_refused() -> None:
-    with pytest.raises(ValueError, match="of no environments"):
+def test_transition_without_environments_raises() -> None:
+    with pytest.raises(ValueError, match="no environments"):
         Replay(10).append(make_transition(0, 0))
 
 
-def test_narrow_rows_that_waited_are_all_there_in_their_order():
+def test_staged_rows_keep_their_order():
     replay = Replay(2000)
     for step in range(1000):
         replay.append(make_transition(step, 2))
     assert torch.equal(replay.columns["reward"].flatten(), torch.arange(2000.0))
 
 
-def test_a_file_holds_the_same_bits_as_memory_and_is_gone_at_once(tmp_path, monkeypatch):
+def test_memmap_equals_memory_and_its_file_is_unnamed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     memory, file = Replay(200), Replay(200, storage="memmap")
@@ -221,7 +221,7 @@ def test_a_file_holds_the_same_bits_as_memory_and_is_gone_at_once(tmp_path, monk
 
 
 @pytest.mark.parametrize("storage", ["memory", "memmap"])
-def test_a_capacity_that_does_not_fit_is_refused_with_the_bytes_that_it_needs(storage):
+def test_capacity_that_does_not_fit_raises_with_bytes_needed(storage):
     row = make_transition(0, 2)
     small = Replay(2)
     small.append(row)
@@ -232,7 +232,7 @@ def test_a_capacity_that_does_not_fit_is_refused_with_the_bytes_that_it_needs(st
     assert len(replay) == 0
 
 
-def test_what_is_free_is_no_more_than_what_a_container_may_have(monkeypatch):
+def test_free_bytes_respects_container_limit(monkeypatch):
     cpu = torch.device("cpu")
     free = allocation.free_bytes(cpu)
     if free is not None:
@@ -240,7 +240,7 @@ def test_what_is_free_is_no_more_than_what_a_container_may_have(monkeypatch):
         assert allocation.free_bytes(cpu) == free // 2
 
 
-def test_its_state_is_made_of_blocks_that_stay_the_same_until_the_ring_comes_round(monkeypatch):
+def test_state_blocks_are_unchanged_until_overwritten(monkeypatch):
     first = make_transition(0, 4)
     row_bytes = Packing(first._asdict() | {"extras": {}}).row_bytes
     monkeypatch.setattr("rein.replay.storage.BLOCK", 64 * row_bytes + 5)
@@ -250,7 +250,7 @@ def test_its_state_is_made_of_blocks_that_stay_the_same_until_the_ring_comes_rou
     blocks = replay.state_dict()["blocks"]
     assert [len(block) for block in blocks] == [64] * 6 + [16]
     before, marks = [block.clone() for block in blocks], [mark_of(block) for block in blocks]
-    for step in range(100, 110):  # 40 rows, of the 64 in the first block
+    for step in range(100, 110):  # overwrites 40 of the 64 rows of the first block
         replay.append(make_transition(step, 4))
     after = replay.state_dict()["blocks"]
     changed = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
@@ -263,16 +263,16 @@ def test_its_state_is_made_of_blocks_that_stay_the_same_until_the_ring_comes_rou
 
 
 BROKEN = {
-    "a place beyond the ring": {"next_slot": 10},
-    "more slots than there are": {"filled": 11},
-    "rows for more slots": {"filled": 9},
-    "a type that is none": {"layout": [{"path": ["reward"], "dtype": "save", "shape": []}]},
-    "rows of another layout": {"layout": [{"path": ["reward"], "dtype": "float32", "shape": [50]}]},
+    "next slot out of range": {"next_slot": 10},
+    "more filled slots than slots": {"filled": 11},
+    "rows for another number of slots": {"filled": 9},
+    "unknown dtype": {"layout": [{"path": ["reward"], "dtype": "save", "shape": []}]},
+    "other layout": {"layout": [{"path": ["reward"], "dtype": "float32", "shape": [50]}]},
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_state_that_cannot_be_is_refused(broken):
+def test_damaged_state_raises(broken):
     replay = Replay(20)
     for step in range(12):
         replay.append(make_transition(step, 2))
@@ -280,7 +280,7 @@ def test_a_state_that_cannot_be_is_refused(broken):
         Replay(20).load_state_dict(copy_state(replay.state_dict()) | BROKEN[broken])
 
 
-def test_the_state_of_an_empty_one_empties():
+def test_loading_empty_state_empties_replay():
     replay = Replay(20)
     for step in range(12):
         replay.append(make_transition(step, 2))
@@ -295,15 +295,15 @@ def test_the_state_of_an_empty_one_empties():
     [
         ({"capacity": 0}, "capacity=0: give 1 or more"),
         ({"capacity": 1, "storage": "disk"}, "storage='disk'"),
-        ({"capacity": 1, "storage": "memmap", "device": "meta"}, "a file is on the host"),
+        ({"capacity": 1, "storage": "memmap", "device": "meta"}, "works on the CPU only"),
     ],
 )
-def test_nonsense_is_refused(arguments, text):
+def test_invalid_arguments_raise(arguments, text):
     with pytest.raises(ValueError, match=text):
         Replay(**arguments)
 
 
-def test_what_was_surprising_comes_more_often():
+def test_rows_with_large_errors_are_sampled_more_often():
     replay = PrioritizedReplay(40, alpha=1.0)
     for step in range(20):
         replay.append(make_transition(step, 2))

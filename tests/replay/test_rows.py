@@ -1,4 +1,4 @@
-"""The record of an epoch: what goes in comes out, whatever its size."""
+"""Tests of RowBuffer, which records the rows of an epoch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check(rows: RowBuffer, count: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 5, 9, None])
-def test_rows_that_outgrow_what_was_asked_for_are_all_kept(capacity):
+def test_buffer_grows_beyond_its_capacity(capacity):
     check(filled(9, capacity), 9)
 
 
-def test_long_epochs_are_kept_one_after_the_other():
-    rows = filled(2100)  # more than are made ready to be written into at once
+def test_long_epochs_reuse_buffer():
+    rows = filled(2100)  # more than two blocks of views
     check(rows, 2100)
     for count in (1025, 3, 2049):
         rows.clear()
@@ -49,17 +49,17 @@ def test_long_epochs_are_kept_one_after_the_other():
         check(rows, count)
 
 
-def test_a_row_that_is_refused_leaves_no_trace():
+def test_rejected_row_changes_nothing():
     rows = filled(2)
     wrong = {"place": torch.full((2, 3), 5), "held": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"observation.held was torch.bool \(2,\) .*, and is torch.float32 \(2,\) now"):
+    with pytest.raises(ValueError, match=r"observation.held is torch.float32 \(2,\), but was torch.bool \(2,\)"):
         rows.append({"reward": torch.tensor([5.0, 50.0]), "observation": wrong})
-    with pytest.raises(ValueError, match=r"reward was torch.float32 \(2,\) .*, and is torch.float32 \(1,\) now"):
-        rows.append(row(2) | {"reward": torch.ones(1)})  # and is not spread over both environments
+    with pytest.raises(ValueError, match=r"reward is torch.float32 \(1,\), but was torch.float32 \(2,\)"):
+        rows.append(row(2) | {"reward": torch.ones(1)})  # not broadcast to both environments
     check(rows, 2)
 
 
-def test_what_needs_a_gradient_is_kept_without_it():
+def test_append_detaches_tensors():
     rows = RowBuffer(2)
     rows.append({"value": torch.tensor([1.0, 2.0], requires_grad=True) * 2})
     rows.append({"value": torch.nn.Parameter(torch.tensor([3.0, 4.0]))})
@@ -67,16 +67,16 @@ def test_what_needs_a_gradient_is_kept_without_it():
     assert not rows["value"].requires_grad
 
 
-def test_a_field_that_is_new_or_gone_within_an_epoch_is_an_error_that_names_it():
+def test_field_added_or_removed_within_epoch_raises_with_name():
     rows = filled(2)
-    with pytest.raises(ValueError, match=r"fields: \['extra'\]"):
+    with pytest.raises(ValueError, match=r"other fields .*: \['extra'\]"):
         rows.append(row(2, extra=torch.zeros(2)))
-    with pytest.raises(ValueError, match=r"fields: \['observation'\]"):
+    with pytest.raises(ValueError, match=r"other fields .*: \['observation'\]"):
         rows.append({"reward": torch.zeros(2)})
     check(rows, 2)
 
 
-def test_fields_may_be_others_in_the_next_epoch_and_none_of_the_old_ones_remains():
+def test_fields_may_change_in_next_epoch():
     rows = RowBuffer(4)
     rows.append(row(7, old=torch.zeros(2)))
     rows.clear()
@@ -88,18 +88,18 @@ def test_fields_may_be_others_in_the_next_epoch_and_none_of_the_old_ones_remains
     assert rows["new"].tolist() == [[3, 4]]
 
 
-def test_a_field_that_begins_as_a_copy_goes_its_own_way():
+def test_added_copy_of_field_is_independent():
     rows = filled(3, capacity=5)
     rows.add_copy("raw_reward", of="reward")
     rows.append(row(3, raw_reward=torch.tensor([-1.0, -2.0])))
     assert rows["raw_reward"].tolist() == [[0, 0], [1, 10], [2, 20], [-1, -2]]
     check(rows, 4)
-    rows.add_copy("raw_reward", of="reward")  # it has begun already
+    rows.add_copy("raw_reward", of="reward")  # has no effect the second time
     assert rows["raw_reward"][3].tolist() == [-1, -2]
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 5])
-def test_loaded_rows_are_those_saved_and_go_on(capacity):
+def test_loaded_rows_equal_saved_rows_and_grow(capacity):
     loaded = filled(2, capacity)
     loaded.append(row(99))
     state = filled(4, 5).state_dict()
@@ -110,7 +110,7 @@ def test_loaded_rows_are_those_saved_and_go_on(capacity):
     check(loaded, 7)
 
 
-def test_loading_takes_the_fields_of_the_state_and_no_other():
+def test_loading_replaces_fields():
     loaded = RowBuffer(4)
     loaded.append(row(0, stale=torch.zeros(2)))
     loaded.load_state_dict(filled(1).state_dict())
@@ -118,7 +118,7 @@ def test_loading_takes_the_fields_of_the_state_and_no_other():
     check(loaded, 1)
 
 
-def test_loaded_rows_share_nothing_with_the_state():
+def test_loaded_rows_share_no_memory_with_state():
     source, loaded = filled(3), RowBuffer(4)
     state = source.state_dict()
     loaded.load_state_dict(state)
@@ -129,7 +129,7 @@ def test_loaded_rows_share_nothing_with_the_state():
     check(loaded, 3)
 
 
-def test_the_state_of_no_rows_empties_what_it_is_loaded_into():
+def test_loading_empty_state_empties_buffer():
     rows, loaded = filled(3), filled(2)
     rows.clear()
     loaded.load_state_dict(rows.state_dict())

@@ -1,4 +1,4 @@
-"""Clips: each lies in one episode of one environment, and each row that may begin one is as likely as any.
+"""Tests of sequence sampling: clips stay within one episode, and their first rows are sampled uniformly.
 
 Shapes: T steps of a clip, B clips, N environments.
 """
@@ -25,9 +25,9 @@ N = 3
 
 
 class Stream:
-    """Transitions with all that may happen, and a diary of them: which episode a row is of, None for no data.
+    """Random transitions, and a diary with the episode of each row, None for invalid rows.
 
-    The reward of row n of step t is t * N + n, which makes a row known; where it is no data there is NaN.
+    The reward of row n of step t is t * N + n, which identifies the row. It is NaN for invalid rows.
     """
 
     def __init__(self, seed: int = 0, ends: float = 0.12, invalid: float = 0.06, resets: float = 0.06) -> None:
@@ -58,11 +58,11 @@ class Stream:
         return replay
 
     def row(self, replay: Any, t: int, n: int) -> bool:
-        """Whether it is data, and there still."""
+        """Whether a row is valid and not overwritten."""
         return max(0, len(self.diary) - replay.slots) <= t < len(self.diary) and self.diary[t][n] is not None
 
     def clip(self, replay: Any, t: int, n: int) -> list[float | None]:
-        """The names of the rows of the clip that begins, after what comes before, with row n of step t."""
+        """Return the rewards of the clip whose first row, after the `before` rows, is row n of step t."""
         found: list[float | None] = []
         for k in range(-replay.before, replay.length):
             at = t + k * replay.stride
@@ -71,19 +71,19 @@ class Stream:
         return found
 
     def starts(self, replay: Any) -> dict[int, list[float | None]]:
-        """All clips that there are, by the name of that row."""
+        """Return all possible clips by the reward of their first row."""
         rows = [(t, n) for t in range(len(self.diary)) for n in range(N) if self.row(replay, t, n)]
         clips = {t * N + n: self.clip(replay, t, n) for t, n in rows}
         return {name: clip for name, clip in clips.items() if not replay.whole or None not in clip[replay.before :]}
 
 
 def names(clips: Clips) -> list[list[float | None]]:
-    """Of the rows of each clip, None for padding."""
+    """Return the rewards of each clip, None for padding."""
     columns = torch.where(clips.valid, clips.reward, -1.0).t().tolist()
     return [[None if name < 0 else name for name in column] for column in columns]
 
 
-HOW: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {"length": 4},
     {"length": 5, "before": 3},
     {"length": 3, "stride": 2, "before": 2},
@@ -91,14 +91,14 @@ HOW: list[dict[str, Any]] = [
     {"length": 3, "stride": 2, "before": 1, "whole": True},
     {"length": 1, "whole": True},
 ]
-FED = [20, 35, 36, 71, 150]  # of 35 slots: not full, full, at the beginning of a round, in its middle, after several
+FED = [20, 35, 36, 71, 150]  # steps, with 35 slots: partly full, full, and after one or more rounds of the ring
 
 
 @pytest.mark.parametrize("steps", FED)
-@pytest.mark.parametrize("how", HOW)
-def test_every_clip_is_one_that_there_is_and_each_is_as_likely_as_any(how: dict[str, Any], steps: int) -> None:
+@pytest.mark.parametrize("options", OPTIONS)
+def test_clips_are_correct_and_sampled_uniformly(options: dict[str, Any], steps: int) -> None:
     stream = Stream()
-    replay = stream.feed(SequenceReplay(35 * N, **how), steps)
+    replay = stream.feed(SequenceReplay(35 * N, **options), steps)
     expected = stream.starts(replay)
     each = 40
     clips = replay.clips(each * len(expected), generator(1, "clips"))
@@ -115,8 +115,8 @@ def test_every_clip_is_one_that_there_is_and_each_is_as_likely_as_any(how: dict[
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_in_an_episode_without_end_every_whole_clip_of_the_ring_is_drawn(before: int) -> None:
-    """Where all rows have enough others of their episode before them, of which the oldest are overwritten."""
+def test_all_whole_clips_of_endless_episode_are_sampled(before: int) -> None:
+    """All rows have enough earlier rows of their episode, but the oldest of these are overwritten."""
     stream = Stream(ends=0.0, invalid=0.0, resets=0.0)
     replay = stream.feed(SequenceReplay(20 * N, 4, before=before, whole=True), 47)
     expected = stream.starts(replay)
@@ -127,11 +127,11 @@ def test_in_an_episode_without_end_every_whole_clip_of_the_ring_is_drawn(before:
 
 
 @pytest.mark.parametrize("steps", FED)
-@pytest.mark.parametrize("how", HOW)
-def test_the_newest_clip_of_an_environment_ends_with_its_newest_row(how: dict[str, Any], steps: int) -> None:
-    """Or, of whole clips, with the newest row that there are enough others before."""
+@pytest.mark.parametrize("options", OPTIONS)
+def test_newest_clip_ends_with_newest_row(options: dict[str, Any], steps: int) -> None:
+    """A whole clip ends with the newest row that has enough earlier rows."""
     stream = Stream()
-    replay = stream.feed(SequenceReplay(35 * N, **how), steps)
+    replay = stream.feed(SequenceReplay(35 * N, **options), steps)
     found, starts, stride = names(replay.newest()), stream.starts(replay), replay.stride
 
     def last(clip: list[float | None]) -> float:
@@ -144,13 +144,13 @@ def test_the_newest_clip_of_an_environment_ends_with_its_newest_row(how: dict[st
         rows = [name for name in clip if name is not None]
         assert all(b - a == stride * N for a, b in itertools.pairwise(rows))
         assert clip == starts[int(clip[replay.before] or 0)]
-        if len(rows) < len(clip):  # it has all that there is of the episode
+        if len(rows) < len(clip):  # a shorter clip has all rows of the episode
             t = int(rows[0]) // N - stride
             begun = rows[0] // N
             assert not stream.row(replay, t, n) or stream.diary[t][n] != stream.diary[int(begun)][n]
 
 
-def test_an_environment_without_a_clip_has_none() -> None:
+def test_newest_without_whole_clip_is_invalid() -> None:
     replay = Stream(ends=0.0, invalid=0.0, resets=0.0).feed(SequenceReplay(60, 4, whole=True), 4)
     replay.observe_reset(torch.tensor([True, True, True]))
     assert replay.newest().valid.all()
@@ -158,7 +158,7 @@ def test_an_environment_without_a_clip_has_none() -> None:
     assert not replay.newest().valid.any()
 
 
-def test_what_goes_along_is_that_of_the_first_step() -> None:
+def test_begin_fields_are_of_first_step() -> None:
     stream = Stream()
     replay = stream.feed(SequenceReplay(35 * N, 4, before=3), 80)
     clips = replay.clips(300, generator(0, "clips"), fields=("carry", "truncated"), begin=("carry", "reward"))
@@ -172,7 +172,7 @@ def test_what_goes_along_is_that_of_the_first_step() -> None:
     assert set(clips.fields) == {"carry", "truncated"}
 
 
-def test_observations_are_nested_and_time_major() -> None:
+def test_nested_observations_are_time_major() -> None:
     clips = Stream().feed(SequenceReplay(90, 4, before=1), 25).clips(6, generator(0, "clips"))
     assert {name: tuple(part.shape) for name, part in clips.observation.items()} == {
         "at": (5, 6, 1),
@@ -182,8 +182,8 @@ def test_observations_are_nested_and_time_major() -> None:
     assert torch.equal(clips.observation["seen"][..., 0, 0], torch.div(clips.reward, N, rounding_mode="floor"))
 
 
-def test_padding_holds_nothing_but_rows_of_its_clip() -> None:
-    """What stands in rows that are no data, NaN here, is never looked at."""
+def test_padding_repeats_rows_of_same_clip() -> None:
+    """The NaN values of invalid rows are never returned."""
     clips = Stream(invalid=0.3).feed(SequenceReplay(90, 6, before=4), 100).clips(300, generator(0, "clips"))
     assert not clips.valid.all()
     for t, column in zip(*(x.tolist() for x in (~clips.valid).nonzero(as_tuple=True)), strict=True):
@@ -192,7 +192,7 @@ def test_padding_holds_nothing_but_rows_of_its_clip() -> None:
     assert torch.isfinite(clips.reward).all()
 
 
-def test_the_same_generator_gives_the_same_clips_and_another_others() -> None:
+def test_same_generator_gives_same_clips() -> None:
     replay = Stream().feed(SequenceReplay(90, 4, before=2), 50)
     one, same, other = (replay.clips(32, generator(seed, "clips"), begin=("carry",)) for seed in (0, 0, 1))
     assert first_difference(one, same) is None
@@ -200,33 +200,33 @@ def test_the_same_generator_gives_the_same_clips_and_another_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "match"),
+    ("options", "match"),
     [({"length": 0}, "length=0"), ({"length": 1, "before": -1}, "before=-1"), ({"length": 2, "stride": 0}, "stride=0")],
 )
-def test_nonsense_is_refused_where_it_is_given(how: dict[str, int], match: str) -> None:
+def test_invalid_arguments_raise(options: dict[str, int], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        SequenceReplay(100, **how)
+        SequenceReplay(100, **options)
 
 
-def test_where_no_clip_is_none_is_drawn() -> None:
+def test_clips_raises_without_possible_clip() -> None:
     with pytest.raises(ValueError, match="the replay is empty"):
         SequenceReplay(100, 3).clips(1, generator(0, "clips"))
     longer_than_the_ring = Stream(ends=0.0, invalid=0.0, resets=0.0).feed(SequenceReplay(5 * N, 6, whole=True), 40)
-    with pytest.raises(ValueError, match="no whole clip of 6 rows begins with any of the 15 rows"):
+    with pytest.raises(ValueError, match="15 rows, but no whole clip of 6 rows that can be sampled"):
         longer_than_the_ring.clips(1, generator(0, "clips"))
     no_data = Stream(invalid=1.0).feed(SequenceReplay(5 * N, 6), 3)
-    with pytest.raises(ValueError, match="no clip begins with any of the 9 rows"):
+    with pytest.raises(ValueError, match="9 rows, but no clip that can be sampled"):
         no_data.clips(1, generator(0, "clips"))
     assert len(SequenceReplay(100, 3, whole=True)) == len(longer_than_the_ring) == len(no_data) == 0
 
 
 @pytest.mark.parametrize("steps", FED)
-def test_the_state_is_that_of_a_plain_replay_with_the_same_rows(steps: int) -> None:
-    """So what one has kept, another may cut into clips of any kind."""
+def test_state_equals_that_of_plain_replay(steps: int) -> None:
+    """A state can be loaded with other clip options."""
     stream, plain = Stream(), Replay(35 * N)
     stream.feed(plain, steps)
-    for how in HOW:
-        other = Stream(ends=0.01).feed(SequenceReplay(35 * N, **how), 40)  # of which nothing is to be left
+    for options in OPTIONS:
+        other = Stream(ends=0.01).feed(SequenceReplay(35 * N, **options), 40)  # replaced by the loaded rows
         other.load_state_dict(plain.state_dict())
         assert first_difference(other.state_dict(), plain.state_dict()) is None
         assert {int(clip[other.before] or 0) for clip in names(other.clips(2000, generator(0, "clips")))} == set(
@@ -234,7 +234,7 @@ def test_the_state_is_that_of_a_plain_replay_with_the_same_rows(steps: int) -> N
         )
 
 
-def test_a_replay_may_be_filled_with_what_was_recorded_before() -> None:
+def test_clips_of_recorded_transitions() -> None:
     at = torch.tensor([0.0, 1.0, 2.0, 0.0, 1.0])
     no = torch.zeros(5, dtype=torch.bool)
     ended = torch.tensor([False, False, True, False, False])
@@ -245,14 +245,14 @@ def test_a_replay_may_be_filled_with_what_was_recorded_before() -> None:
 
 
 class TestState(StatefulContract):
-    """Saved before the ring is full, with what it adds to a plain replay's state: nothing."""
+    """Saves before the ring is full. The state is that of a plain replay."""
 
-    how: ClassVar[dict[str, Any]] = {"length": 4, "before": 2}
+    options: ClassVar[dict[str, Any]] = {"length": 4, "before": 2}
     stream: ClassVar[dict[str, float]] = {}
     steps_before = 7
 
     def make(self) -> _Fed:
-        return _Fed(SequenceReplay(12 * N, **self.how), **self.stream)
+        return _Fed(SequenceReplay(12 * N, **self.options), **self.stream)
 
     def step(self, part: _Fed) -> Any:
         return part.step()
@@ -263,24 +263,24 @@ class TestStateOfAFullRing(TestState):
 
 
 class TestStateOfWholeClips(TestStateOfAFullRing):
-    how: ClassVar[dict[str, Any]] = {"length": 3, "stride": 2, "whole": True}
+    options: ClassVar[dict[str, Any]] = {"length": 3, "stride": 2, "whole": True}
     stream: ClassVar[dict[str, float]] = {"ends": 0.05, "invalid": 0.03, "resets": 0.1}
 
 
 class TestStateOfWholeClipsInAnEpisodeWithoutEnd(TestStateOfWholeClips):
-    """All rows may be drawn here but those that were cut off, of which a state does not say how long they are."""
+    """Only rows whose clips are partly overwritten are excluded; the state does not have their number."""
 
     stream: ClassVar[dict[str, float]] = {"ends": 0.0, "invalid": 0.0, "resets": 0.0}
 
 
 class _Fed:
-    """A replay in a stream, whose every step is drawn from the number of it."""
+    """A replay fed with random steps that depend on the step number only."""
 
     def __init__(self, replay: SequenceReplay, **stream: float) -> None:
-        self.replay, self.steps, self.how = replay, 0, stream
+        self.replay, self.steps, self.options = replay, 0, stream
 
     def step(self) -> Any:
-        stream = Stream(self.steps, **self.how)
+        stream = Stream(self.steps, **self.options)
         stream.diary = [[None] * N] * self.steps
         stream.feed(self.replay, 1)
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Clips without end, through torch's own loader and on the way to a device."""
+"""Tests of ClipStream, with torch's DataLoader, and of prefetch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(batches: Iterator[Clips], count: int = 3) -> list[list[int]]:
     return [clips.row[0].tolist() for clips in itertools.islice(batches, count)]
 
 
-def test_it_never_ends_and_goes_on_from_one_iteration_to_the_next() -> None:
+def test_stream_is_infinite_and_continues_between_iterations() -> None:
     one, same, other = (ClipStream(filled(), 8, seed=seed) for seed in (0, 0, 1))
     first, then = rows(iter(one), 100), rows(iter(one))
     assert len(first) == 100
@@ -35,7 +35,7 @@ def test_it_never_ends_and_goes_on_from_one_iteration_to_the_next() -> None:
     assert rows(iter(other)) != first[:3]
 
 
-def test_each_batch_is_drawn_from_the_replay_as_it_is_then() -> None:
+def test_batch_is_sampled_from_current_replay() -> None:
     replay = filled(4)
     batches = iter(ClipStream(replay, 64, seed=0))
     assert float(next(batches).reward.max()) == 3.5
@@ -45,7 +45,7 @@ def test_each_batch_is_drawn_from_the_replay_as_it_is_then() -> None:
 
 
 class TestState(StatefulContract):
-    """Of what is drawn with: iterated anew each time."""
+    """Creates a new iterator for each step."""
 
     def make(self) -> ClipStream:
         return ClipStream(filled(), 8, seed=0)
@@ -54,7 +54,7 @@ class TestState(StatefulContract):
         return next(iter(part))
 
 
-def test_a_loader_hands_on_the_batches_as_they_are() -> None:
+def test_data_loader_returns_batches_unchanged() -> None:
     loaded = DataLoader(ClipStream(filled(), 8, seed=0, begin=("value",)), batch_size=None)
     expected = ClipStream(filled(), 8, seed=0, begin=("value",))
     for one, other in itertools.islice(zip(loaded, expected, strict=True), 5):
@@ -62,10 +62,14 @@ def test_a_loader_hands_on_the_batches_as_they_are() -> None:
         assert first_difference(one, other) is None
 
 
-def test_workers_draw_different_clips_and_the_same_ones_under_the_same_seed() -> None:
+def test_workers_sample_different_clips_reproducibly() -> None:
     def drawn(seed: int) -> list[list[int]]:
-        how = {"num_workers": 2, "generator": torch.Generator().manual_seed(seed), "multiprocessing_context": "fork"}
-        return rows(iter(DataLoader(ClipStream(filled(), 8, seed=0), batch_size=None, **how)), 4)
+        options = {
+            "num_workers": 2,
+            "generator": torch.Generator().manual_seed(seed),
+            "multiprocessing_context": "fork",
+        }
+        return rows(iter(DataLoader(ClipStream(filled(), 8, seed=0), batch_size=None, **options)), 4)
 
     one, same, other = drawn(0), drawn(0), drawn(1)
     assert one == same != other
@@ -73,25 +77,25 @@ def test_workers_draw_different_clips_and_the_same_ones_under_the_same_seed() ->
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_prefetching_hands_on_every_batch_in_its_order(count: int) -> None:
+def test_prefetch_keeps_batches_and_order(count: int) -> None:
     batches = [{"at": torch.full((2,), float(k)), "name": k} for k in range(count)]
     found = list(prefetch(batches, "cpu"))
     assert first_difference(found, batches) is None
 
 
-def test_the_next_batch_is_drawn_before_this_one_is_handed_on() -> None:
-    asked = []
+def test_prefetch_reads_one_batch_ahead() -> None:
+    read = []
 
     def source() -> Iterator[torch.Tensor]:
         for k in range(4):
-            asked.append(k)
+            read.append(k)
             yield torch.tensor(k)
 
-    seen = [(int(batch), len(asked)) for batch in prefetch(source(), "cpu")]
+    seen = [(int(batch), len(read)) for batch in prefetch(source(), "cpu")]
     assert seen == [(0, 2), (1, 3), (2, 4), (3, 4)]
 
 
-def test_batches_arrive_on_the_device() -> None:
+def test_prefetch_moves_batches_to_device() -> None:
     (clips,) = prefetch([filled().clips(4, torch.Generator())], "meta")
     assert {clips.reward.device.type, clips.valid.device.type, clips.observation.device.type} == {"meta"}
     assert isinstance(clips, Clips)
