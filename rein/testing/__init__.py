@@ -1,4 +1,4 @@
-"""Test suites for parts: subclass a contract in a test file, and its tests run on yours."""
+"""Test suites for custom parts. Subclass a contract in a test file to run its tests on your part."""
 
 try:
     import pytest  # noqa: F401

@@ -1,11 +1,13 @@
-"""A test suite for buffers that transitions are sampled from.
+"""Test suite for replay buffers.
 
     class TestMyBuffer(BufferContract):
         def make(self, capacity):
             return MyBuffer(capacity)
 
-The buffers are given what `make_transition` makes: nested observations, images of bytes, whole numbers. The reward of a
-row says which one it is. Shapes: N environments, B rows of a sample.
+The buffers get transitions of `make_transition`: nested observations, uint8 images and integers. The reward of a row is
+its number.
+
+Shapes: N environments, B rows of a sample.
 """
 
 from __future__ import annotations
@@ -25,38 +27,38 @@ from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 
 FIELDS = ("observation", "action", "reward", "terminated", "next_observation")
-ODD_ROWS: dict[str, Callable[[Transition], Transition]] = {
+BAD_ROWS: dict[str, Callable[[Transition], Transition]] = {
     "another shape": lambda row: row._replace(action=row.action.unsqueeze(1)),
-    "another type": lambda row: row._replace(reward=row.reward.double()),
-    "a field less": lambda row: row._replace(observation={"camera": row.observation["camera"]}),
-    "a field more": lambda row: row._replace(observation={**row.observation, "more": row.reward}),
-    "a field more beside them": lambda row: row._replace(extras={"value": row.reward}),
-    "no fields": lambda row: row._replace(observation=row.reward),
+    "another dtype": lambda row: row._replace(reward=row.reward.double()),
+    "missing field": lambda row: row._replace(observation={"camera": row.observation["camera"]}),
+    "additional nested field": lambda row: row._replace(observation={**row.observation, "more": row.reward}),
+    "additional field": lambda row: row._replace(extras={"value": row.reward}),
+    "no nested fields": lambda row: row._replace(observation=row.reward),
     "one environment": lambda row: map_tree(lambda x: x[:1], row),
-    "an environment less": lambda row: map_tree(lambda x: x[:-1], row),
-    "environments that do not agree": lambda row: row._replace(action=row.action[:-1]),
+    "one environment less": lambda row: map_tree(lambda x: x[:-1], row),
+    "different numbers of environments": lambda row: row._replace(action=row.action[:-1]),
 }
 
 
 class BufferContract:
-    """Subclass it in a test file, name the subclass Test..., and give `make`."""
+    """Base class of the tests of a replay buffer. Subclasses are named `Test...` and define `make`."""
 
     num_envs = 3
-    uniform = True  # False for a buffer that draws rows which were never learned from with different probabilities
-    distinct = True  # False for one that cannot sample without replacement
-    device = "cpu"  # where `make` builds it
+    uniform = True  # False if new rows have different sampling probabilities
+    distinct = True  # False if the buffer cannot sample without replacement
+    device = "cpu"  # device of the buffer
 
     def make(self, capacity: int) -> Any:
-        """A new buffer for so many transitions."""
+        """Return a new buffer for `capacity` transitions."""
         raise NotImplementedError
 
-    def test_what_was_appended_comes_back_whole(self) -> None:
-        """Every row sooner or later, each with the values, types and shapes that it had."""
+    def test_all_rows_are_sampled_unchanged(self) -> None:
+        """Every row is sampled eventually, with its values, dtypes and shapes."""
         buffer = self._filled(20, range(9))
         self._assert_holds(buffer, range(9))
 
-    def test_it_says_how_much_can_be_sampled(self) -> None:
-        """In transitions; rows that are not valid are none."""
+    def test_len_counts_valid_transitions(self) -> None:
+        """`len` is the number of valid transitions."""
         buffer = self.make(10 * self.num_envs)
         assert isinstance(buffer, Buffer)
         assert len(buffer) == 0
@@ -65,22 +67,22 @@ class BufferContract:
             held = range(max(0, step - 9), step + 1)
             assert len(buffer) == sum(int(self._mask(past).sum()) for past in held)
 
-    def test_nothing_is_sampled_that_is_not_valid(self) -> None:
-        """Whatever else comes after it, and wherever it stands."""
+    def test_invalid_rows_are_never_sampled(self) -> None:
+        """Holds for any number of later rows and at any position in the ring."""
         for steps in (1, 4, 13, 31):
             buffer = self._filled(12, range(steps), self._mask)
             self._assert_holds(buffer, range(max(0, steps - 12), steps), self._mask)
 
-    def test_it_recovers_from_rows_that_were_not_valid(self) -> None:
-        """When they are overwritten, all is as if they had never been."""
+    def test_overwritten_invalid_rows_have_no_effect(self) -> None:
+        """After invalid rows are overwritten, all rows are sampled."""
 
         def early(step: int) -> Tensor:
             return self._mask(step) | (step >= 5)
 
         self._assert_holds(self._filled(12, range(40), early), range(28, 40))
 
-    def test_the_oldest_rows_make_room(self) -> None:
-        """Of a capacity that is no multiple of the environments as much is used as makes whole steps."""
+    def test_oldest_rows_are_overwritten(self) -> None:
+        """A capacity that is not a multiple of N is rounded down to whole steps."""
         for steps in (7, 8, 15, 21, 50):
             buffer = self.make(7 * self.num_envs + self.num_envs // 2)
             for step in range(steps):
@@ -88,20 +90,20 @@ class BufferContract:
                 self._sample(buffer, 2, step)
             self._assert_holds(buffer, range(steps - 7, steps))
 
-    def test_rows_that_come_without_being_asked_for_in_between_make_room_too(self) -> None:
-        """A buffer may put off the work until somebody samples."""
+    def test_appends_without_sampling_overwrite_oldest_rows(self) -> None:
+        """A buffer may defer writes until the next sample."""
         for steps in (7, 60, 64, 65, 200):
             self._assert_holds(self._filled(7, range(steps)), range(steps - 7, steps))
 
-    def test_a_capacity_of_less_than_one_step_holds_one(self) -> None:
-        """Of all environments, the newest."""
+    def test_capacity_below_one_step_holds_one_step(self) -> None:
+        """The buffer keeps the newest step of all environments."""
         buffer = self.make(1)
         for step in range(5):
             self._append(buffer, step)
         self._assert_holds(buffer, range(4, 5))
 
-    def test_each_row_is_as_likely_as_any(self) -> None:
-        """By a chi-square test of 20,000 draws: in part full, round the ring's end, with rows that are not valid."""
+    def test_rows_are_sampled_uniformly(self) -> None:
+        """Chi-square test of 20,000 samples: partly full, past the end of the ring, and with invalid rows."""
         if not self.uniform:
             return
         for steps, valid in ((5, None), (17, None), (17, self._mask)):
@@ -113,8 +115,8 @@ class BufferContract:
             assert len(count_R) == len(buffer)
             assert statistic < freedom + 4.5 * (2.0 * freedom) ** 0.5, f"chi-square {statistic:.0f} of {freedom}"
 
-    def test_without_replacement_no_row_comes_twice(self) -> None:
-        """And all of them come where as many are asked for; more than there are is a ValueError."""
+    def test_sampling_without_replacement_has_no_duplicates(self) -> None:
+        """A batch of all rows has each row once. A larger batch raises ValueError."""
         if not self.distinct:
             with pytest.raises(ValueError, match="replacement"):
                 self._filled(10, range(4)).sample(2, self._generator(0), replacement=False)
@@ -127,16 +129,16 @@ class BufferContract:
             with pytest.raises(ValueError, match=str(len(buffer) + 1)):
                 buffer.sample(len(buffer) + 1, self._generator(0), replacement=False)
 
-    def test_nothing_can_be_sampled_from_nothing(self) -> None:
-        """A ValueError: of an empty buffer, and of one that was given nothing valid."""
+    def test_sampling_from_empty_buffer_raises(self) -> None:
+        """Raises ValueError, for an empty buffer and for one with invalid rows only."""
         hidden = self._filled(10, range(3), lambda step: torch.zeros(self.num_envs, dtype=torch.bool))
         for buffer in (self.make(10), hidden):
             assert len(buffer) == 0
             with pytest.raises(ValueError, match=r"append|valid|row"):
                 buffer.sample(1, self._generator(0))
 
-    def test_the_generator_decides_what_is_sampled(self) -> None:
-        """The same one the same, another one something else; the global one has no say and is not drawn from."""
+    def test_samples_depend_on_generator_only(self) -> None:
+        """Equal generators give equal samples. torch's global generator is neither read nor changed."""
         buffer, other = (self._filled(10, range(17), self._mask) for _ in range(2))
         position = torch.get_rng_state()
         one = self._sample(buffer, 50, 1)
@@ -145,56 +147,56 @@ class BufferContract:
         assert first_difference(one, self._sample(buffer, 50, 2)) is not None
         torch.set_rng_state(position)
         self._sample(buffer, 50, 1)
-        assert torch.equal(position, torch.get_rng_state()), "it draws from torch's global generator"
+        assert torch.equal(position, torch.get_rng_state()), "the buffer uses torch's global generator"
 
-    @pytest.mark.parametrize("odd", ODD_ROWS)
-    def test_a_row_unlike_those_before_is_refused(self, odd: str) -> None:
-        """By a ValueError, at once; what was there before stays, and the buffer goes on."""
-        if odd == "one environment" and self.num_envs == 1:
+    @pytest.mark.parametrize("kind", BAD_ROWS)
+    def test_row_with_other_fields_raises(self, kind: str) -> None:
+        """Append raises ValueError. Earlier rows are kept, and later rows can be appended."""
+        if kind == "one environment" and self.num_envs == 1:
             return
         for steps in (1, 3, 9):
             buffer = self._filled(20, range(steps))
             with pytest.raises(ValueError, match=r"."):
-                buffer.append(ODD_ROWS[odd](self._transition(steps)))
+                buffer.append(BAD_ROWS[kind](self._transition(steps)))
             self._append(buffer, steps)
             self._assert_holds(buffer, range(steps + 1))
 
-    def test_a_reset_outside_a_step_loses_nothing(self) -> None:
-        """Neither the rows nor what stands in them."""
+    def test_reset_outside_a_step_keeps_rows(self) -> None:
+        """The rows and their values are kept."""
         buffer = self.make(10 * self.num_envs)
         for step in range(17):
             buffer.observe_reset(torch.arange(self.num_envs, device=self.device) % 2 == step % 2)
             self._append(buffer, step, self._mask(step))
         self._assert_holds(buffer, range(7, 17), self._mask)
 
-    def test_a_sample_is_its_callers(self) -> None:
-        """Whoever writes to it changes nothing that is kept."""
+    def test_sample_is_a_copy(self) -> None:
+        """Writing to a sample does not change the buffer."""
         buffer = self._filled(10, range(17))
         for _, leaf in leaves(self._sample(buffer, 50, 0)):
             leaf.zero_()
         self._assert_holds(buffer, range(7, 17))
 
-    def test_its_state_fulfils_the_contract_of_states(self) -> None:
-        """Saved at any time, loaded into a new buffer, it samples on bit for bit: see StatefulContract."""
+    def test_state_fulfills_stateful_contract(self) -> None:
+        """A state loaded into a new buffer continues bit for bit, saved at any time; see `StatefulContract`."""
 
         def never(step: int) -> Tensor:
             return torch.ones(self.num_envs, dtype=torch.bool)
 
-        def early(step: int) -> Tensor:  # rows that are not valid have been there and are gone
+        def early(step: int) -> Tensor:  # the invalid rows are overwritten later
             return self._mask(step) | (step >= 5)
 
         for valid in (never, self._mask, early):
             for steps in (1, 7, 12, 33):
                 contract = _SampledContract(lambda valid=valid: _Sampled(self, valid))
                 contract.steps_before = steps
-                contract.test_a_loaded_part_goes_on_bit_for_bit()
-        contract.test_its_state_needs_no_pickle()
-        contract.test_loading_shares_no_memory_with_the_source()
-        contract.test_a_state_that_lacks_something_is_refused()
-        contract.test_a_state_of_the_wrong_shape_is_refused()
+                contract.test_loaded_part_continues_bit_for_bit()
+        contract.test_state_needs_no_pickle()
+        contract.test_loading_copies_state()
+        contract.test_incomplete_state_raises()
+        contract.test_state_of_wrong_shape_raises()
 
-    def test_the_state_of_another_capacity_is_refused(self) -> None:
-        """Its rows would not fit."""
+    def test_state_of_other_capacity_raises(self) -> None:
+        """Loading a state of another capacity raises ValueError."""
         state = copy_state(self._filled(10, range(17)).state_dict())
         with pytest.raises(ValueError, match=r"."):
             self.make(11 * self.num_envs).load_state_dict(state)
@@ -203,7 +205,7 @@ class BufferContract:
         return to_device(make_transition(step, self.num_envs, valid_N), self.device)
 
     def _mask(self, step: int) -> Tensor:
-        """Which environments are valid in a step: about two of three, now and then none."""
+        """Return which environments are valid in a step: about two thirds, and sometimes none."""
         row_N = self.num_envs * step + torch.arange(self.num_envs)
         return (hash_bits(row_N, 7) % 3 != 0) & torch.tensor(step % 11 != 3)
 
@@ -223,7 +225,7 @@ class BufferContract:
         return rows_of(buffer.sample(batch_size, self._generator(seed)))
 
     def _assert_holds(self, buffer: Any, steps: range, valid: Callable[[int], Tensor] | None = None) -> None:
-        """These rows can be sampled, as they were, and no others."""
+        """Check that exactly the valid rows of these steps are sampled, with their values."""
         expected = {}
         for step in steps:
             row = rows_of(self._transition(step))
@@ -234,7 +236,7 @@ class BufferContract:
         sample, found = self._sample(buffer, 40 * max(1, len(expected)), 3), {}
         for place, number in enumerate(sample["reward"].long().tolist()):
             found[number] = map_tree(lambda x, place=place: x[place], sample)
-            assert number in expected, f"row {number} was sampled, of {sorted(expected)}"
+            assert number in expected, f"row {number} was sampled; expected one of {sorted(expected)}"
         for number, row in expected.items():
             assert number in found, f"row {number} was never sampled"
             difference = first_difference(row, found[number])
@@ -242,7 +244,7 @@ class BufferContract:
 
 
 class _Sampled:
-    """A buffer, its generator and its place in a stream, as one part with a state."""
+    """Buffer and its position in a stream, as one stateful part."""
 
     def __init__(self, contract: BufferContract, valid: Callable[[int], Tensor]) -> None:
         self.buffer, self.contract, self.valid = contract.make(12 * contract.num_envs), contract, valid
@@ -273,7 +275,7 @@ class _SampledContract(StatefulContract):
 
 
 def make_transition(step: int, num_envs: int, valid_N: Tensor | None = None) -> Transition:
-    """What N environments do in a step: the reward (N,) is step * N + n, and all else is drawn by that number."""
+    """Return a step of N environments. The reward (N,) is step * N + n; other fields are hashed from it."""
     valid_N = torch.ones(num_envs, dtype=torch.bool) if valid_N is None else valid_N
     return _drawn(step, num_envs)._replace(valid=valid_N)
 
@@ -296,5 +298,5 @@ def _drawn(step: int, num_envs: int) -> Transition:
 
 
 def rows_of(sample: Any) -> dict[str, Any]:
-    """What is learned from, of a sample or a transition."""
+    """Return the fields of a sample or transition that are compared, by name."""
     return {name: getattr(sample, name) for name in FIELDS}

@@ -35,39 +35,39 @@ _SEED = 11
 
 
 class _Rollout(NamedTuple):
-    """What random actions gave: entry t of a list is what step t returned."""
+    """Rollout of random actions. Entry t of a list belongs to step t."""
 
-    start: Tree  # (N, *O) what reset returned
+    start: Tree  # (N, *O) observation of the reset
     actions: list[Tree]  # (N, *A) each
     time_steps: list[TimeStep]
-    seeds: list[Tensor]  # (N,) each: of the episodes that step t acts in, and last of those that follow
+    seeds: list[Tensor]  # (N,) each: episode seeds before step t, and after the last step
 
 
 class EnvironmentContract:
-    """Subclass it in a test file, name the subclass Test..., and give `make`."""
+    """Base class of the tests of environments. Subclasses are named `Test...` and define `make`."""
 
     num_envs = 4
-    steps = 200  # so many random steps; an episode must end within them
-    different_starts = 2  # so many different first observations `num_envs` environments must show at least
+    steps = 200  # number of random steps; an episode must end within them
+    different_starts = 2  # smallest number of different first observations among `num_envs` environments
 
     def make(self, num_envs: int, seed: int | None) -> Any:
-        """New environments; unseeded ones where `seed` is None."""
+        """Return new environments, built without a seed if `seed` is None."""
         raise NotImplementedError
 
-    def test_it_is_an_environment(self) -> None:
-        """Names and types of the protocol; the configuration is JSON."""
+    def test_implements_environment_protocol(self) -> None:
+        """Attributes have the types of the protocol, and the config is JSON."""
         environment = self.make(self.num_envs, _SEED)
         assert isinstance(environment, Environment), "attributes or methods of rein.protocols.Environment are missing"
         assert environment.num_envs == self.num_envs, f"num_envs is {environment.num_envs}, not {self.num_envs}"
         assert environment.seed == _SEED, f"seed is {environment.seed}, not {_SEED}"
         for name in ("single_observation_space", "single_action_space"):
-            assert isinstance(getattr(environment, name), spaces.Space), f"{name} is no gymnasium space"
-        assert isinstance(environment.replayable, bool), "replayable is neither True nor False"
+            assert isinstance(getattr(environment, name), spaces.Space), f"{name} is not a gymnasium space"
+        assert isinstance(environment.replayable, bool), "replayable is not a bool"
         config = environment.config
-        assert json.loads(json.dumps(config)) == config, f"config is not JSON as it stands: {config}"
+        assert json.loads(json.dumps(config)) == config, f"config does not survive a round trip through JSON: {config}"
 
-    def test_all_it_returns_fits_its_spaces(self) -> None:
-        """Structure, shapes, dtypes, device, finite numbers, and the bounds of every Box."""
+    def test_returned_data_fits_spaces(self) -> None:
+        """Checks structure, shapes, dtypes, device, finite numbers and the bounds of every Box."""
         environment = self.make(self.num_envs, _SEED)
         space, rollout = environment.single_observation_space, self._rollout(environment)
         check_observation(rollout.start, self.num_envs, space)
@@ -79,8 +79,8 @@ class EnvironmentContract:
             for path, leaf in leaves(time_step):
                 assert leaf.device.type == environment.device.type, f"{path} is on {leaf.device}"
 
-    def test_what_was_returned_never_changes(self) -> None:
-        """Every step returns tensors of its own."""
+    def test_returned_tensors_never_change(self) -> None:
+        """Every step returns new tensors."""
         environment, kept, copies = self.make(self.num_envs, _SEED), [], []
         kept.append(environment.reset())
         copies.append(copy_state(kept[0]))
@@ -89,33 +89,35 @@ class EnvironmentContract:
             copies += [copy_state(item) for item in kept[-2:]]
         environment.reset()
         difference = first_difference(copies, kept)
-        assert difference is None, f"what was returned was changed later: {difference}; return fresh tensors"
+        assert difference is None, f"a returned tensor changed later: {difference}; return new tensors"
 
-    def test_the_action_is_left_as_it_was(self) -> None:
-        """An action belongs to the agent, who records it."""
+    def test_apply_action_does_not_change_action(self) -> None:
+        """The agent records the action afterwards."""
         environment = self.make(self.num_envs, _SEED)
         environment.reset()
         for action in self._actions(environment):
             before = copy_state(action)
             environment.apply_action(action)
-            assert first_difference(before, action) is None, "apply_action changed the action that it was given"
+            assert first_difference(before, action) is None, "apply_action changed its argument"
 
-    def test_a_new_episode_begins_in_the_step_that_ends_one_and_nowhere_else(self) -> None:
-        """A new seed stands exactly there. That the observation is the new episode's, the replay test shows."""
+    def test_new_episode_begins_in_the_step_that_ends_one(self) -> None:
+        """The episode seed changes exactly in the step that ends an episode."""
         rollout = self._rollout(self.make(self.num_envs, _SEED))
         for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
             ended_N, known = time_step.terminated | time_step.truncated, bool((after_N >= 0).any())
-            assert not known or torch.equal(before_N != after_N, ended_N), "a seed changed where no episode ended"
+            assert not known or torch.equal(before_N != after_N, ended_N), (
+                "a seed changed without the end of an episode"
+            )
 
-    def test_the_final_observation_is_the_observation_where_nothing_ended(self) -> None:
-        """So it is, for every agent, what the last action led to."""
+    def test_final_observation_equals_observation_within_episode(self) -> None:
+        """`final_observation` is therefore the next observation in every row."""
         for time_step in self._rollout(self.make(self.num_envs, _SEED)).time_steps:
             on_N = ~(time_step.terminated | time_step.truncated)
             pair = time_step.final_observation, time_step.observation
-            check_same(*pair, on_N, "nothing ended, but the observation")
+            check_same(*pair, on_N, "the final observation of an unfinished episode")
 
-    def test_environments_under_one_seed_start_differently(self) -> None:
-        """Every environment has a stream of its own."""
+    def test_environments_with_one_seed_start_differently(self) -> None:
+        """Every environment has a separate random stream."""
         environment = self.make(self.num_envs, _SEED)
         start = environment.reset()
         seeds = environment.episode_seeds.tolist()
@@ -123,29 +125,29 @@ class EnvironmentContract:
         rows = [rows_of(start, torch.tensor([index])) for index in range(self.num_envs)]
         different = [row for k, row in enumerate(rows) if all(first_difference(row, x) for x in rows[:k])]
         count, wanted = len(different), self.different_starts
-        assert count >= wanted, f"{self.num_envs} environments show {count} different starts, not {wanted} or more"
+        assert count >= wanted, f"{self.num_envs} environments have {count} different starts, fewer than {wanted}"
 
-    def test_the_same_seed_gives_the_same_bits_and_another_seed_others(self) -> None:
-        """Nothing random comes from anywhere but the seed."""
+    def test_same_seed_gives_same_rollout(self) -> None:
+        """The seed determines everything that is random. Another seed gives other episodes."""
         environments = [self.make(self.num_envs, seed) for seed in (_SEED, _SEED, _SEED + 1)]
         one, same, other = map(self._rollout, environments)
         if environments[0].replayable:
             difference = first_difference(one, same)
-            assert difference is None, f"two runs under one seed differ at {difference}"
+            assert difference is None, f"two rollouts with one seed differ at {difference}"
             assert not torch.equal(one.seeds[0], other.seeds[0]), "another seed gives the same episodes"
 
-    def test_an_environments_stream_does_not_depend_on_how_many_there_are(self) -> None:
-        """Environment i is the same among 2 as among N."""
+    def test_streams_do_not_depend_on_num_envs(self) -> None:
+        """Environment i behaves the same for every `num_envs`."""
         environment = self.make(self.num_envs, _SEED)
         many = self._rollout(environment)
         for count in (1, 2):
             few = self._rollout(self.make(count, _SEED))
             if environment.replayable:
                 difference = first_difference(few, rows_of(many, torch.arange(count)))
-                assert difference is None, f"{count} of {self.num_envs} differ from {count} alone at {difference}"
+                assert difference is None, f"num_envs={count} and num_envs={self.num_envs} differ at {difference}"
 
-    def test_episode_seeds_are_those_of_seed_environment_and_episode(self) -> None:
-        """`rein.ops.random.episode_seeds(seed, i, k)` for the k-th episode of environment i, begun by whatever."""
+    def test_episode_seeds_follow_seed_environment_and_episode(self) -> None:
+        """The k-th episode of environment i has the seed `rein.ops.random.episode_seeds(seed, i, k)`."""
         environment = self.make(self.num_envs, _SEED)
         count_N = torch.zeros(self.num_envs, dtype=torch.int64)
         assert (environment.episode_seeds == -1).all(), "episode_seeds is not -1 before the first reset"
@@ -156,10 +158,10 @@ class EnvironmentContract:
                     time_step = environment.apply_action(action)
                     count_N += (time_step.terminated | time_step.truncated).cpu()
                 _check_seeds(environment, count_N)
-            count_N += 1  # reset begins the next one
+            count_N += 1  # reset begins the next episode
 
-    def test_a_reset_with_a_seed_begins_anew(self) -> None:
-        """As if it had been built with that seed."""
+    def test_reset_with_seed_restarts_streams(self) -> None:
+        """The environment then equals one built with that seed."""
         environment, fresh = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
         self._rollout(environment)
         starts = environment.reset(seed=_SEED + 1), fresh.reset()
@@ -167,8 +169,8 @@ class EnvironmentContract:
         assert torch.equal(environment.episode_seeds, fresh.episode_seeds), "reset(seed=) does not begin at episode 0"
         assert not environment.replayable or first_difference(*starts) is None, "reset(seed=) starts another episode"
 
-    def test_a_saved_environment_goes_on_bit_for_bit(self) -> None:
-        """Saved in mid-episode and loaded into new ones: 50 equal steps; new episodes if not replayable."""
+    def test_loaded_environment_continues_bit_for_bit(self) -> None:
+        """A state saved within an episode gives 50 equal steps, or new episodes if not replayable."""
         environment, loaded = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
         actions = self._actions(environment, 63)
         environment.reset()
@@ -184,8 +186,8 @@ class EnvironmentContract:
             assert difference is None, f"step {k} after loading differs at {difference}"
             assert torch.equal(environment.episode_seeds, loaded.episode_seeds), f"other episode seeds after {k} steps"
 
-    def test_seed_and_actions_give_an_episode_again(self) -> None:
-        """`reset_to(episode_seeds)` and the actions give its rewards, ends and observations, whatever the seed is."""
+    def test_seed_and_actions_reproduce_episode(self) -> None:
+        """`reset_to(episode_seeds)` and the same actions reproduce rewards, ends and observations under any seed."""
         environment = self.make(self.num_envs, _SEED)
         if environment.replayable:
             rollout = self._rollout(environment)
@@ -193,18 +195,18 @@ class EnvironmentContract:
                 second = self._check_replay(rollout, row, 0)
                 self._check_replay(rollout, row, second)
 
-    def test_reseed_counts_before_the_first_reset_and_is_refused_after(self) -> None:
-        """`training_loop(seed=)` seeds what was built without a seed."""
+    def test_reseed_works_only_before_first_reset(self) -> None:
+        """`training_loop(seed=)` seeds environments that were built without a seed."""
         environment, built = self.make(self.num_envs, None), self.make(self.num_envs, _SEED)
-        assert environment.seed is None, f"built without a seed, its seed is {environment.seed}"
+        assert environment.seed is None, f"seed is {environment.seed}, not None, without a seed"
         environment.reseed(_SEED)
         environment.reset()
         built.reset()
-        assert torch.equal(environment.episode_seeds, built.episode_seeds), "reseed(seed) is not like building with it"
+        assert torch.equal(environment.episode_seeds, built.episode_seeds), "reseed(seed) differs from a build with it"
         check_refused(lambda: environment.reseed(_SEED), "reseed after the first reset")
 
-    def test_nonsense_is_refused(self) -> None:
-        """Acting before the first reset; an action for more environments than there are."""
+    def test_invalid_actions_raise(self) -> None:
+        """Acting before the first reset and actions for too many environments raise an error."""
         environment = self.make(self.num_envs, _SEED)
         action = self._actions(environment, 1)[0]
         check_refused(lambda: environment.apply_action(action), "acting before the first reset")
@@ -213,8 +215,8 @@ class EnvironmentContract:
         longer = map_tree(lambda tensor: torch.cat([tensor, tensor[:1]]), action)
         check_refused(lambda: environment.apply_action(longer), f"{self.num_envs + 1} actions for {self.num_envs}")
 
-    def test_a_reset_in_part_leaves_the_other_rows_as_they_are(self) -> None:
-        """`reset_where(mask)`, if it has that: the next episodes begin there, and all else goes on as without it."""
+    def test_reset_where_leaves_other_rows_unchanged(self) -> None:
+        """`reset_where(mask)`, if present, begins the next episodes in the mask and leaves other rows unchanged."""
         environment, twin, fresh = (self.make(self.num_envs, _SEED) for _ in range(3))
         if not hasattr(environment, "reset_where"):
             return
@@ -229,14 +231,14 @@ class EnvironmentContract:
             if k % 5 == 0:
                 observation = environment.reset_where(mask_N.to(environment.device))
                 count_N += mask_N
-                check_same(observation, time_step.observation, ~mask_N, "a row that was not to be reset")
+                check_same(observation, time_step.observation, ~mask_N, "a row outside of the mask")
                 if environment.replayable:
                     begun = fresh.reset_to(environment.episode_seeds)
-                    check_same(observation, begun, mask_N, "the beginning of the episode of a row that was reset")
+                    check_same(observation, begun, mask_N, "the first observation of a row that was reset")
             _check_seeds(environment, count_N)
 
-    def test_a_step_in_part_leaves_the_other_rows_as_they_are(self) -> None:
-        """`apply_action_where(action, mask)`, if it has that: a step in two parts is the step at once."""
+    def test_apply_action_where_leaves_other_rows_unchanged(self) -> None:
+        """`apply_action_where(action, mask)`, if present: two partial steps equal one full step."""
         environment, twin = (self.make(self.num_envs, _SEED) for _ in range(2))
         if not hasattr(environment, "apply_action_where"):
             return
@@ -250,14 +252,14 @@ class EnvironmentContract:
                 still = not any(x.any() for x in (stayed.valid, stayed.reward, stayed.terminated, stayed.truncated))
                 assert still, f"a row that was not stepped is valid, has a reward or ended: {stayed}"
                 for observation in (part.observation, part.final_observation):
-                    check_same(observation, current, ~mask_N, "what a row shows that was not stepped")
+                    check_same(observation, current, ~mask_N, "the observation of a row that was not stepped")
                 if environment.replayable:
-                    check_same(part, whole, mask_N, f"step {k}, taken in part,")
+                    check_same(part, whole, mask_N, f"partial step {k}")
                 current = part.observation
             assert torch.equal(environment.episode_seeds, twin.episode_seeds), f"other episode seeds after {k} steps"
 
-    def test_it_may_be_closed_twice(self) -> None:
-        """Whoever cleans up need not know whether somebody has."""
+    def test_close_twice(self) -> None:
+        """`close` may be called twice."""
         environment = self.make(self.num_envs, _SEED)
         environment.reset()
         environment.close()
@@ -272,16 +274,16 @@ class EnvironmentContract:
             rollout.time_steps.append(environment.apply_action(action))
             rollout.seeds.append(environment.episode_seeds)
         ends = sum(int((step.terminated | step.truncated).sum()) for step in rollout.time_steps)
-        assert ends, f"no episode ended in {self.steps} random steps: raise `steps`, or make shorter episodes"
+        assert ends, f"no episode ended in {self.steps} random steps; increase `steps`, or shorten the episodes"
         return rollout
 
     def _check_replay(self, rollout: _Rollout, row: int, begin: int) -> int:
-        """Replay the episode that environment `row` began before step `begin`; returns the step that follows it."""
+        """Replay the episode of environment `row` that began before step `begin`; return the step after its end."""
         environment, rows = self.make(1, _SEED + 1), torch.tensor([row])
         first = environment.reset_to(rows_of(rollout.seeds[begin], rows))
         expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
         difference = first_difference(rows_of(expected, rows), first)
-        assert difference is None, f"the first observation of an episode, replayed by its seed, differs at {difference}"
+        assert difference is None, f"the first observation of a replayed episode differs at {difference}"
         for t in range(begin, self.steps):
             time_step = environment.apply_action(rows_of(rollout.actions[t], rows))
             expected = rows_of(rollout.time_steps[t], rows)

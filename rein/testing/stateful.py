@@ -1,4 +1,4 @@
-"""A test suite for whatever has a state: saved, loaded into a new object, it goes on as if nothing had happened.
+"""Test suite for stateful parts: a state loaded into a new object continues exactly.
 
 class TestMyBuffer(StatefulContract):
     def make(self):
@@ -23,53 +23,53 @@ from rein.ops.trees import leaves, map_tree
 
 
 class StatefulContract:
-    """Subclass it in a test file, name the subclass Test..., and give `make` and `step`."""
+    """Base class of the tests of a stateful part. Subclasses are named `Test...` and define `make` and `step`."""
 
-    steps_before = 7  # saved after these
-    steps_after = 50  # and then equal for so many
+    steps_before = 7  # steps before saving
+    steps_after = 50  # steps that are compared after loading
 
     def make(self) -> Any:
-        """A new part, always built in the same way."""
+        """Return a new part, always built in the same way."""
         raise NotImplementedError
 
     def step(self, part: Any) -> Any:
-        """Advance the part by one step; returns what can be seen of it: a tree of tensors, arrays and numbers."""
+        """Advance the part by one step and return its output: a tree of tensors, arrays and numbers."""
         raise NotImplementedError
 
-    def test_a_loaded_part_goes_on_bit_for_bit(self) -> None:
-        """Save after some steps, make a new object, load: every step that follows is equal, and so is the state."""
+    def test_loaded_part_continues_bit_for_bit(self) -> None:
+        """After loading into a new object, all later steps and the final state are equal."""
         part, loaded = self._stepped(), self.make()
         loaded.load_state_dict(copy_state(part.state_dict()))
         for k in range(1, self.steps_after + 1):
             difference = first_difference(self.step(part), self.step(loaded))
             assert difference is None, f"step {k} after loading differs at {difference}"
         difference = first_difference(part.state_dict(), loaded.state_dict())
-        assert difference is None, f"the state differs at {difference}, {self.steps_after} steps after loading"
+        assert difference is None, f"the state differs at {difference} after {self.steps_after} steps"
 
-    def test_its_state_needs_no_pickle(self) -> None:
-        """A checkpoint holds dictionaries with string keys, lists, tensors, numbers, strings, booleans and None."""
+    def test_state_needs_no_pickle(self) -> None:
+        """States have only dictionaries with string keys, lists, tensors, numbers, strings, booleans and None."""
         for part in (self.make(), self._stepped()):
             check_plain(part.state_dict())
 
-    def test_loading_shares_no_memory_with_the_source(self) -> None:
-        """What happens to a state after it was loaded is nothing to the part."""
+    def test_loading_copies_state(self) -> None:
+        """Changing a state after loading it does not change the part."""
         state, part = copy_state(self._stepped().state_dict()), self.make()
         part.load_state_dict(state)
         before = copy_state(part.state_dict())
-        _spoil(state)
+        _overwrite(state)
         difference = first_difference(before, part.state_dict())
-        assert difference is None, f"load_state_dict keeps {difference} of the state that it was given: copy it"
+        assert difference is None, f"load_state_dict keeps {difference} of its argument; copy it"
 
-    def test_a_state_that_lacks_something_is_refused(self) -> None:
-        """The error names what is missing."""
+    def test_incomplete_state_raises(self) -> None:
+        """The error names the missing entry."""
         state = self._stepped().state_dict()
-        assert state, "state_dict is empty: such a part needs no state at all"
+        assert state, "state_dict is empty; a part without state does not need state_dict"
         for name in state:
-            lacking = {key: value for key, value in copy_state(state).items() if key != name}
-            self._check_refused(lacking, name, f"a state without {name!r}")
+            incomplete = {key: value for key, value in copy_state(state).items() if key != name}
+            self._check_refused(incomplete, name, f"a state without {name!r}")
 
-    def test_a_state_of_the_wrong_shape_is_refused(self) -> None:
-        """The error names the tensor: the largest one of the state, here one element longer than it was."""
+    def test_state_of_wrong_shape_raises(self) -> None:
+        """The largest tensor of the state has one more element. The error names the tensor."""
         state = copy_state(self._stepped().state_dict())
         sizes = {path: leaf.numel() for path, leaf in leaves(state) if isinstance(leaf, Tensor) and leaf.numel()}
         if sizes:
@@ -86,34 +86,34 @@ class StatefulContract:
     def _check_refused(self, state: Mapping[str, Any], name: str, what: str) -> None:
         try:
             self.make().load_state_dict(state)
-        except Exception as error:  # any kind will do, if it names the part
-            assert name in str(error), f"{what} is refused without naming {name!r}: {error!r}"
+        except Exception as error:  # any error that names the entry
+            assert name in str(error), f"the error for {what} does not name {name!r}: {error!r}"
         else:
             raise AssertionError(f"{what} was loaded without an error")
 
 
 def check_plain(state: Any, path: str = "state") -> None:
-    """AssertionError where something stands in a state that a file without pickle cannot hold, and where."""
-    if type(state) in (dict, OrderedDict):  # a module's
+    """Raise AssertionError, with the path, if a state has a value that needs pickle."""
+    if type(state) in (dict, OrderedDict):  # modules return an OrderedDict
         for key, value in state.items():
-            hint = "; rein.ops.trees.plain_state rewrites an optimizer's" if type(key) is int else ""
-            assert type(key) is str, f"{path} has the key {key!r}; keys are strings{hint}"
+            hint = "; use rein.ops.trees.plain_state for optimizers" if type(key) is int else ""
+            assert type(key) is str, f"{path} has the key {key!r}; keys must be strings{hint}"
             check_plain(value, f"{path}.{key}")
     elif type(state) is list:
         for place, value in enumerate(state):
             check_plain(value, f"{path}.{place}")
     else:
         plain = state is None or type(state) in (Tensor, torch.nn.Parameter, int, float, str, bool)
-        assert plain, f"{path} is a {type(state).__name__}; rein.ops.trees.pack rewrites tuples, .tolist() numpy's"
+        assert plain, f"{path} is a {type(state).__name__}; use rein.ops.trees.pack for tuples, .tolist() for numpy"
 
 
 def copy_state(state: Any) -> Any:
-    """A copy that shares no memory: tensors and arrays cloned, containers new."""
+    """Return a deep copy: tensors and arrays are cloned, containers are new."""
     return map_tree(_copied, state)
 
 
 def first_difference(one: Any, other: Any) -> str | None:
-    """The path of the first leaf in which two trees differ by a bit, and how; None where they are equal."""
+    """Return the path and the values of the first leaf in which two trees differ, or None if they are equal."""
     a, b = dict(leaves(one, "tree")), dict(leaves(other, "tree"))
     if a.keys() != b.keys():
         path = sorted(a.keys() ^ b.keys())[0]
@@ -122,7 +122,7 @@ def first_difference(one: Any, other: Any) -> str | None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal to the bit, and of the same type and shape; NaN equals the same NaN."""
+    """Whether values, dtypes and shapes are equal to the bit. NaN equals the same NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         alike = a.dtype == b.dtype and a.shape == b.shape
         return alike and (not a.numel() or torch.equal(_bytes(a), _bytes(b)))
@@ -139,18 +139,18 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def _spoil(state: Any) -> None:
-    """Change everything in a state that can be changed in place."""
+def _overwrite(state: Any) -> None:
+    """Change all mutable values of a state in place."""
     if isinstance(state, Tensor):
         state.detach().copy_(state.logical_not() if state.dtype == torch.bool else state + 1)
     elif isinstance(state, dict | list):
         for value in state.values() if isinstance(state, dict) else state:
-            _spoil(value)
+            _overwrite(value)
         state.clear()
 
 
 def _replace(tree: Any, path: str, function: Callable[[Tensor], Tensor], here: str = "") -> Any:
-    """The tree with `function` applied to the leaf at `path`."""
+    """Return the tree with `function` applied to the leaf at `path`."""
     if here == path:
         return function(tree)
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""A test suite for stores.
+"""Test suite for stores.
 
     class TestMyStore(StoreContract):
         def make(self, path):
@@ -30,55 +30,54 @@ from rein.types import Episodes, Trajectory
 
 
 class StoreContract:
-    """Subclass it in a test file, name the subclass Test..., and give `make` and `read`.
+    """Base class of the tests of a store. Subclasses are named `Test...` and define `make` and `read`.
 
-    The stores are given what `make_trajectory` makes: nested observations, all kinds of numbers, rows that are no data,
-    epochs of no rows.
+    The stores get trajectories of `make_trajectory`: nested observations, several dtypes, and epochs without rows.
     """
 
     def make(self, path: Path) -> Any:
-        """A new store; on a path where a closed one has been, it shall go on with what that one kept."""
+        """Return a new store. A store on the path of a closed store must continue its run."""
         raise NotImplementedError
 
     def read(self, store: Any) -> list[Trajectory]:
-        """Every epoch in `store`, which was flushed and may be closed, in order."""
+        """Return all epochs in order. `store` was flushed and may be closed."""
         raise NotImplementedError
 
-    def test_it_is_a_store(self, tmp_path: Path) -> None:
-        """It has what the protocol names, and its configuration is JSON."""
+    def test_implements_store_protocol(self, tmp_path: Path) -> None:
+        """The store implements the protocol, and its config is JSON."""
         store = self.make(tmp_path / "run")
         assert isinstance(store, Store)
         json.dumps(store.config, allow_nan=False)
         store.close()
 
-    def test_what_was_appended_comes_back_equal(self, tmp_path: Path) -> None:
-        """To the bit, epoch by epoch, whatever their length."""
+    def test_trajectories_are_read_back_equal(self, tmp_path: Path) -> None:
+        """Epochs of any length are equal to the bit."""
         given = [make_trajectory(epoch, steps=steps) for epoch, steps in enumerate((5, 1, 0, 20, 7), start=1)]
         assert_equal(self._read_back(tmp_path, given), given)
 
-    def test_an_epoch_whose_body_was_skipped_has_no_fields(self, tmp_path: Path) -> None:
-        """It is kept, among others and alone."""
+    def test_skipped_epoch_is_kept_without_fields(self, tmp_path: Path) -> None:
+        """Holds among other epochs and alone."""
         skipped = [make_trajectory(epoch, steps=0)._replace(fields={}, next_observation=None) for epoch in (1, 3)]
         given = [skipped[0], make_trajectory(2), skipped[1]]
         assert_equal(self._read_back(tmp_path / "among", given), given)
         assert_equal(self._read_back(tmp_path / "alone", skipped), skipped)
 
-    def test_fields_may_change_from_one_epoch_to_the_next(self, tmp_path: Path) -> None:
-        """Another field, another type, another number of environments."""
+    def test_fields_may_change_between_epochs(self, tmp_path: Path) -> None:
+        """Fields, dtypes and the number of environments may change."""
         given = [make_trajectory(1), make_trajectory(2, num_envs=5)]
         given.append(with_fields(given[1]._replace(epoch=3), value=torch.zeros(6, 5)))
         given.append(with_fields(given[1]._replace(epoch=4), value=torch.zeros(6, 5, dtype=torch.int8)))
         assert_equal(self._read_back(tmp_path, given), given)
 
-    def test_metrics_may_change_from_one_epoch_to_the_next(self, tmp_path: Path) -> None:
-        """And their names may hold anything, as those of TensorBoard do."""
+    def test_metrics_may_change_between_epochs(self, tmp_path: Path) -> None:
+        """Metric names may have any characters, such as the slashes of TensorBoard names."""
         given = [make_trajectory(epoch) for epoch in (1, 2, 3)]
         given[0] = given[0]._replace(metrics={})
         given[1] = given[1]._replace(metrics={"loss": 1.0, "loss/policy": 2.5, "..": 3.0, "a %2F b": float("nan")})
         assert_equal(self._read_back(tmp_path, given), given)
 
-    def test_the_caller_may_reuse_its_memory_at_once(self, tmp_path: Path) -> None:
-        """Training writes the next epoch over this one while the store still holds it."""
+    def test_append_copies_trajectory(self, tmp_path: Path) -> None:
+        """Training overwrites the rows with the next epoch while the store still writes them."""
         store, given = self.make(tmp_path / "run"), make_trajectory(1)
         lent = map_tree(copy_state, given)
         store.append(lent)
@@ -90,8 +89,8 @@ class StoreContract:
         store.close()
         assert_equal(self.read(store), [given])
 
-    def test_rows_that_are_no_data_are_blank(self, tmp_path: Path) -> None:
-        """NaN for floats, 0 for integers, False for booleans, in every field; what is valid stays."""
+    def test_invalid_rows_are_blank(self, tmp_path: Path) -> None:
+        """Invalid rows are NaN for floats, 0 for integers and False for booleans. Valid rows are unchanged."""
         given = make_trajectory(1)
         valid_TN = given.fields["valid"].clone()
         valid_TN[2, 0] = valid_TN[4, 1] = False
@@ -103,8 +102,8 @@ class StoreContract:
             assert np.isnan(blank).all() if field.dtype.kind == "f" else not blank.any(), path
             assert np.array_equal(field[mask_TN], original[path].numpy()[mask_TN]), path
 
-    def test_half_precision_is_kept_in_single(self, tmp_path: Path) -> None:
-        """Viewers cannot show it; nothing is lost."""
+    def test_half_precision_is_stored_as_single(self, tmp_path: Path) -> None:
+        """Viewers cannot show half precision. No value changes."""
         given = make_trajectory(1)
         reward_TN = given.fields["reward"]
         half = {"half": reward_TN.to(torch.float16), "brain": reward_TN.to(torch.bfloat16)}
@@ -112,8 +111,8 @@ class StoreContract:
         for name, tensor in half.items():
             assert np.array_equal(kept.fields[name], tensor.float().numpy()), name
 
-    def test_what_is_flushed_can_be_read(self, tmp_path: Path) -> None:
-        """While the store is open, and again when more was appended."""
+    def test_flushed_epochs_can_be_read(self, tmp_path: Path) -> None:
+        """Holds while the store is open, and again after further epochs."""
         store, given = self.make(tmp_path / "run"), [make_trajectory(epoch) for epoch in (1, 2, 3)]
         for count in (1, 2, 3):
             store.append(given[count - 1])
@@ -122,21 +121,21 @@ class StoreContract:
         store.close()
         assert_equal(self.read(store), given)
 
-    def test_it_may_be_closed_twice(self, tmp_path: Path) -> None:
-        """Also when nothing was appended."""
+    def test_close_twice(self, tmp_path: Path) -> None:
+        """Holds for an empty store."""
         store = self.make(tmp_path / "run")
         store.close()
         store.close()
 
-    def test_appending_after_close_is_an_error(self, tmp_path: Path) -> None:
-        """Not a silent loss."""
+    def test_append_after_close_raises(self, tmp_path: Path) -> None:
+        """Raises StoreError."""
         store = self.make(tmp_path / "run")
         store.close()
         with pytest.raises(StoreError, match="closed"):
             store.append(make_trajectory(1))
 
-    def test_no_epoch_is_taken_twice(self, tmp_path: Path) -> None:
-        """An epoch that does not come after the one before is refused, and changes nothing."""
+    def test_repeated_epoch_raises(self, tmp_path: Path) -> None:
+        """An epoch out of order raises ValueError and changes nothing."""
         store, given = self.make(tmp_path / "run"), [make_trajectory(1), make_trajectory(2)]
         for trajectory in given:
             store.append(trajectory)
@@ -148,15 +147,15 @@ class StoreContract:
     @pytest.mark.parametrize(
         "field", ["text", 1.0, torch.zeros(3), torch.zeros(6, 4), torch.zeros(6, 3, dtype=torch.cfloat)]
     )
-    def test_what_cannot_be_kept_is_refused_by_name(self, tmp_path: Path, field: Any) -> None:
-        """At once, in the training thread."""
+    def test_unsupported_field_raises_with_name(self, tmp_path: Path, field: Any) -> None:
+        """`append` raises ValueError in the calling thread."""
         store, given = self.make(tmp_path / "run"), make_trajectory(1)
         with pytest.raises(ValueError, match="odd_one"):
             store.append(with_fields(given, odd_one=field))
         store.close()
 
-    def test_a_resumed_store_has_no_gap_and_no_duplicate(self, tmp_path: Path) -> None:
-        """State, two more epochs, a new store, the state loaded: those two are gone, and the run goes on."""
+    def test_resumed_store_has_no_gap_and_no_duplicate(self, tmp_path: Path) -> None:
+        """Loading a state removes the epochs that were appended after it was saved, and the run continues."""
         first, given = self.make(tmp_path / "run"), [make_trajectory(epoch) for epoch in (1, 2, 3, 4, 5)]
         for trajectory in given[:3]:
             first.append(trajectory)
@@ -165,12 +164,12 @@ class StoreContract:
         for trajectory in given[3:]:
             first.append(trajectory)
         first.close()
-        second, anew = self.make(tmp_path / "run"), [make_trajectory(epoch, seed=1) for epoch in (4, 5, 6)]
+        second, new = self.make(tmp_path / "run"), [make_trajectory(epoch, seed=1) for epoch in (4, 5, 6)]
         second.load_state_dict(state)
-        for trajectory in anew:
+        for trajectory in new:
             second.append(trajectory)
         second.close()
-        assert_equal(self.read(second), given[:3] + anew)
+        assert_equal(self.read(second), given[:3] + new)
 
     def _read_back(self, path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
         store = self.make(path / "run")
@@ -181,9 +180,9 @@ class StoreContract:
 
 
 def make_trajectory(epoch: int, *, steps: int = 6, num_envs: int = 3, seed: int = 0) -> Trajectory:
-    """An epoch of random numbers of all kinds, in torch tensors; the same for the same arguments.
+    """Return an epoch of random tensors of several dtypes, determined by the arguments.
 
-    Every environment ends an episode in the last of `steps`, if there is one.
+    Every environment ends an episode in the last step, if there is one.
     """
     random = np.random.default_rng(stream_seed(seed, "trajectory", epoch))
 
@@ -223,12 +222,12 @@ def make_trajectory(epoch: int, *, steps: int = 6, num_envs: int = 3, seed: int 
 
 
 def with_fields(trajectory: Trajectory, **fields: Any) -> Trajectory:
-    """The same epoch with fields more, or others."""
+    """Return the epoch with added or replaced fields."""
     return trajectory._replace(fields={**trajectory.fields, **fields})
 
 
 def assert_equal(kept: list[Trajectory], given: list[Trajectory]) -> None:
-    """Whether trajectories came back as they were: values, types and shapes, NaN equal to NaN."""
+    """Assert that trajectories have equal values, dtypes and shapes. NaN equals NaN."""
     assert [t.epoch for t in kept] == [t.epoch for t in given]
     for mine, theirs in zip(kept, given, strict=True):
         where = f"epoch {theirs.epoch}"

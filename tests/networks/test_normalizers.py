@@ -351,7 +351,7 @@ class TestStateOfRewardsInANewNormalizer(TestStateOfRewards):
             return part.scale(*rollout(99, steps=4))
         return super().step(part)
 
-    def test_a_state_of_the_wrong_shape_is_refused(self):
+    def test_state_of_wrong_shape_raises(self):
         state = super()._stepped().state_dict()
         with pytest.raises(ValueError, match=r"mean: expected .* got \(1,\)"):
             self.make().load_state_dict({**state, "mean": state["mean"][None]})

@@ -213,7 +213,7 @@ class TestState(StatefulContract):
         part.append(self.episodes.step())
         return samples(part, 0, 1) if self.kind is FrameReplay else None
 
-    def test_a_loaded_part_goes_on_bit_for_bit(self):
+    def test_loaded_part_continues_bit_for_bit(self):
         """Replaces the contract's test, because its parts would share one stream of episodes here."""
         for steps in range(1, 40, 6):
             episodes, part, other = Episodes(steps, 2, 3, odd=0.1), self.make(), self.make()

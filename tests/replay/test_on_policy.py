@@ -66,10 +66,10 @@ class _Filled(StatefulContract):
 
 def test_state_round_trip_is_exact() -> None:
     contract = _Filled()
-    contract.test_a_loaded_part_goes_on_bit_for_bit()
-    contract.test_its_state_needs_no_pickle()
-    contract.test_loading_shares_no_memory_with_the_source()
-    contract.test_a_state_that_lacks_something_is_refused()
+    contract.test_loaded_part_continues_bit_for_bit()
+    contract.test_state_needs_no_pickle()
+    contract.test_loading_copies_state()
+    contract.test_incomplete_state_raises()
 
 
 def test_rollout_is_full_after_its_steps_and_empty_when_cleared() -> None:

@@ -14,7 +14,7 @@ from rein.testing import AgentContract
 from rein.types import Transition
 
 
-class TestAnAgentThatKeepsTheContract(AgentContract):
+class TestCorrectAgent(AgentContract):
     kind: Callable[..., Any] = QLearning
 
     def make(self, seed: int | None) -> Any:
@@ -25,35 +25,35 @@ class TestAnAgentThatKeepsTheContract(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
-class LeavesTheActionSpace(QLearning):
+class ActsOutsideActionSpace(QLearning):
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         action, extras = super().select_action(observation)
         return action + 1, extras
 
 
-class ActsWithAGraph(QLearning):
+class ActsWithGradient(QLearning):
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return super().select_action(observation)[0], {"value": torch.zeros(len(observation), requires_grad=True)}
 
 
-class ReportsANumberThatIsNone(QLearning):
+class ReportsNaN(QLearning):
     def optimize_model(self) -> dict[str, Any]:
         return {name: float("nan") for name in super().optimize_model()}
 
 
-class ReportsAGraph(QLearning):
+class ReportsGradient(QLearning):
     def optimize_model(self) -> dict[str, Any]:
         return {name: torch.zeros((), requires_grad=True) for name in super().optimize_model()}
 
 
-class CountsStepsForRows(QLearning):
+class CountsVectorSteps(QLearning):
     def record_observation(self, transition: Transition) -> None:
         steps = self.env_steps
         super().record_observation(transition)
         self.env_steps = steps + 1
 
 
-class CountsUpdatesThatItDoesNotMake(QLearning):
+class ReportsNoMetrics(QLearning):
     def optimize_model(self) -> dict[str, Any]:
         super().optimize_model()
         return {}
@@ -64,19 +64,17 @@ class NeverLearns(QLearning):
         super().record_observation(transition._replace(valid=torch.zeros_like(transition.valid)))
 
 
-class LearnsFromRowsThatAreNotValid(QLearning):
+class LearnsFromInvalidRows(QLearning):
     def record_observation(self, transition: Transition) -> None:
         super().record_observation(transition._replace(valid=torch.ones_like(transition.valid)))
 
 
-class BootstrapsFromTheTerminalState(QLearning):
-    """The ancestor's B15."""
-
+class BootstrapsTerminatedRows(QLearning):
     def record_observation(self, transition: Transition) -> None:
         super().record_observation(transition._replace(terminated=torch.zeros_like(transition.terminated)))
 
 
-class TakesTruncationForTermination(QLearning):
+class TreatsTruncationAsTermination(QLearning):
     def record_observation(self, transition: Transition) -> None:
         super().record_observation(transition._replace(terminated=transition.terminated | transition.truncated))
 
@@ -89,14 +87,14 @@ class IsItsOwnPolicy(QLearning):
         pass
 
 
-class GivesACopyForAPolicy(QLearning):
+class ReturnsCopyAsPolicy(QLearning):
     def policy(self, deterministic: bool = True) -> Any:
         policy = super().policy(deterministic)
         policy._agent = copy.deepcopy(self)
         return policy
 
 
-class DrawsFromTheGlobalGenerator(QLearning):
+class UsesGlobalGenerator(QLearning):
     def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.randint(4, (len(observation),)), {}
 
@@ -107,7 +105,7 @@ class IgnoresItsSeed(QLearning):
         super().build(generator)
 
 
-class ReseedsItsNameOnly(QLearning):
+class ReseedsAttributeOnly(QLearning):
     def reseed(self, seed: int) -> None:
         vars(self)["seed"] = seed
 
@@ -133,52 +131,52 @@ class HasNoUpdates(QLearning):
     updates = property(lambda self: None, lambda self, value: None)
 
 
-INVALID_CONTENT = "test_what_stands_in_invalid_rows_does_not_matter"
-INVALID_ALONE = "test_rows_that_are_not_valid_teach_nothing"
-TERMINATED = "test_a_terminated_row_does_not_look_at_its_next_observation"
-TRUNCATED = "test_a_truncated_row_looks_at_its_next_observation"
-STATE = "test_its_state_fulfils_the_contract_of_states"
+INVALID_CONTENT = "test_content_of_invalid_rows_is_ignored"
+INVALID_ROWS = "test_invalid_rows_change_no_parameters"
+TERMINATED = "test_terminated_row_does_not_bootstrap"
+TRUNCATED = "test_truncated_row_bootstraps"
+STATE = "test_state_fulfills_stateful_contract"
 
 
 @pytest.mark.parametrize(
     ("kind", "test"),
     [
-        (HasNoUpdates, "test_it_is_an_agent"),
-        (LeavesTheActionSpace, "test_actions_lie_in_the_action_space"),
-        (ActsWithAGraph, "test_actions_lie_in_the_action_space"),
-        (ReportsANumberThatIsNone, "test_metrics_are_finite_and_carry_no_graph"),
-        (ReportsAGraph, "test_metrics_are_finite_and_carry_no_graph"),
-        (CountsUpdatesThatItDoesNotMake, "test_metrics_are_finite_and_carry_no_graph"),
-        (CountsUpdatesThatItDoesNotMake, "test_it_counts_env_steps_and_updates"),
-        (CountsStepsForRows, "test_it_counts_env_steps_and_updates"),
-        (NeverLearns, "test_learning_changes_what_is_learned"),
-        (LearnsFromRowsThatAreNotValid, INVALID_ALONE),
-        (LearnsFromRowsThatAreNotValid, INVALID_CONTENT),
-        (BootstrapsFromTheTerminalState, TERMINATED),
-        (BootstrapsFromTheTerminalState, TRUNCATED),
-        (TakesTruncationForTermination, TRUNCATED),
-        (IsItsOwnPolicy, "test_evaluating_a_policy_never_changes_the_agent"),
-        (GivesACopyForAPolicy, "test_a_policy_follows_the_parameters"),
-        (DrawsFromTheGlobalGenerator, "test_the_same_seed_gives_the_same_bits"),
-        (IgnoresItsSeed, "test_the_same_seed_gives_the_same_bits"),
-        (ReseedsItsNameOnly, "test_reseeding_is_being_built_with_that_seed"),
-        (ReseedsAtAnyTime, "test_reseeding_is_refused_after_the_first_step"),
+        (HasNoUpdates, "test_implements_agent_protocol"),
+        (ActsOutsideActionSpace, "test_actions_are_in_action_space"),
+        (ActsWithGradient, "test_actions_are_in_action_space"),
+        (ReportsNaN, "test_metrics_are_finite_and_detached"),
+        (ReportsGradient, "test_metrics_are_finite_and_detached"),
+        (ReportsNoMetrics, "test_metrics_are_finite_and_detached"),
+        (ReportsNoMetrics, "test_counts_env_steps_and_updates"),
+        (CountsVectorSteps, "test_counts_env_steps_and_updates"),
+        (NeverLearns, "test_learning_changes_parameters"),
+        (LearnsFromInvalidRows, INVALID_ROWS),
+        (LearnsFromInvalidRows, INVALID_CONTENT),
+        (BootstrapsTerminatedRows, TERMINATED),
+        (BootstrapsTerminatedRows, TRUNCATED),
+        (TreatsTruncationAsTermination, TRUNCATED),
+        (IsItsOwnPolicy, "test_policy_does_not_change_agent"),
+        (ReturnsCopyAsPolicy, "test_policy_follows_parameters"),
+        (UsesGlobalGenerator, "test_same_seed_gives_same_state"),
+        (IgnoresItsSeed, "test_same_seed_gives_same_state"),
+        (ReseedsAttributeOnly, "test_reseed_equals_building_with_seed"),
+        (ReseedsAtAnyTime, "test_reseed_after_first_step_raises"),
         (ForgetsItsGenerator, STATE),
         (ForgetsItsCounts, STATE),
     ],
 )
-def test_a_broken_agent_fails_the_contract(kind: type, test: str) -> None:
-    contract = type("Broken", (TestAnAgentThatKeepsTheContract,), {"kind": kind})()
+def test_broken_agent_fails_contract(kind: type, test: str) -> None:
+    contract = type("Broken", (TestCorrectAgent,), {"kind": kind})()
     with pytest.raises(AssertionError):
         getattr(contract, test)()
 
 
-def test_an_agent_that_looks_at_no_next_observation_may_say_so() -> None:
+def test_agent_may_declare_that_it_does_not_bootstrap() -> None:
     class Myopic(QLearning):
         def record_observation(self, transition: Transition) -> None:
             super().record_observation(transition._replace(terminated=torch.ones_like(transition.terminated)))
 
-    contract = type("Bandit", (TestAnAgentThatKeepsTheContract,), {"kind": Myopic, "bootstraps": False})()
+    contract = type("Bandit", (TestCorrectAgent,), {"kind": Myopic, "bootstraps": False})()
     getattr(contract, TRUNCATED)()
     contract.bootstraps = True
     with pytest.raises(AssertionError):

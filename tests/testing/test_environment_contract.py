@@ -1,4 +1,4 @@
-"""The suite for environments finds what it is there to find: environments broken on purpose, each in one way."""
+"""Tests that EnvironmentContract finds faults, with environments that each have one fault."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rein.types import TimeStep
 TARGETS = [(2, 2), (1, 1), (3, 0)]
 
 
-def sound(num_envs: int, seed: int | None) -> Gridworld:
+def correct(num_envs: int, seed: int | None) -> Gridworld:
     return Gridworld(num_envs, TARGETS, seed=seed, max_episode_steps=12)
 
 
 class Wrapped:
-    """An environment that passes everything on; what a subclass changes is its fault."""
+    """Wrapper that forwards everything. Subclasses introduce one fault each."""
 
     def __init__(self, num_envs: int, seed: int | None) -> None:
-        self.inner = sound(num_envs, seed)
+        self.inner = correct(num_envs, seed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -68,7 +68,7 @@ class ObservationsOutOfRange(Wrapped):
         return time_step._replace(final_observation=time_step.final_observation + 4)
 
 
-class OneBufferForAll(Wrapped):
+class ReusesObservationBuffer(Wrapped):
     buffer: torch.Tensor | None = None
 
     def changed(self, time_step: TimeStep) -> TimeStep:
@@ -76,7 +76,7 @@ class OneBufferForAll(Wrapped):
         return time_step._replace(observation=self.buffer)
 
 
-class SeedsInOneBuffer(Wrapped):
+class ReusesSeedBuffer(Wrapped):
     def __init__(self, num_envs: int, seed: int | None) -> None:
         super().__init__(num_envs, seed)
         self.buffer = torch.full((num_envs,), -1)
@@ -86,24 +86,24 @@ class SeedsInOneBuffer(Wrapped):
         return self.buffer.copy_(self.inner.episode_seeds)
 
 
-class ClipsTheActionItWasGiven(Wrapped):
+class ClipsActionInPlace(Wrapped):
     def apply_action(self, action: torch.Tensor) -> TimeStep:
         return self.inner.apply_action(action.clamp_(0, 2))
 
 
-class FinalObservationAfterTheReset(Wrapped):
+class FinalObservationAfterReset(Wrapped):
     def changed(self, time_step: TimeStep) -> TimeStep:
         return time_step._replace(final_observation=time_step.observation)
 
 
-class FinalObservationOnlyWhereItEnded(Wrapped):
+class FinalObservationOnlyAtEpisodeEnd(Wrapped):
     def changed(self, time_step: TimeStep) -> TimeStep:
         ended_N = time_step.terminated | time_step.truncated
         return time_step._replace(final_observation=time_step.final_observation * ended_N[:, None])
 
 
-class ResetsInTheNextStep(Wrapped):
-    """Gymnasium's NEXT_STEP: the final observation first, the new episode's one step later."""
+class ResetsInNextStep(Wrapped):
+    """Gymnasium's `NEXT_STEP` autoreset: the observation of the new episode comes one step later."""
 
     ended_N: torch.Tensor | None = None
 
@@ -117,56 +117,56 @@ class HidesTruncations(Wrapped):
         return time_step._replace(truncated=torch.zeros_like(time_step.truncated))
 
 
-class AllStartAlike(Wrapped):
+class AllStartEqual(Wrapped):
     def reset(self, seed: int | None = None) -> Any:
         return self.inner.reset(seed)[:1].repeat(self.inner.num_envs, 1)
 
 
-class StartsFromTheGlobalGenerator(Wrapped):
+class UsesGlobalGenerator(Wrapped):
     def reset(self, seed: int | None = None) -> Any:
         self.inner.reset(seed)
         return self.inner.reset_to(torch.randint(2**31, (self.inner.num_envs,)))
 
 
-class SeedsByNumberOfEnvironments(Wrapped):
+class SeedsDependOnNumEnvs(Wrapped):
     def __init__(self, num_envs: int, seed: int | None) -> None:
-        self.inner = sound(num_envs, None if seed is None else seed * num_envs)
+        self.inner = correct(num_envs, None if seed is None else seed * num_envs)
 
     @property
     def seed(self) -> int | None:
         return None if self.inner.seed is None else self.inner.seed // self.inner.num_envs
 
 
-class ResetRepeatsTheEpisode(Wrapped):
+class ResetRepeatsEpisode(Wrapped):
     def reset(self, seed: int | None = None) -> Any:
         again = seed is None and bool((self.inner.episode_seeds >= 0).all())
         return self.inner.reset_to(self.inner.episode_seeds) if again else self.inner.reset(seed)
 
 
-class ResetIgnoresItsSeed(Wrapped):
+class ResetIgnoresSeed(Wrapped):
     def reset(self, seed: int | None = None) -> Any:
         return self.inner.reset()
 
 
-class ForgetsTheClock(Wrapped):
+class ForgetsStepCount(Wrapped):
     def state_dict(self) -> dict[str, Any]:
         state = self.inner.state_dict()
         return state | {"steps": torch.zeros_like(state["steps"])}
 
 
-class ForgetsTheSeed(Wrapped):
+class ForgetsSeed(Wrapped):
     def load_state_dict(self, state: Any) -> None:
         self.inner.load_state_dict(state | {"seeds": state["seeds"] | {"seed": 0}})
 
 
-class ResetToIgnoresTheSeeds(Wrapped):
+class ResetToIgnoresSeeds(Wrapped):
     def reset_to(self, episode_seeds: torch.Tensor) -> Any:
         return self.inner.reset()
 
 
 class ReseedsAtAnyTime(Wrapped):
     def reseed(self, seed: int) -> None:
-        self.inner = sound(self.inner.num_envs, seed)
+        self.inner = correct(self.inner.num_envs, seed)
 
 
 class ReseedsNever(Wrapped):
@@ -175,7 +175,7 @@ class ReseedsNever(Wrapped):
             raise RuntimeError
 
 
-class TakesAnyNumberOfActions(Wrapped):
+class AcceptsAnyNumberOfActions(Wrapped):
     def apply_action(self, action: Any) -> TimeStep:
         return self.inner.apply_action(map_tree(lambda x: x[: self.inner.num_envs], action))
 
@@ -189,30 +189,30 @@ class ClosesOnce(Wrapped):
         self.closed = True
 
 
-class ResetsAllWhereSomeAreMeant(Wrapped):
+class ResetWhereResetsAll(Wrapped):
     def reset_where(self, mask: torch.Tensor) -> Any:
         return self.inner.reset_where(torch.ones_like(mask))
 
 
-class ResetsInPartWithoutTheNextSeed(Wrapped):
+class ResetWhereUsesOtherEpisode(Wrapped):
     def reset_where(self, mask: torch.Tensor) -> Any:
         observation = self.inner.reset_where(mask)
         return torch.where(mask[:, None], observation[:1], observation)
 
 
-class ResetsTheClockOfAll(Wrapped):
+class ResetWhereResetsStepCounts(Wrapped):
     def reset_where(self, mask: torch.Tensor) -> Any:
         observation, state = self.inner.reset_where(mask), self.inner.state_dict()
         self.inner.load_state_dict(state | {"steps": torch.zeros_like(state["steps"])})
         return observation
 
 
-class StepsAllWhereSomeAreMeant(Wrapped):
+class StepWhereStepsAll(Wrapped):
     def apply_action_where(self, action: torch.Tensor, mask: torch.Tensor) -> TimeStep:
         return self.inner.apply_action(action)
 
 
-class HidesThatItStepsAll(Wrapped):
+class StepWhereHidesOtherSteps(Wrapped):
     def apply_action_where(self, action: torch.Tensor, mask: torch.Tensor) -> TimeStep:
         before = self.inner.apply_action_where(action, torch.zeros_like(mask))
         after = self.inner.apply_action(action)
@@ -226,40 +226,40 @@ class HidesThatItStepsAll(Wrapped):
 
 
 FAULTS: list[tuple[type[Wrapped], str]] = [
-    (ConfigIsNoJson, "test_it_is_an_environment"),
-    (RewardsInFloat64, "test_all_it_returns_fits_its_spaces"),
-    (InfiniteRewards, "test_all_it_returns_fits_its_spaces"),
-    (ObservationsOfAnotherDtype, "test_all_it_returns_fits_its_spaces"),
-    (ObservationsOutOfRange, "test_all_it_returns_fits_its_spaces"),
-    (OneBufferForAll, "test_what_was_returned_never_changes"),
-    (SeedsInOneBuffer, "test_what_was_returned_never_changes"),
-    (ClipsTheActionItWasGiven, "test_the_action_is_left_as_it_was"),
-    (HidesTruncations, "test_a_new_episode_begins_in_the_step_that_ends_one_and_nowhere_else"),
-    (FinalObservationOnlyWhereItEnded, "test_the_final_observation_is_the_observation_where_nothing_ended"),
-    (FinalObservationAfterTheReset, "test_seed_and_actions_give_an_episode_again"),
-    (ResetsInTheNextStep, "test_seed_and_actions_give_an_episode_again"),
-    (ResetToIgnoresTheSeeds, "test_seed_and_actions_give_an_episode_again"),
-    (AllStartAlike, "test_environments_under_one_seed_start_differently"),
-    (StartsFromTheGlobalGenerator, "test_the_same_seed_gives_the_same_bits_and_another_seed_others"),
-    (SeedsByNumberOfEnvironments, "test_an_environments_stream_does_not_depend_on_how_many_there_are"),
-    (ResetRepeatsTheEpisode, "test_episode_seeds_are_those_of_seed_environment_and_episode"),
-    (ResetIgnoresItsSeed, "test_a_reset_with_a_seed_begins_anew"),
-    (ForgetsTheClock, "test_a_saved_environment_goes_on_bit_for_bit"),
-    (ForgetsTheSeed, "test_a_saved_environment_goes_on_bit_for_bit"),
-    (ReseedsAtAnyTime, "test_reseed_counts_before_the_first_reset_and_is_refused_after"),
-    (ReseedsNever, "test_reseed_counts_before_the_first_reset_and_is_refused_after"),
-    (TakesAnyNumberOfActions, "test_nonsense_is_refused"),
-    (ResetsAllWhereSomeAreMeant, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
-    (ResetsInPartWithoutTheNextSeed, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
-    (ResetsTheClockOfAll, "test_a_reset_in_part_leaves_the_other_rows_as_they_are"),
-    (StepsAllWhereSomeAreMeant, "test_a_step_in_part_leaves_the_other_rows_as_they_are"),
-    (HidesThatItStepsAll, "test_a_step_in_part_leaves_the_other_rows_as_they_are"),
-    (ClosesOnce, "test_it_may_be_closed_twice"),
+    (ConfigIsNoJson, "test_implements_environment_protocol"),
+    (RewardsInFloat64, "test_returned_data_fits_spaces"),
+    (InfiniteRewards, "test_returned_data_fits_spaces"),
+    (ObservationsOfAnotherDtype, "test_returned_data_fits_spaces"),
+    (ObservationsOutOfRange, "test_returned_data_fits_spaces"),
+    (ReusesObservationBuffer, "test_returned_tensors_never_change"),
+    (ReusesSeedBuffer, "test_returned_tensors_never_change"),
+    (ClipsActionInPlace, "test_apply_action_does_not_change_action"),
+    (HidesTruncations, "test_new_episode_begins_in_the_step_that_ends_one"),
+    (FinalObservationOnlyAtEpisodeEnd, "test_final_observation_equals_observation_within_episode"),
+    (FinalObservationAfterReset, "test_seed_and_actions_reproduce_episode"),
+    (ResetsInNextStep, "test_seed_and_actions_reproduce_episode"),
+    (ResetToIgnoresSeeds, "test_seed_and_actions_reproduce_episode"),
+    (AllStartEqual, "test_environments_with_one_seed_start_differently"),
+    (UsesGlobalGenerator, "test_same_seed_gives_same_rollout"),
+    (SeedsDependOnNumEnvs, "test_streams_do_not_depend_on_num_envs"),
+    (ResetRepeatsEpisode, "test_episode_seeds_follow_seed_environment_and_episode"),
+    (ResetIgnoresSeed, "test_reset_with_seed_restarts_streams"),
+    (ForgetsStepCount, "test_loaded_environment_continues_bit_for_bit"),
+    (ForgetsSeed, "test_loaded_environment_continues_bit_for_bit"),
+    (ReseedsAtAnyTime, "test_reseed_works_only_before_first_reset"),
+    (ReseedsNever, "test_reseed_works_only_before_first_reset"),
+    (AcceptsAnyNumberOfActions, "test_invalid_actions_raise"),
+    (ResetWhereResetsAll, "test_reset_where_leaves_other_rows_unchanged"),
+    (ResetWhereUsesOtherEpisode, "test_reset_where_leaves_other_rows_unchanged"),
+    (ResetWhereResetsStepCounts, "test_reset_where_leaves_other_rows_unchanged"),
+    (StepWhereStepsAll, "test_apply_action_where_leaves_other_rows_unchanged"),
+    (StepWhereHidesOtherSteps, "test_apply_action_where_leaves_other_rows_unchanged"),
+    (ClosesOnce, "test_close_twice"),
 ]
 
 
 def contract(make: Callable[[int, int | None], Any]) -> EnvironmentContract:
-    """The suite for one way of making environments."""
+    """Return the contract for a function that makes environments."""
     suite = EnvironmentContract()
     suite.make = make  # type: ignore[method-assign]  # for this instance
     suite.steps = 60
@@ -267,26 +267,26 @@ def contract(make: Callable[[int, int | None], Any]) -> EnvironmentContract:
 
 
 @pytest.mark.parametrize(("broken", "test"), FAULTS, ids=[broken.__name__ for broken, _ in FAULTS])
-def test_a_broken_environment_fails_the_test_for_its_fault(broken: type[Wrapped], test: str) -> None:
-    getattr(contract(sound), test)()
+def test_broken_environment_fails_test_of_its_fault(broken: type[Wrapped], test: str) -> None:
+    getattr(contract(correct), test)()
     with pytest.raises((AssertionError, EnvironmentContractError, ValueError)):
         getattr(contract(broken), test)()
 
 
-def test_every_test_of_the_suite_has_a_fault_that_it_finds() -> None:
+def test_every_contract_test_finds_a_fault() -> None:
     tests = {name for name in dir(EnvironmentContract) if name.startswith("test_")}
     assert tests == {test for _, test in FAULTS}
 
 
-def test_an_environment_whose_episodes_never_end_says_so() -> None:
+def test_endless_episodes_fail_with_hint() -> None:
     endless = contract(lambda num_envs, seed: Gridworld(num_envs, [(4, 4)], seed=seed))
     endless.steps = 3
     with pytest.raises(AssertionError, match="no episode ended in 3 random steps"):
-        endless.test_a_reset_with_a_seed_begins_anew()
+        endless.test_reset_with_seed_restarts_streams()
 
 
 class Noise(gymnasium.Env[Any, Any]):
-    """Two steps of numbers that no seed decides."""
+    """Episodes of two steps with observations that do not depend on the seed."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -311,19 +311,19 @@ def noise(num_envs: int, seed: int | None, *, replayable: bool) -> GymnasiumEnvi
 
 
 @pytest.mark.parametrize("test", sorted({test for _, test in FAULTS}))
-def test_an_environment_that_says_it_is_not_replayable_need_not_be(test: str) -> None:
+def test_non_replayable_environment_passes(test: str) -> None:
     getattr(contract(lambda num_envs, seed: noise(num_envs, seed, replayable=False)), test)()
 
 
-def test_an_environment_that_only_says_it_is_replayable_is_found_out() -> None:
-    liar = contract(lambda num_envs, seed: noise(num_envs, seed, replayable=True))
-    for test in (liar.test_seed_and_actions_give_an_episode_again, liar.test_a_saved_environment_goes_on_bit_for_bit):
+def test_wrong_replayable_claim_fails() -> None:
+    wrong = contract(lambda num_envs, seed: noise(num_envs, seed, replayable=True))
+    for test in (wrong.test_seed_and_actions_reproduce_episode, wrong.test_loaded_environment_continues_bit_for_bit):
         with pytest.raises((AssertionError, EnvironmentContractError)):
             test()
 
 
-def test_check_environment_runs_all_tests_and_names_the_one_that_fails() -> None:
-    check_environment(sound)
+def test_check_environment_names_failing_test() -> None:
+    check_environment(correct)
     with pytest.raises(AssertionError) as caught:
         check_environment(ConfigIsNoJson)
-    assert caught.value.__notes__ == ["check_environment: test_it_is_an_environment"]
+    assert caught.value.__notes__ == ["check_environment: test_implements_environment_protocol"]

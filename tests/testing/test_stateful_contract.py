@@ -14,7 +14,7 @@ from rein.testing.stateful import check_plain, copy_state, first_difference
 
 
 class Walker:
-    """A random walk of three coordinates with a count: all that a correct part needs."""
+    """Correct stateful part: a random walk of three coordinates with a count."""
 
     def __init__(self) -> None:
         self.generator = generator(0, "walker")
@@ -47,7 +47,7 @@ class ForgetsItsGenerator(Walker):
 
 
 class ForgetsItsCountLately(Walker):
-    """Equal for eight steps: a contract that compared only a few would not see it."""
+    """Equal for the first 43 steps, so the contract must compare many."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict({**state, "count": 0})
@@ -58,7 +58,7 @@ class ForgetsItsCountLately(Walker):
 
 
 class KeepsAnOrderedDictionary(Walker):
-    """As a module's `state_dict` is one; a checkpoint holds it."""
+    """Returns an OrderedDict, as `torch.nn.Module.state_dict` does."""
 
     def state_dict(self) -> dict[str, Any]:
         return collections.OrderedDict(super().state_dict())
@@ -77,13 +77,13 @@ class KeepsATuple(Walker):
         return {**super().state_dict(), "notes": {"path": (1, 2)}}
 
 
-class KeepsTheSourcesTensor(Walker):
+class KeepsTensorOfState(Walker):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.position = state["position"]
 
 
-class KeepsTheSourcesList(Walker):
+class KeepsListOfState(Walker):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "notes": self.notes}
 
@@ -96,17 +96,17 @@ class KeepsTheSourcesList(Walker):
         return super().step()
 
 
-class TakesAnyShape(Walker):
+class AcceptsAnyShape(Walker):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict({**state, "generator": state["generator"].reshape(-1)[:5056]})
 
 
-class LacksNothing(Walker):
+class FillsMissingEntries(Walker):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict({**self.state_dict(), **state})
 
 
-class RefusesWithoutAName(Walker):
+class RaisesWithoutName(Walker):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         try:
             super().load_state_dict(state)
@@ -122,28 +122,28 @@ class TestWalker(StatefulContract):
         return part.step()
 
 
-GOES_ON = "test_a_loaded_part_goes_on_bit_for_bit"
-PLAIN = "test_its_state_needs_no_pickle"
-OWN_MEMORY = "test_loading_shares_no_memory_with_the_source"
-LACKING = "test_a_state_that_lacks_something_is_refused"
-SHAPE = "test_a_state_of_the_wrong_shape_is_refused"
+CONTINUES = "test_loaded_part_continues_bit_for_bit"
+PLAIN = "test_state_needs_no_pickle"
+COPIES = "test_loading_copies_state"
+INCOMPLETE = "test_incomplete_state_raises"
+SHAPE = "test_state_of_wrong_shape_raises"
 
 
 @pytest.mark.parametrize(
     ("broken", "test", "message"),
     [
-        (ForgetsItsGenerator, GOES_ON, "step 1 after loading differs at tree"),
-        (ForgetsItsCountLately, GOES_ON, "step 44 after loading differs at tree"),
+        (ForgetsItsGenerator, CONTINUES, "step 1 after loading differs at tree"),
+        (ForgetsItsCountLately, CONTINUES, "step 44 after loading differs at tree"),
         (KeepsATuple, PLAIN, "state.notes.path is a tuple"),
-        (KeepsTheSourcesTensor, OWN_MEMORY, "load_state_dict keeps tree.position"),
-        (KeepsTheSourcesList, OWN_MEMORY, "load_state_dict keeps tree.notes"),
-        (LacksNothing, LACKING, "a state without 'position' was loaded without an error"),
-        (RefusesWithoutAName, LACKING, "is refused without naming 'position'"),
-        (TakesAnyShape, SHAPE, "a state whose generator has one element more was loaded without an error"),
-        (RefusesWithoutAName, SHAPE, "is refused without naming 'generator'"),
+        (KeepsTensorOfState, COPIES, "load_state_dict keeps tree.position"),
+        (KeepsListOfState, COPIES, "load_state_dict keeps tree.notes"),
+        (FillsMissingEntries, INCOMPLETE, "a state without 'position' was loaded without an error"),
+        (RaisesWithoutName, INCOMPLETE, "a state without 'position' does not name 'position'"),
+        (AcceptsAnyShape, SHAPE, "a state whose generator has one element more was loaded without an error"),
+        (RaisesWithoutName, SHAPE, "does not name 'generator'"),
     ],
 )
-def test_a_broken_part_fails_the_contract(broken: Callable[[], Walker], test: str, message: str) -> None:
+def test_broken_part_fails_contract(broken: Callable[[], Walker], test: str, message: str) -> None:
     class Contract(TestWalker):
         def make(self) -> Walker:
             return broken()
@@ -154,12 +154,12 @@ def test_a_broken_part_fails_the_contract(broken: Callable[[], Walker], test: st
 
 
 @pytest.mark.parametrize("value", [(1,), np.float64(1.0), np.zeros(2), {1: 2}, {"a": [{3.0}]}, torch.Size([1])])
-def test_what_needs_a_pickle_is_not_plain(value: object) -> None:
+def test_check_plain_rejects_values_that_need_pickle(value: object) -> None:
     with pytest.raises(AssertionError):
         check_plain({"value": value})
 
 
-def test_plain_values_are_plain() -> None:
+def test_check_plain_accepts_plain_values() -> None:
     check_plain({"a": [1, 1.5, "x", True, None, torch.zeros(2), {"b": {}}]})
 
 
@@ -178,12 +178,12 @@ def test_plain_values_are_plain() -> None:
         (None, 1),
     ],
 )
-def test_trees_that_differ_in_any_way_are_told_apart(one: object, other: object) -> None:
+def test_first_difference_finds_every_difference(one: object, other: object) -> None:
     assert first_difference(one, other) is not None
 
 
 @pytest.mark.parametrize(
     "tree", [torch.tensor([float("nan"), 1.0]), float("nan"), np.array([np.nan]), {"a": [1, {"b": True}]}, None]
 )
-def test_a_tree_is_equal_to_its_copy_even_where_it_is_not_a_number(tree: object) -> None:
+def test_first_difference_of_copy_is_none(tree: object) -> None:
     assert first_difference(tree, copy_state(tree)) is None
