@@ -98,7 +98,7 @@ class Replayable(Protocol):
     """An environment that can repeat episodes by their seeds, for replays and videos."""
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,). Later episodes follow the streams. Returns (N, *O)."""
+        """Begin the episodes with these seeds (N,). Later episodes are seeded as usual. Returns (N, *O)."""
         ...
 
 

@@ -43,13 +43,13 @@ class AWAC(ReplayAgent):
         default=1.0,
         check=above_zero,
         fixed=True,
-        help="increase of the advantage, in units of the return, that multiplies a weight by e",
+        help="temperature of the weights exp(advantage / temperature), in units of the return",
     )
     weights: str = option(
         default="softmax",
         check=one_of("softmax", "exp"),
         fixed=True,
-        help='"softmax" for weights whose mean over a batch is 1, or "exp"',
+        help='"softmax" scales the weights to a mean of 1 over the batch, "exp" does not',
     )
     max_weight: float = option(default=100.0)
     actor_learning_rate: float | Schedule | None = option(default=None)

@@ -34,10 +34,12 @@ class IMPALA(OnPolicyAgent):
         default=1.0, check=in_unit_interval, help="lambda of V-trace: 0 uses one-step TD errors, 1 the whole rollout"
     )
     rho_clip: float = option(
-        default=1.0, check=above_zero, help="bound of the importance weights of TD errors; sets the fixed point"
+        default=1.0, check=above_zero, help="bound of the importance weights of TD errors; determines the fixed point"
     )
     c_clip: float = option(
-        default=1.0, check=above_zero, help="bound of the importance weights of the trace; sets the speed"
+        default=1.0,
+        check=above_zero,
+        help="bound of the importance weights of the trace; affects the speed of learning",
     )
     update_epochs: int = option(default=1)
     minibatches: int = option(default=1)

@@ -125,7 +125,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         return {**mean_metrics(metrics, batch), "epsilon": epsilon}
 
     def batch(self, rollout: Rollout) -> Batch:
-        """Return the rollout as rows, with targets."""
+        """Return the rollout as a batch of T * N rows with Q(lambda) targets."""
         valid_TN = rollout.valid()
         next_value_TN = rollout.next_values(rollout["value"], lambda observation: self._values(observation).amax(1))
         ends = rollout["terminated"], rollout["truncated"]

@@ -78,7 +78,7 @@ class QLearning(EpsilonGreedy, Agent):
         return self.table.index_select(0, self._row(observation))
 
     def _shares(self, rows: int) -> Tensor:
-        """Return the weight of each of n duplicates. It is cached until the learning rate or N changes."""
+        """Return `share_of_duplicates`, cached until the learning rate or the number of rows changes."""
         key = self.learning_rate(**self.counts), rows  # type: ignore[operator]
         if self._share_key != key:
             self._share, self._share_key = share_of_duplicates(*key, self.device), key  # type: ignore[arg-type]

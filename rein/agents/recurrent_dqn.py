@@ -60,8 +60,8 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         y = r + gamma * Q'(h', argmax_a Q(h, a)),  or r at a terminal state
 
     h and h' are the carries of Q and of the target network Q'. The agent learns from sequences of `sequence_length`
-    steps within one episode. The carry recorded while acting is out of date. Therefore up to `burn_in` steps before the
-    sequence first run through both networks, from that carry and without gradients.
+    steps within one episode. The carry recorded while acting is out of date. Therefore both networks first process up
+    to `burn_in` steps before the sequence, starting from that carry and without gradients.
 
     Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
 

@@ -82,7 +82,7 @@ class SAC(ReplayAgent):
         return self.networks.act(observation, self.generator if explore else None)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the critics and, if it is due, the actor and the temperature with a batch."""
+        """Update the critics with a batch. Updates the actor and the temperature every `actor_frequency` updates."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         shape = 2, len(sample.reward), networks.scale.actions

@@ -56,7 +56,7 @@ _COMMANDS = {  # command -> (module, function); modules are imported when needed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command in `arguments`, by default those of the process. Exits with a non-zero status on an error."""
+    """Run the command in `arguments` (default: `sys.argv[1:]`). Exits with a non-zero status on an error."""
     ours = arguments is None  # called as a program, not as a function
     if ours and isinstance(sys.stdout, io.TextIOWrapper):  # notice a closed pipe at the next line, not at exit
         sys.stdout.reconfigure(line_buffering=True)

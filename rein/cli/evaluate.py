@@ -70,9 +70,9 @@ def _options(
         seed: seed of the episodes. Random by default, and printed.
         device: device of the agent, and of the environment if it supports it.
         video: folder for videos of all episodes.
-        fps: frames per second of the videos. Default: that of the environment, or 30.
+        fps: frames per second of the videos. Default: the frame rate of the environment, or 30.
         environment: my_module:make, a function that returns environments or the loop of the run. Needed only if
-            run.json cannot describe the environment; those of rein, Gymnasium and recipes need none.
+            run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
     """
     if best is not None and checkpoint is not None:
         raise ValueError(f"rein evaluate: --best and --checkpoint {checkpoint} cannot be combined; give one of them")
@@ -116,7 +116,7 @@ def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: 
 
 
 def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None, fps: float | None) -> Any:
-    """Return the environments. For a video there is only one, so that every episode is recorded completely."""
+    """Return the environments. A video uses a single environment, so that every episode is recorded completely."""
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
     if made is None:

@@ -25,7 +25,7 @@ def export(
     author: str | None = None,
     description: str | None = None,
 ) -> None:
-    """Export every ended episode of a run as a Minari dataset with the same values.
+    """Export every ended episode of a run as a Minari dataset. Values are not changed.
 
     Args:
         run: folder of the run, or one of its trajectory files.

@@ -147,7 +147,7 @@ def _flag_type(hint: Any) -> Any:
 
 
 def _with_constructor(hint: Any, default: Any) -> Any:
-    """Return the type with a constructor for whole numbers that accepts 1e5, or for a default that is a schedule."""
+    """Return the type with a custom parser: integers accept 1e5, and options with a schedule accept a number."""
     if isinstance(default, Schedule):
         return Annotated[Any, _number_or_schedule()]
     if hint is int:

@@ -106,11 +106,11 @@ def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tup
 
 
 def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
-    """Return the arrays of a field with their paths; there are several if it is nested."""
+    """Return the arrays of a field with their paths. A nested field has several arrays."""
     every = dict(_by_path(episode.fields))
     found = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
     if not found:
-        raise ValueError(f"{run.path}: no field {name!r}; there are {', '.join(every)}")
+        raise ValueError(f"{run.path}: no field {name!r}; the fields are {', '.join(every)}")
     return found
 
 
@@ -151,7 +151,7 @@ def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tu
         raise ValueError(f"{run.path}: observations were not stored, so paths cannot be plotted")
     seen = np.concatenate([seen, np.asarray(final)[None]])
     if seen.ndim != 2 or seen.shape[1] not in (4, 6):
-        raise ValueError(f"{run.path}: observations {seen.shape[1:]} are not those of a Gridworld")
+        raise ValueError(f"{run.path}: observations of shape {seen.shape[1:]} are not from a Gridworld")
     cells = seen[:, :4] if seen.shape[1] == 4 else np.rint(seen[:, :4] * (size - 1))
     x, y = (int(place) for place in cells[0, 2:])
     return cells[:, :2].astype(np.int64), (x, y)

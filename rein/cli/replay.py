@@ -44,9 +44,9 @@ def _options(
         run: folder of the run.
         episode: numbers of the episodes.
         video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
-        fps: frames per second of the video. Default: that of the environment, or 30.
+        fps: frames per second of the video. Default: the frame rate of the environment, or 30.
         environment: my_module:make, a function that returns environments or a loop that has them. Needed only if
-            run.json cannot describe the environment; those of rein, Gymnasium and recipes need none.
+            run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
     """
     if not episode:
         raise ValueError("--episode: give the numbers of one or more episodes")

@@ -56,7 +56,7 @@ def resume(words: Sequence[str]) -> None:
     """
     usage = (
         "rein resume PATH [my_module:make_loop] [options]: give the folder of a run, and its function if the recipe is "
-        "not part of rein. Options are those of rein train, and replace those of the run"
+        "not part of rein. Accepts the options of rein train, which replace the options of the run"
     )
     asks = "--help" in words or "-h" in words
     if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # with a run, --help lists its options
@@ -71,9 +71,9 @@ def resume(words: Sequence[str]) -> None:
 
 
 def run(name: str, words: list[str], before: Recipe | None = None) -> None:
-    """Run the recipe `name`. Options of the resumed run `before` apply unless `words` replace them.
+    """Run the recipe `name` with the options in `words`. The other options are those of the resumed run `before`.
 
-    If `words` contain a limit (epochs or env steps), the limits of `before` no longer end the run.
+    If `words` contain a limit (epochs or env steps), the limits of `before` do not apply.
     """
     recipe = find(name)
     own = inspect.signature(recipe).parameters

@@ -57,7 +57,7 @@ class Acrobot(SimulatedEnvironment):
     with s, c = sin, cos of theta_2. Then the velocities are clipped to 4 pi and 9 pi.
 
     An episode terminates if the lower end is more than 1 m above the fixed end:
-    -cos theta_1 - cos(theta_1 + theta_2) > 1. The reward of this step is 0, and that of other steps is -1. An episode
+    -cos theta_1 - cos(theta_1 + theta_2) > 1. The reward is 0 in this step and -1 in all others. An episode
     is truncated after `max_episode_steps` (None: never). The observation (N, 6) is cosine and sine of theta_1, cosine
     and sine of theta_2, omega_1 and omega_2.
 

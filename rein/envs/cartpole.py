@@ -75,7 +75,7 @@ class CartPole(SimulatedEnvironment):
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_4N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the carts for 0.02 s. For a thousand environments calls cost more than arithmetic, so there are few."""
+        """Push the carts for 0.02 s. Uses few calls, which cost more than arithmetic for a thousand environments."""
         x_N, v_N, theta_N, omega_N = state_4N.unbind()
         sin_N, cos_N = theta_N.sin(), theta_N.cos()
         thrust_N = torch.addcmul(push_N, omega_N * omega_N, sin_N, value=_LEVER)

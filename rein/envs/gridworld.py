@@ -132,7 +132,7 @@ class Gridworld:
         return self._begin(self._seeds.advance())
 
     def reset_to(self, episode_seeds: Tensor) -> Tensor:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
         return self._begin(self._seeds.override(episode_seeds))
 
     def reset_where(self, mask: Tensor) -> Tensor:

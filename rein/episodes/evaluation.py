@@ -79,9 +79,8 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` episodes with a policy, or with the greedy policy of an agent.
 
-    All environments start together, each plays exactly one episode, and then all start again. Counting the first
-    episodes to end would instead count short episodes more often. Do not use the environments elsewhere during the
-    call.
+    Each environment plays exactly one episode per round, and all environments start a round together. This avoids a
+    bias toward short episodes. Do not use the environments elsewhere during the call.
 
     Args:
         policy: Policy or agent.

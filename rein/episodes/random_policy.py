@@ -28,7 +28,7 @@ class RandomPolicy:
 
         rein.evaluate(RandomPolicy(environment.single_action_space, seed=0), environment, episodes=100)
 
-    Actions are rng from a separate generator on `device`, so a seed determines them.
+    Actions are drawn from a separate generator on `device`, so a seed determines them.
 
     Raises ValueError for a Box without finite bounds, and TypeError for a space whose values are not tensors.
     """

@@ -26,7 +26,7 @@ class Recorder:
         evaluate(policy, environment, episodes=100, recorder=recorder)
 
     Epochs, steps and episodes are counted over all rounds. Steps of an environment after the end of its episode are
-    invalid. So are surplus episodes of a last round with fewer episodes than environments.
+    invalid. In a last round with fewer episodes than environments, the surplus episodes are invalid too.
     """
 
     def __init__(self, store: Store, num_envs: int) -> None:

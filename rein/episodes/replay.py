@@ -122,7 +122,7 @@ class _Comparison:
         return Replay(self.episode.id, self.episode.length, tuple(self._fields), self._difference)
 
     def is_open(self, step: int) -> bool:
-        """Return whether transition `step` open_episodes has to be played."""
+        """Return whether transition `step` still has to be played."""
         return self._difference is None and step < self.episode.length
 
     def see(self, step: int, observation: Tree) -> None:

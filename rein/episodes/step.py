@@ -110,8 +110,7 @@ def _apply(agent: AgentProtocol, environment: Environment, known: StepState) -> 
 def step_active(environment: Environment, action: Tree, active: Tensor | None) -> TimeStep:
     """Step the environments for which `active` (N,) is True, or all of them if it is None.
 
-    Environments without `steps_separately` step all rows at once, including the others: leaving some out would take
-    longer.
+    Environments without `steps_separately` step all rows, because stepping only some of them would take longer.
     """
     if active is None or not getattr(environment, "steps_separately", False) or bool(active.all()):
         return environment.apply_action(action)
@@ -261,7 +260,7 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
 def check_held(environment: Environment, store: Store | None) -> None:
     """Raise ValueError if the store cannot hold the spaces of the environment.
 
-    Stores without `check_spaces` are not checked. With it, the error comes now instead of after a whole epoch.
+    Stores with `check_spaces` raise here instead of after the first epoch. Other stores are not checked.
     """
     if check := getattr(store, "check_spaces", None):
         check({"observation": environment.single_observation_space, "action": environment.single_action_space})

@@ -32,8 +32,9 @@ def checkpoint(
 
         rein.checkpoint(loop, every=10, keep_last=3, keep_best=("evaluation_return", "max"))
 
-    Attach it after the other handlers. A checkpoint is taken at the next edge, after all handlers: trajectories are
-    flushed, the state is copied, and a thread writes the copy while training continues.
+    Attach it after the other handlers. A checkpoint is taken at the next edge: after all handlers, at the end of an
+    iteration, an epoch or the run. Trajectories are flushed, the state is copied, and a thread writes the copy while
+    training continues.
 
     A file is kept if any rule keeps it: `keep_last`, `keep_every`, `keep_best`. The newest checkpoint without NaN or
     infinity is always kept. Several handlers may share a store; each rule then applies to the checkpoints of all of
@@ -46,8 +47,8 @@ def checkpoint(
         event: Name of the event.
         keep_last: Number of newest checkpoints to keep. None keeps all.
         keep_best: Metric and "min" or "max". The checkpoint with the best value is kept in `best/`. Checkpoints at the
-            end of an epoch are compared, and within an epoch those of an iteration that assigned the metric:
-            `event="evaluated"` compares every evaluation.
+            end of an epoch are always compared. Within an epoch, a checkpoint is compared only if its iteration
+            assigned the metric; use `event="evaluated"` to compare every evaluation.
         keep_every: Keep a checkpoint after each `keep_every` epochs.
         name: Function of the state that returns a file name to use instead of `epoch-000100`.
         on_failure: "raise" ends the run if a write fails, "warn" logs the error.

@@ -1,4 +1,4 @@
-"""Record what a run consists of in its `run.json`: versions, seeds, command line, configuration and code revision."""
+"""Write the description of a run to `run.json`: versions, seeds, command line, configuration and git commit."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def evaluate_every(
 
     `loop.stop` during an evaluation ends it at its next step. Its metrics are NaN, and the run starts no other
     evaluation. `loop.interrupt` also ends it: environment and policy return to the beginning of the round. The next run
-    first finishes the evaluation and the handlers after it, so a resumed run equals an uninterrupted one. An event that
-    fires before or within a step has to finish first, so such an evaluation is played to the end.
+    first finishes the evaluation and the handlers after it, so a resumed run equals an uninterrupted one. In an event
+    that fires before or within a step, an evaluation cannot be interrupted and is played to the end.
 
     Args:
         loop: Loop to attach to.
@@ -82,7 +82,7 @@ def evaluate_every(
         same_episodes: Play the episodes of the first evaluation each time instead of new ones.
         on_failure: "raise" ends the run if the policy or the environment raises. "drop" logs the error and continues
             training; that evaluation has no metrics.
-        store: Store that records the episodes, used only for this. Each round, in which every environment plays one
+        store: Separate store that records the episodes. Each round, in which every environment plays one
             episode, is an epoch. To record nothing else, create the training store with `every=0`.
         **filters: Filters of the event, such as `every=10`.
 

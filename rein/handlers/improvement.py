@@ -18,11 +18,11 @@ logger = logging.getLogger("rein")
 
 @attrs.define(eq=False)
 class Improvement:
-    """Best value of a metric, None before the first number, and the number of firings `since` then.
+    """Tracks the best value of a metric, and the number of firings `since` the last improvement.
 
     A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`. The
     first number is always better. NaN is never better. NaN before the first number is not counted; a warning is logged
-    after `patience` of them. Subclasses are parts of a loop.
+    after `patience` of them.
 
     Raises ValueError if a number is out of range.
     """
@@ -33,7 +33,7 @@ class Improvement:
     patience: int  # firings without improvement that are allowed
     mode: Mode
     min_delta: float
-    best: float | None = attrs.field(default=None, init=False)
+    best: float | None = attrs.field(default=None, init=False)  # None before the first number
     since: int = attrs.field(default=0, init=False)
     missing: int = attrs.field(default=0, init=False)  # NaNs before the first number, in this process
 

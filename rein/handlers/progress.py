@@ -37,8 +37,8 @@ def progress(
 
     Args:
         loop: Loop to observe.
-        description: Label in front.
-        unit: Clock to count.
+        description: Text in front of the progress.
+        unit: Name of the clock that measures the progress.
         total: Value of the clock at the end. Default: the epochs of the run or the limits of `stop_at`, see
             `State.remaining`.
         file: Open text file. Default: standard output.
@@ -241,7 +241,7 @@ class _Html:
         self.draw(done, "  ".join([*parts.values(), ending]))
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Do nothing: the bar stays visible."""
 
     def _bundle(self, done: float, text: str) -> dict[str, str]:
         """Return the bar as HTML, and as text for notebooks that are converted to text."""

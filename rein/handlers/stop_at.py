@@ -27,12 +27,12 @@ def stop_at(
         stop_at(loop, env_steps=1_000_000)
         stop_at(loop, "episode_return_100", at_least=475)
 
-    The limit of a clock replaces the default limit of one epoch; `epochs=` of the loop or of `run` still holds. The
-    rule of a metric replaces no limit, because the metric may never reach its value.
+    The limit of a clock replaces the default limit of one epoch; `epochs=` of the loop or of `run` still holds. A
+    metric does not replace the default limit, because it may never reach its value.
 
-    Clocks are read after every iteration and every epoch; reading a clock that holds a tensor fetches it. The metric is
-    read when `event` fires; NaN reaches no bound. A resumed run that has reached a value halts in `started`. The limits
-    of clocks are in `state.limits`, which `state.remaining` and `progress` use.
+    Clocks are read after every iteration and every epoch; reading a clock that holds a tensor copies it to the host.
+    The metric is read when `event` fires; NaN never reaches a bound. A resumed run that has reached a value halts in
+    `started`. The limits of clocks are in `state.limits`, which `state.remaining` and `progress` use.
 
     Raises:
         TypeError: If the metric is not given with exactly one bound.

@@ -1,4 +1,4 @@
-"""Save torch's global generators and those of the data with the run."""
+"""Save torch's global generators and the generators of DataLoaders with the run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def torch_generators(
     from the beginning of the epoch, with the generators as they were then, and skips the batches already used. A
     DataLoader therefore shuffles as before.
 
-    Two cases are not reproduced: a dataset that draws in the main process between the steps, for the rest of that
-    epoch, and the workers of `DataLoader(..., persistent_workers=True)`, which restart their generators.
+    Two cases are not reproduced. If a dataset draws in the main process between steps, the rest of that epoch differs.
+    The workers of `DataLoader(..., persistent_workers=True)` restart their generators.
 
     Raises:
         TypeError: If an element of `generators` is not a torch.Generator.

@@ -28,7 +28,7 @@ def watchdog(
 
     Args:
         loop: Loop to watch.
-        seconds: Time without the end of an iteration.
+        seconds: Maximum time between the ends of two iterations.
         kill_after: If no iteration has ended this many seconds later either, kill the process's `multiprocessing`
             children, flush the logs and exit with `HUNG_EXIT_CODE` (75), so that a scheduler can restart it. None never
             exits.

@@ -128,7 +128,7 @@ def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str
     """Return the metric to plot: `named`, or the return by default. Raises ValueError if a run lacks it."""
     for run in runs:
         if clock not in run.clocks:
-            raise ValueError(f"{run.path}: has no clock {clock!r}; there are {', '.join(run.clocks)}")
+            raise ValueError(f"{run.path}: has no clock {clock!r}; the clocks are {', '.join(run.clocks)}")
     shared = [name for name in runs[0].metrics if all(_has(run, name, clock) for run in runs)]
     if named is None:
         found = next((name for name in (*_DEFAULTS, *shared) if name in shared), None)
@@ -137,7 +137,7 @@ def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str
         return found
     for run in runs:
         if named not in run.metrics:
-            raise ValueError(f"{run.path}: has no metric {named!r}; there are {', '.join(run.metrics)}")
+            raise ValueError(f"{run.path}: has no metric {named!r}; the metrics are {', '.join(run.metrics)}")
         if not _has(run, named, clock):
             raise ValueError(f"{run.path}: its metric {named!r} has no finite value")
     return named

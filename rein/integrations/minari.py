@@ -68,7 +68,7 @@ class MinariData:
         return f"MinariData({self.dataset.id!r}: {len(self.episodes)} episodes)"
 
     def chunks(self, size: int = 1 << 16) -> Iterator[Transition]:
-        """Yield all transitions in order, in batches (B, ...) of whole episodes. Only the last has B < `size`."""
+        """Yield all transitions in order, in batches (B, ...) of whole episodes. Only the last batch has B < `size`."""
         gathered, steps = [], 0
         for episode in self.dataset.iterate_episodes(self.episodes):
             if len(episode):

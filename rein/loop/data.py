@@ -34,9 +34,8 @@ class Batches:
     def begin_epoch(self, skip: int = 0) -> None:
         """Restart the iteration and skip the first `skip` elements (of a resumed epoch).
 
-        An iterator continues at its position. So does the iteration of an epoch left open in this process: a new
-        iteration
-        iteration might have another order.
+        An iterator continues at its position. An epoch left open in this process also continues its iteration, because
+        a new iteration might have another order.
         """
         if not self.begins_anew(skip):
             return

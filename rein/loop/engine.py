@@ -75,7 +75,7 @@ def _finish_postponed(loop: Loop) -> None:
 
 
 def _postpone(state: State, postponed: Postponed, status: str | None = None) -> None:
-    """Let the next run finish this firing. `status` is the status of the ending epoch, if it is ending."""
+    """Let the next run finish this firing. `status` is the status of the epoch if it is ending, otherwise None."""
     state._postponed = {"event": postponed.event, "handler": postponed.key, "status": status}
 
 

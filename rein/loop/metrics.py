@@ -229,7 +229,7 @@ class Metrics(MutableMapping[str, Any]):
             return self._accumulators[name].read()
         if name in self._computed:
             return self._computed[name]()
-        raise KeyError(f"no metric {name!r} in this epoch; there are: {', '.join(self) or 'none'}")
+        raise KeyError(f"no metric {name!r} in this epoch; the metrics are: {', '.join(self) or 'none'}")
 
     def __getitem__(self, name: str) -> float:
         return float(self._raw(name))

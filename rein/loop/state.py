@@ -106,7 +106,7 @@ class State:
 
     @property
     def remaining(self) -> float:
-        """Fraction of the run that remains, from 1 to 0: the smaller one of epochs and `limits`; NaN without either."""
+        """Fraction of the run that remains, from 1 to 0: the smallest over epochs and `limits`; NaN without either."""
         left = [1.0 - getattr(self.clocks, clock) / limit for clock, limit in self.limits.items()]
         if self.max_epochs is not None:  # in its end events, an open epoch is already counted
             part = 0.0 if self._epochs_ended == self._epoch else self._iteration / (self.max_iterations or float("inf"))

@@ -87,7 +87,7 @@ class ActorCritic(nn.Module):
         return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
     def sequence(self, x_TNF: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
-        """Return the results of `step` at each of T steps, from this carry on. Resets zero the carry before a step."""
+        """Return the results of `step` at each of T steps, starting with this carry. A reset zeroes the carry."""
         steps, num_envs = x_TNF.shape[:2]
         hidden_KTNH = self._hidden(x_TNF.flatten(0, 1)).unflatten(1, (steps, num_envs))
         seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # see above
@@ -226,7 +226,7 @@ class Critics(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
 
     def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
-        """Return the values of the first `members`, with gradients only toward the action. Halves the backward pass."""
+        """Return the values of the first `members`, with gradients of the action only. Halves the backward pass."""
         parameters = (*self.hidden.layers, self.weight, self.bias)
         *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
         with torch.no_grad():  # features of the encoder do not depend on the action

@@ -61,7 +61,7 @@ class _Linear(nn.Linear):
 
 
 def orthogonal_linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """Return a linear layer with an orthogonal weight of that gain and zero bias, on the device of the generator."""
+    """Return a linear layer with zero bias and an orthogonal weight times `gain`, on the generator's device."""
     layer = _Linear(inputs, outputs, dtype=torch.float32, device=generator.device)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)

@@ -21,8 +21,8 @@ from rein.ops.statistics import Moments, deviation, empty_moments, update_moment
 class ObservationNormalizer(nn.Module):
     """Normalizes features: (x - mean) / sqrt(variance + epsilon), clipped to [-clip, clip].
 
-    Mean and variance are those of all rows passed to `update`, in float64. They are buffers, saved and loaded with the
-    module, and not parameters. Before the first row, x is only clipped.
+    Mean and variance are computed over all rows passed to `update`, in float64. They are buffers, saved and loaded with
+    the module, and not parameters. Before the first row, x is only clipped.
     """
 
     rows: Tensor  # () number of rows

@@ -144,7 +144,7 @@ class GRU(LayeredCore):
         r, z = sigmoid(W x + U h + b)     n = tanh(W x + b + r (U h + u))
         h <- (1 - z) n + z h
 
-    The reset gate r acts on the product U h instead of on h as in the paper, so that the three products are one. cuDNN
+    The reset gate r multiplies U h and not h as in the paper, so that one product with h is enough. cuDNN
     and `torch.nn.GRU` do the same. Output and carry are h. Weights are orthogonal per gate, biases are zero. Parameters
     are drawn from `generator`.
     """

@@ -32,9 +32,9 @@ def sum_over_processes(x: Tensor) -> Tensor:
         dist.all_reduce(x)
     except RuntimeError as error:
         error.add_note(
-            f"process {rank()} of {processes()} waited for the others in a sum over all processes. One of them died "
-            "(its own error comes first), did not arrive before the timeout of the process group, or takes other steps "
-            "than this one: all processes must learn equally often and end together"
+            f"process {rank()} of {processes()} waited for the others in a sum over all processes. Another process "
+            "died (see its error above), was slower than the timeout of the process group, or made a different number "
+            "of updates. All processes must make the same updates and end together"
         )
         raise
     return x

@@ -52,7 +52,7 @@ def stack_forward(x_BI: Tensor, parameters: Sequence[Tensor], activation: str) -
 def stack_backward(
     g_KBH: Tensor, way: Pass, *, of_input: bool = False, of_parameters: bool = True
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Compute the gradients of the parameters, in their order, and with `of_input` that of the input, (K, B, I).
+    """Compute the gradients of the parameters, in their order, and of the input (K, B, I) if `of_input` is set.
 
     Without `of_parameters`, the list is empty and half of the products are saved.
     """

@@ -78,7 +78,7 @@ class Builder:
         return self.environment(num_envs=num_envs, seed=seed, **replaced)
 
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
-        """Build the agent. If `agent_class` is given, build this class instead with the options that it has."""
+        """Build the agent, of the class `agent_class` if given. Options that this class does not have are ignored."""
         agent_class = agent_class or self.agent_class
         known = _agent_options(agent_class)
         if "rollout_steps" in known and self.options.get("rollout_steps") is None:

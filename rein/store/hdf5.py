@@ -161,7 +161,7 @@ class HDF5Store:
         self._check_open()
         if trajectory.epoch <= self._last_epoch:
             raise ValueError(
-                f"{self.path}: epoch {trajectory.epoch} after epoch {self._last_epoch}; a store holds one run"
+                f"{self.path}: got epoch {trajectory.epoch} after epoch {self._last_epoch}; use one store per run"
             )
         wanted = self._selection.wants(trajectory)
         copy = to_host(trajectory, self._config["fields"]) if wanted else None

@@ -47,7 +47,7 @@ class MemoryStore:
         if self._closed:
             raise StoreError("MemoryStore: the store is closed")
         if self.trajectories and trajectory.epoch <= (last := self.trajectories[-1].epoch):
-            raise ValueError(f"MemoryStore: epoch {trajectory.epoch} after epoch {last}; a store holds one run")
+            raise ValueError(f"MemoryStore: got epoch {trajectory.epoch} after epoch {last}; use one store per run")
         self.trajectories.append(to_host(trajectory))
 
     def flush(self) -> None:

@@ -271,7 +271,10 @@ class Run:
         for before, after in itertools.pairwise(chosen):
             last, first = (before.epochs["number"][-1], before.epochs["part"][-1]), after.epochs
             if not (first["number"][0] > last[0] or (first["number"][0], first["part"][0]) == (last[0], last[1] + 1)):
-                raise StoreError(f"{after.file.path}: begins with epoch {first['number'][0]} after epoch {last[0]}")
+                raise StoreError(
+                    f"{after.file.path}: begins with epoch {first['number'][0]}, "
+                    f"but the file before it ends with epoch {last[0]}"
+                )
         return chosen
 
     def _read_contents(self) -> list[Content]:

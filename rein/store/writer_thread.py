@@ -16,8 +16,8 @@ class Writer:
     """Background thread that runs jobs in order.
 
     `submit` blocks while more than `max_bytes` of work are unfinished, so memory is bounded and no job is dropped. One
-    job is always accepted. The first error stops the writer for good: queued jobs are not run, and the next call of a
-    method raises the error. `idle` is called on the writer's thread about every `interval` seconds without work.
+    job is always accepted. The first error stops the writer permanently: queued jobs are not run, and the next method
+    call raises the error. `idle` is called on the writer's thread about every `interval` seconds without work.
     """
 
     def __init__(self, max_bytes: int, idle: Job, interval: float) -> None:

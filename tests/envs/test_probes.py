@@ -417,7 +417,7 @@ def test_road_is_truncated_and_prize_terminates() -> None:
         (partial(Bandit, num_envs=0), r"Bandit\(num_envs=0\)"),
         (partial(Bandit, arms=1), "arms=1"),
         (partial(Corridor, length=0), "length=0"),
-        (partial(Corridor, length=30), "the end takes 30 steps"),
+        (partial(Corridor, length=30), "give at least 30 steps"),
         (partial(Corridor, max_episode_steps=0), r"Corridor\(max_episode_steps=0\)"),
         (partial(Memory, cues=1), "cues=1"),
         (partial(Memory, delay=-1), "delay=-1"),

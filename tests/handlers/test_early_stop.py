@@ -152,7 +152,7 @@ def test_missing_metric_raises_at_the_first_firing() -> None:
     loop = Loop(lambda state: None, epochs=5, iterations=1)
     loop.metric("loss", lambda state: 0.0)
     early_stop(loop, "accuracy", mode="max")
-    with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch; there are: loss") as error:
+    with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch; the metrics are: loss") as error:
         loop.run()
     assert loop.state.epoch == 1
     assert any("EarlyStop.check on epoch_ended" in note for note in error.value.__notes__)

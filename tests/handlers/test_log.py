@@ -89,7 +89,7 @@ def test_error_in_message_ends_the_run() -> None:
     log(loop, lambda state: str(state.metrics["los"]))
     loop.metric("loss", lambda state: 0.0)
     loop.on("completed", "halted", "failed")(lambda state: ends.append(state.status))
-    with pytest.raises(KeyError, match="no metric 'los' in this epoch; there are: loss") as error:
+    with pytest.raises(KeyError, match="no metric 'los' in this epoch; the metrics are: loss") as error:
         loop.run(iterations=1)
     assert ends == ["failed"]
     assert any("on epoch_ended, epoch 1" in note for note in error.value.__notes__)

@@ -214,6 +214,6 @@ def test_metric_needs_exactly_one_bound(metric: tuple[str, ...], options: dict[s
 
 def test_missing_metric_raises_at_the_first_firing() -> None:
     loop = make("socre", at_least=1)
-    with pytest.raises(KeyError, match="no metric 'socre' in this epoch; there are: score"):
+    with pytest.raises(KeyError, match="no metric 'socre' in this epoch; the metrics are: score"):
         loop.run()
     assert loop.state.epoch == 1

@@ -149,7 +149,7 @@ def test_handler_can_assign_a_metric_for_this_epoch() -> None:
     final = loop.run(epochs=3, iterations=1)
     assert [dict(record.metrics) for record in final.history] == [{"x": 1.0}, {"x": 9.0, "score": 2.0}, {"x": 1.0}]
     assert "score" not in final.metrics
-    with pytest.raises(KeyError, match="no metric 'score' in this epoch; there are: x"):
+    with pytest.raises(KeyError, match="no metric 'score' in this epoch; the metrics are: x"):
         final.metrics["score"]
     assert final.metrics.get("score", -1.0) == -1.0
 

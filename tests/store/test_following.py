@@ -139,7 +139,9 @@ def test_files_of_two_runs_in_one_folder_raise(tmp_path):
             store.append(make_trajectory(epoch))
         store.close()
     (tmp_path / "b/trajectories/000002-000003.h5").rename(tmp_path / "a/trajectories/000002-000003.h5")
-    with pytest.raises(StoreError, match=r"000002-000003\.h5: begins with epoch 2 after epoch 2"):
+    with pytest.raises(
+        StoreError, match=r"000002-000003\.h5: begins with epoch 2, but the file before it ends with epoch 2"
+    ):
         _ = open_run(tmp_path / "a").epochs
 
 

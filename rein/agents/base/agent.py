@@ -40,7 +40,7 @@ class _HasOptions:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            """Refuse unknown options by name, before the constructor."""
+            """Raise TypeError for unknown options before the constructor runs."""
             refuse_unknown(cls, options)
             return super().__new__(cls)
 

@@ -86,7 +86,7 @@ class DeterministicAgent(ReplayAgent):
         self.noise.reset(mask_N)  # type: ignore[union-attr]
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the critics and, if it is due, the actor with a batch."""
+        """Update the critics with a batch, and the actor every `actor_frequency` updates."""
         networks = self.networks
         features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         action_BA = networks.scale.from_action(sample.action)

@@ -138,7 +138,7 @@ class GaussianNoise:
     def __call__(
         self, action_NA: Tensor, generator: torch.Generator, *, env_steps: int | None = None, updates: int | None = None
     ) -> Tensor:
-        """Return noise with the shape of the actions. `env_steps` and `updates` are the counts of the schedule."""
+        """Return noise with the shape of the actions. `std` is evaluated at the given counts."""
         return _normal(action_NA, generator).mul_(self.amount(env_steps=env_steps, updates=updates))
 
     def reset(self, mask_N: Tensor) -> None:
@@ -183,7 +183,7 @@ class OrnsteinUhlenbeck:
     def __call__(
         self, action_NA: Tensor, generator: torch.Generator, *, env_steps: int | None = None, updates: int | None = None
     ) -> Tensor:
-        """Return the next noise, with the shape of the actions. The counts are those of the schedule of `sigma`."""
+        """Return the next noise, with the shape of the actions. `sigma` is evaluated at the given counts."""
         state_NA = torch.full_like(action_NA, self.mu) if self._state_NA is None else self._state_NA
         if state_NA.shape != action_NA.shape:
             before, after = tuple(state_NA.shape), tuple(action_NA.shape)

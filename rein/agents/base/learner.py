@@ -268,7 +268,7 @@ class Learner:
             check_equal(options, self._device)
 
     def check_finite(self, enabled: bool) -> None:
-        """Turn the check that losses and gradient norms are finite on (the default) or off."""
+        """Turn on (default) or off the check that losses and gradient norms are finite."""
         self._finite = FiniteUpdate(self.networks) if enabled else None
 
     def read_finite(self) -> None:
@@ -329,7 +329,7 @@ def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return a thread pool. Its threads use as many torch threads as the current one; torch does not do so."""
+    """Return a thread pool whose threads use torch's current number of threads, which torch does not ensure."""
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
 
 

@@ -194,9 +194,9 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
 
 
 def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, Schedule]) -> None:
-    """Raise ValueError if the optimizer was built with a learning rate that `set_learning_rate` would replace.
+    """Raise ValueError if `set_learning_rate` would replace a learning rate passed to the optimizer.
 
-    The default of the optimizer class and values within the bounds of `rates` are accepted.
+    The default learning rate of the optimizer class is accepted, and so are rates within the bounds of `rates`.
     """
     known = inspect.signature(type(optimizer)).parameters.get("lr")
     if known is None:

@@ -39,8 +39,8 @@ def option(
 
     Args:
         default: Default value. An option without a default is required.
-        help: One line for the class documentation and the command line. If None, the option of the same name of a base
-            class or of `SHARED` gets another default; help, check and `fixed` are inherited.
+        help: One line for the class documentation and the command line. If None, help, check and `fixed` are inherited
+            from the option of the same name in a base class or in `SHARED`.
         check: Function that returns the value to store, or raises ValueError or TypeError.
         fixed: Whether the option can only be set when the agent is built.
     """
@@ -186,7 +186,7 @@ def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
 def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
     """Return the attrs fields of an agent class: the spaces and the options, with their checks.
 
-    attrs calls this with all annotated names of the class body. Other names stay ordinary attributes.
+    attrs calls this with all annotated names of the class body. Names without `option(...)` stay ordinary attributes.
     """
     kept = [
         field for field in fields if "help" in field.metadata or field.name in ("observation_space", "action_space")

@@ -51,7 +51,7 @@ class ReplayAgent(NetworkAgent):
         default=0.005,
         check=in_unit_interval,
         fixed=True,
-        help="step size of target networks toward the networks; 1 copies",
+        help="fraction by which target networks move toward the networks; 1 copies them",
     )
     target_frequency: int = option(
         default=1, check=at_least_one, fixed=True, help="updates per step of the target networks"
@@ -160,7 +160,7 @@ class ReplayAgent(NetworkAgent):
         """Start new episodes in the environments of `mask_N`. Override if acting depends on earlier steps."""
 
     def optimize_model(self) -> dict[str, Tensor]:
-        """Run a round of updates if it is due. Returns the metrics of the last update."""
+        """Run a round of updates if one is due. Returns the metrics of the last update."""
         frequency = self.train_frequency_episodes or self.train_frequency
         updates = int(self.updates_owed + 1e-6)  # ten times 0.1 rounds to one
         if self.steps_since_update < frequency or updates < 1 or not len(self.replay):
@@ -183,7 +183,7 @@ class ReplayAgent(NetworkAgent):
         return metrics
 
     def update(self, batch: Any, report: bool = True) -> dict[str, Tensor]:
-        """Make one update with a batch from `sample`, and update the target networks if that is due."""
+        """Make one update with a batch from `sample`. Also updates the target networks if an update is due."""
         sample, weight_B = batch
         metrics, error_B = self.update_from(sample, weight_B, report)
         if isinstance(self.replay, PrioritizedReplay):

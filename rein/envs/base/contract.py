@@ -26,7 +26,7 @@ from rein.types import TimeStep, Transition, Tree
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:
-    """Return `num_envs` as an int; NumPy integers are accepted. Errors name `who`.
+    """Return `num_envs` as an int; NumPy integers are accepted. Error messages name `who`.
 
     Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """

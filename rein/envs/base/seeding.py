@@ -28,7 +28,8 @@ def _identity(seeds: Tensor) -> Tensor:
 class EpisodeSeeds:
     """Episode counters, episode seeds and episode starts of N environments, as tensors.
 
-    Seeds and starts are computed K episodes ahead, because hashing takes a hundred small operations and a lookup two.
+    Seeds and starts are computed K episodes ahead, because hashing takes about a hundred small operations, and a lookup
+    takes two.
 
     Args:
         num_envs: number of environments N.
@@ -64,7 +65,7 @@ class EpisodeSeeds:
         return self._index_N + self._used()
 
     def restart(self, seed: int) -> None:
-        """Set `seed` and go back to before episode 0 of every environment."""
+        """Set `seed`. The next episode of every environment is episode 0."""
         self._restart(seed)
 
     def reseed(self, seed: int) -> None:
@@ -75,7 +76,7 @@ class EpisodeSeeds:
     def advance(self, mask: Tensor | None = None) -> Tensor:
         """Begin the next episode where `mask` (N,) is True, or of every environment without a mask.
 
-        Returns the starts `(N, *S)` of the current episodes. Rows where `mask` is False may be wrong.
+        Returns the starts `(N, *S)` of the current episodes, undefined in rows where `mask` is False.
         """
         place_N, start_PS = self.table()
         self.go_to(place_N + (1 if mask is None else mask))
@@ -106,7 +107,7 @@ class EpisodeSeeds:
         self._place_N, self._current_N = place_N, None
 
     def override(self, seeds: Tensor) -> Tensor:
-        """Make the episodes with these seeds (N,) the current ones. Later episodes follow the streams.
+        """Make the episodes with these seeds (N,) the current ones. Later episodes are seeded as usual.
 
         Returns the starts `(N, *S)`.
         """
@@ -188,7 +189,7 @@ class HostEpisodeSeeds:
         return torch.tensor(self._indices, dtype=torch.int64, device="cpu")
 
     def restart(self, seed: int) -> None:
-        """Set `seed` and go back to before episode 0 of every environment."""
+        """Set `seed`. The next episode of every environment is episode 0."""
         self._restart(seed)
 
     def reseed(self, seed: int) -> None:
@@ -209,7 +210,7 @@ class HostEpisodeSeeds:
         return seed
 
     def override(self, seeds: Tensor) -> list[int]:
-        """Make the episodes with these seeds (N,) the current ones. Later episodes follow the streams."""
+        """Make the episodes with these seeds (N,) the current ones. Later episodes are seeded as usual."""
         check_rows_of("reset_to", seeds, self.num_envs, torch.int64)
         self.started = True
         self._current, self._tensor_N = seeds.tolist(), None

@@ -72,7 +72,7 @@ class Video:
         self._shape: tuple[int, ...] | None = None
 
     def add(self, frame: Frame) -> None:
-        """Append a frame. Raises EnvironmentContractError if its shape is not that of the first frame."""
+        """Append a frame. Raises EnvironmentContractError if its shape differs from the first frame."""
         self._shape = self._shape or frame.shape
         if frame.shape != self._shape:
             raise EnvironmentContractError(

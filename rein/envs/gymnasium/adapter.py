@@ -156,7 +156,7 @@ def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, 
 def ended_flags(
     terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], none_ended: tuple[bool, ...], rows: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Return `terminated` and `truncated` as one array (2, N), or None if both equal `none_ended`, N times False.
+    """Return `terminated` and `truncated` as one array (2, N), or None if no episode ended (`none_ended`).
 
     Raises EnvironmentContractError for a flag that is not a boolean.
     """
@@ -268,7 +268,7 @@ class GymnasiumEnvironment:
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether `reset` must be called before a step: before the first reset, and if a resume lost the episodes."""
+        """Whether `reset` must be called before a step: before the first reset, and after a resume without episodes."""
         return self._observation is None
 
     @property
@@ -290,7 +290,7 @@ class GymnasiumEnvironment:
         return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
         return self._begin(self._seeds.override(episode_seeds))
 
     def reset_where(self, mask: Tensor) -> Tree:

@@ -104,7 +104,7 @@ def opened(
 
     Args:
         source: vector environment or id.
-        num_envs: number of environments; required to match that of a vector environment.
+        num_envs: number of environments; must equal that of a vector environment.
         autoreset_mode: member of AutoresetMode, its name in any case, or its value.
         make_kwargs: options of `make_vec`.
 
@@ -483,7 +483,7 @@ class GymnasiumVectorEnvironment:
         return array(field, values, dtype, (self.num_envs,))
 
     def _conclude(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
-        """Reset ended episodes if the source does not, and set the current observation. Returns the final one."""
+        """Reset ended episodes if the source does not. Sets the current observation and returns the final one."""
         self._observation = observation
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_N = ended_N
@@ -517,7 +517,7 @@ class GymnasiumVectorEnvironment:
         return map_tree(lambda x, new: x.index_copy(0, torch.from_numpy(row_R), new), observation, final_R)
 
     def _wanted(self, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> dict[str, Tensor]:
-        """Return the requested entries of the infos. In SAME_STEP, `info` of an ended episode is that of the reset."""
+        """Return the requested entries of the infos. In SAME_STEP, an ended episode has the `info` of the reset."""
         if not isinstance(info, Mapping):
             raise EnvironmentContractError(f"{self._name}: info: expected a dictionary from step, got {info!r}")
         of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._false_N

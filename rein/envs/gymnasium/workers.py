@@ -202,7 +202,7 @@ def starting() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        for frame, _ in traceback.walk_tb(error.__traceback__):  # the only references to the half-made object
+        for frame, _ in traceback.walk_tb(error.__traceback__):  # the only references to the partly built object
             if isinstance(bare := frame.f_locals.get("self"), AsyncVectorEnv):
                 _end(bare)
                 if (pipe := frame.f_locals.get("child_pipe")) is not None:
@@ -335,7 +335,7 @@ class _Errors:
 
 
 def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
-    """End all processes and close all pipes, also of an object that is half-made or already ended."""
+    """End all processes and close all pipes, also of an object that is partly built or already closed."""
     if hasattr(bare, "error_queue"):  # the last attribute that is set before the processes start
         processes = [process for process in bare.processes if process.pid is not None]  # the last may not have started
         for process in processes:

@@ -14,7 +14,7 @@ from rein.envs.probes.base import Probe, choices, chosen, one_hot
 
 
 class Bandit(Probe):
-    """Contextual bandit: the reward of one arm is 1, and that of the others is 0. Episodes have one step.
+    """Contextual bandit: one arm has reward 1, and the others have reward 0. Episodes have one step.
 
     The arm with the reward is drawn for each episode. The observation (N, K) is its one-hot vector. With
     `contextual=False` the observation is 0 and the last arm always has the reward. With `continuous=True` actions are

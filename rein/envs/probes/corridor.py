@@ -16,9 +16,9 @@ from rein.envs.probes.base import Probe, choices
 class Corridor(Probe):
     """Corridor from 0 to `length`. The step that reaches the end has reward 1 and terminates; other rewards are 0.
 
-    An episode starts at 0. Actions are 0 left and 1 right, by one. With `continuous=True` the action in [-1, 1] is the
-    move. Positions are clipped at 0. The observation (N, 1) is the position as a fraction of `length`. An episode is
-    truncated after `max_episode_steps` (None: never).
+    An episode starts at 0. Action 0 moves left by 1, and action 1 moves right by 1. With `continuous=True` the action
+    in [-1, 1] is the move. Positions are clipped at 0. The observation (N, 1) is the position as a fraction of
+    `length`. An episode is truncated after `max_episode_steps` (None: never).
 
     The best return is 1. The best policy goes right, and its value at position x with discount factor gamma is::
 
@@ -41,7 +41,7 @@ class Corridor(Probe):
             raise ValueError(f"Corridor(length={length}): give 1 or more")
         if max_episode_steps is not None and 1 <= max_episode_steps < length:
             steps = f"max_episode_steps={max_episode_steps}"
-            raise ValueError(f"Corridor(length={length}, {steps}): the end takes {length} steps; give that or more")
+            raise ValueError(f"Corridor(length={length}, {steps}): give at least {length} steps to reach the end")
         self.length = length
         self.continuous = continuous
         self.single_observation_space = spaces.Box(0.0, 1.0, (1,))

@@ -124,7 +124,7 @@ class Wrapper:
         return self._begin(self.inner.reset(seed), None)
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes follow the streams."""
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
         return self._begin(self.inner.reset_to(episode_seeds), None)
 
     @property

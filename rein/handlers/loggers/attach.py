@@ -26,8 +26,8 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
 
     At the end of an epoch, `metrics` are the metrics of that epoch. With `every=`, they are means over the epochs since
     the last call (at most 1,000), without NaN and missing values; metrics named `..._100` have their last value. Any
-    other event writes the current `state.metrics`: within an epoch those of the epoch so far, otherwise those of the
-    last epoch and values set since.
+    other event writes the current `state.metrics`. Within an epoch, these are the metrics of the epoch so far.
+    Otherwise, they are the metrics of the last epoch and values assigned since.
 
     Rows are written at the next edge, after all handlers, so the order of handlers does not matter. An epoch that a
     failure leaves open is not written. A logger that raises does not end the run: the error is logged once, and the
@@ -92,7 +92,7 @@ class _Attachment:
         self._loop.cleanups.append(lambda: self._guarded(self._close, state))
 
     def gather(self, state: State) -> None:
-        """Add the epoch to those of the next write. Handler of the event without `every=`."""
+        """Add the epoch to the epochs of the next write. Handler of the event without `every=`."""
         if state.epoch_open and state.epoch_status is not None:
             epochs = state.memory.setdefault(self._key, [])
             epochs.append(state.epoch)

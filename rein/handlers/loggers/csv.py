@@ -47,10 +47,10 @@ class CSVLogger:
     def go_on(self, clocks: Mapping[str, float]) -> None:
         """Remove the rows at the end of the file that are newer than `clocks`; a resumed run writes them again.
 
-        A row is newer if it has more `iterations`, or equal `iterations` and more `epochs`. Only the last rows are
-        removed, back to the first that is not newer or belongs to an earlier run, whose clocks are ahead of those of
-        the next row. A file without the column `iterations` is not changed. The rows are removed by one call, so a
-        killed process leaves all or none of them.
+        A row is newer if it has more `iterations`, or equal `iterations` and more `epochs`. Rows are removed from the
+        end of the file, up to a row that is not newer or that belongs to an earlier run. A row belongs to an earlier
+        run if its clocks are ahead of those of the next row. A file without the column `iterations` is not changed. The
+        file is truncated by one call, so a killed process leaves all of these rows or none.
         """
         try:
             if not os.path.lexists(self.path):

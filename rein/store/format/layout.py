@@ -2,7 +2,7 @@
 
 The writer records the positions that HDF5 has chosen (`describe`). Readers use only these positions, so they never call
 HDF5's parser, which a hostile file can crash or hang. The hash of the file covers the layout. `read_layout` checks the
-layout nevertheless, because a hash does not prove who wrote a file.
+layout too, because a hash does not prove who wrote a file.
 """
 
 from __future__ import annotations

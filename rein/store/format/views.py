@@ -97,7 +97,7 @@ def write_view(
 
 
 def _field_to_open_with(names: Sequence[str], fields: Mapping[str, Any]) -> str | None:
-    """Return the view of the rewards, or that of an observation if all rewards are equal."""
+    """Return the view of the rewards, or of an observation if all rewards are equal."""
     rewards = fields["reward"][()] if "reward" in names else np.empty(0)
     known = rewards[np.isfinite(rewards)]
     if known.size and (known != known[0]).any():
