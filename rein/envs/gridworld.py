@@ -180,7 +180,7 @@ class Gridworld:
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing: the environment holds no resources."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""

@@ -188,7 +188,7 @@ def _kind(run: Run) -> _Kind | None:
 def _labels(kinds: Sequence[_Kind | None]) -> list[str | None]:
     """Return a label for each kind, with the options in which recipes of the same name differ.
 
-    None stands for the path of the run.
+    None is replaced by the path of the run.
     """
     labels: list[str | None] = []
     for kind in kinds:

@@ -27,14 +27,14 @@ def test_every_agent_has_a_line_in_the_index_and_a_page_with_its_options(kind: t
 
 
 @pytest.mark.parametrize("kind", own_agents().values(), ids=own_agents())
-def test_the_page_of_an_agent_lists_its_metrics(kind: Any) -> None:
+def test_page_of_an_agent_lists_its_metrics(kind: Any) -> None:
     _, _, section = page_of(kind).partition("## Metrics\n")
     listed = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     assert listed == list(kind.reports or ("td_error", "epsilon"))  # QLearning reports after every step
 
 
 @pytest.mark.parametrize("kind", own_agents().values(), ids=own_agents())
-def test_the_docstring_of_an_agent_lists_every_option_with_its_default(kind: Any) -> None:
+def test_docstring_of_an_agent_lists_every_option_with_its_default(kind: Any) -> None:
     _, _, listed = kind.__doc__.partition("Options:")
     entries = re.findall(r"^    (\w+): (.+)\. Default: (.+)$", listed, re.MULTILINE)
     assert [name for name, _, _ in entries] == list(options_of(kind))

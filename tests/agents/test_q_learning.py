@@ -263,7 +263,7 @@ def test_resumed_run_with_assigned_rates_matches_uninterrupted_run(tmp_path: Pat
     assert torch.equal(again.parts["agent"].table, uninterrupted.parts["agent"].table)
 
 
-def test_exploring_policy_has_its_own_stream_and_uses_epsilon() -> None:
+def test_exploring_policy_has_a_separate_stream_and_uses_epsilon() -> None:
     learner, observation = agent(epsilon=1.0), torch.zeros(500, dtype=torch.int64)
     exploring = [learner.policy(deterministic=False).select_action(observation)[0] for _ in range(2)]
     assert torch.equal(*exploring)

@@ -29,7 +29,7 @@ def test_options_that_differ_from_their_defaults_are_shown() -> None:
     assert repr(agent) == "PPO(seed=3, gamma=0.9, hidden=(8, 8))"
 
 
-def test_policy_repr_and_hints_for_methods_of_other_libraries() -> None:
+def test_policy_repr_shows_the_agent_and_predict_suggests_select_action() -> None:
     policy = rein.PPO(CARTPOLE).policy()
     assert repr(policy) == "AgentPolicy(PPO(), explore=False)"
     with pytest.raises(AttributeError, match="select_action"):

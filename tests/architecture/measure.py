@@ -1,4 +1,4 @@
-"""Measure how much code there is to read: `python tests/architecture/measure.py [CHECKOUT]...` prints a table.
+"""Measure the size of the code: `python tests/architecture/measure.py [CHECKOUT]...` prints a table.
 
 Lines of code contain code: blank lines, comments and docstrings do not count.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2]
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-CLASSES = {  # the classes of a custom algorithm and a custom environment, by example
+CLASSES = {  # examples of a custom algorithm and a custom environment
     "custom algorithm with a rollout": ("examples/reinforce.py", "examples/own_agent.py"),
     "custom algorithm with a replay": ("examples/own_replay.py",),
     "custom environment": ("examples/own_environment.py",),

@@ -1,4 +1,4 @@
-"""Dependency rule of the package: which subpackage may import which.
+"""Dependency rule of the package: the imports that each subpackage may have.
 
 Every import counts, also inside functions and through `importlib.import_module`. Imports under `TYPE_CHECKING` do not.
 """
@@ -35,7 +35,7 @@ LEVELS = """
 LEVEL = {name: level for level, line in enumerate(LEVELS.strip().splitlines()) for name in line.split()}
 LOOP_IMPORTS = {"rein.errors", "rein.foreign_names", "rein.ops.trees"}
 
-# Subpackages whose modules are independent of each other, and the modules that they share code through.
+# Subpackages whose modules must not import each other, and the modules for shared code in them.
 LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "wrappers", "probes"},
@@ -45,7 +45,7 @@ LEAVES = {
     "recipes": {"base", "tasks"},
 }
 
-# Third-party packages that only these subpackages may import; the longest name decides.
+# Third-party packages that only these subpackages may import. The longest matching name applies.
 ONLY_IN = {
     "blinker": {"loop"},
     "h5py": {"store", "cli"},
@@ -101,7 +101,7 @@ def _called(call: ast.Call) -> str | None:
 
 
 def module_of(name: str) -> str | None:
-    """Return the module of rein that a name is in: `rein.ops.random` for `rein.ops.random.generator`."""
+    """Return the module of rein that contains a name: `rein.ops.random` for `rein.ops.random.generator`."""
     parts = name.split(".")
     return next((found for end in range(len(parts), 1, -1) if (found := ".".join(parts[:end])) in MODULES), None)
 
@@ -158,7 +158,7 @@ def test_imports_follow_the_dependency_rule() -> None:
     assert [line for path, source in SOURCES.items() for line in violations(path, source)] == []
 
 
-def test_there_are_no_import_cycles() -> None:
+def test_modules_have_no_import_cycles() -> None:
     graph = {
         module: {found for _, name in imports(path, SOURCES[path]) if (found := module_of(name)) and found != module}
         for module, path in MODULES.items()
@@ -213,12 +213,12 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize(("path", "source"), FORBIDDEN)
-def test_a_forbidden_import_is_found(path: str, source: str) -> None:
+def test_forbidden_import_is_found(path: str, source: str) -> None:
     found = violations(path, source)
     assert len(found) == 1
     assert found[0].startswith(path)
 
 
 @pytest.mark.parametrize(("path", "source"), ALLOWED)
-def test_an_allowed_import_is_accepted(path: str, source: str) -> None:
+def test_allowed_import_is_accepted(path: str, source: str) -> None:
     assert violations(path, source) == []

@@ -1,4 +1,4 @@
-"""Tests of the script that measures how much code there is to read."""
+"""Tests of the script that measures the size of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def script() -> Any:
     return module
 
 
-def test_blank_lines_comments_and_docstrings_are_no_code() -> None:
+def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
     source = '"""Module."""\n\n# comment\ndef f(\n    x,\n):\n    """Function."""\n    return """a\n    b"""\n'
     assert script().code_lines(source) == {4, 5, 6, 8, 9}
 

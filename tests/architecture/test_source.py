@@ -18,7 +18,7 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") f
 ON_THE_DEVICE = {"ops", "networks", "replay", "episodes", "agents", "envs"}
 FETCHING = {"item", "cpu"}
 RESUMING = {"state_dict", "load_state_dict"}  # not on the hot path, and generators keep their state on the host
-MAY_FETCH: dict[str, str] = {}  # module -> why it has to
+MAY_FETCH: dict[str, str] = {}  # module -> reason
 
 BODY_LINES = 50
 
@@ -29,12 +29,12 @@ def unit(path: str) -> str:
 
 
 def called(call: ast.Call) -> str | None:
-    """The last name of what is called: `item` in `loss.item()`."""
+    """Return the name of the called function or method, such as `item` for `loss.item()`."""
     return getattr(call.func, "attr", getattr(call.func, "id", None))
 
 
 def oversized(path: str, source: str) -> list[str]:
-    """List each function whose body, without its docstring, is too long."""
+    """Return a line for each function whose body, without its docstring, is longer than BODY_LINES."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -45,7 +45,7 @@ def oversized(path: str, source: str) -> list[str]:
 
 
 def fetches(path: str, source: str) -> list[str]:
-    """Each call that waits for the device, in the modules whose tensors stay there."""
+    """Return a line for each call that waits for the device, in modules whose tensors must stay on the device."""
     tree = ast.parse(source)
     resuming = [node for node in ast.walk(tree) if getattr(node, "name", None) in RESUMING]
     free = {inner for function in resuming for inner in ast.walk(function)}
@@ -61,7 +61,7 @@ def test_functions_are_short() -> None:
 def test_tensors_stay_on_their_device() -> None:
     found = {path: lines for path, source in SOURCES.items() if (lines := fetches(path, source))}
     assert [line for path, lines in found.items() if path not in MAY_FETCH for line in lines] == []
-    assert MAY_FETCH.keys() <= found.keys(), "a module that is allowed to fetch no longer does: take it off the list"
+    assert MAY_FETCH.keys() <= found.keys(), "remove modules without such calls from MAY_FETCH"
 
 
 @pytest.mark.parametrize("package", [rein, rein.agents, rein.envs, rein.handlers])
@@ -71,7 +71,7 @@ def test_every_exported_name_exists(package: ModuleType) -> None:
         assert isinstance(value, ModuleType) or value.__name__ == name
 
 
-def test_an_exported_function_stays_when_the_module_of_its_name_is_imported() -> None:
+def test_importing_a_module_does_not_replace_the_function_of_its_name() -> None:
     importlib.import_module("rein.handlers.checkpoint")
     from rein.handlers import checkpoint
 
@@ -79,22 +79,22 @@ def test_an_exported_function_stays_when_the_module_of_its_name_is_imported() ->
     assert rein.checkpoint is rein.handlers.checkpoint is checkpoint
 
 
-def test_the_names_of_all_agents_and_handlers_are_exported() -> None:
+def test_all_agents_and_handlers_are_exported() -> None:
     assert {*rein.agents.__all__, *rein.handlers.__all__} <= {*rein.__all__}
 
 
-def test_a_star_import_brings_no_subpackages() -> None:
+def test_star_import_does_not_import_subpackages() -> None:
     assert {"types", "testing", "agents"}.isdisjoint(rein.__all__)
     assert {"types", "testing", "agents"} <= {*dir(rein)}
     assert {"lazy", "export", "files"}.isdisjoint(dir(rein))
 
 
-def test_an_unknown_name_suggests_the_closest_one() -> None:
+def test_unknown_name_suggests_the_closest_name() -> None:
     with pytest.raises(AttributeError, match="PPO"):
         _ = rein.PP0
 
 
-def test_a_long_function_is_found() -> None:
+def test_long_function_is_found() -> None:
     body = "\n".join(["    x = 1"] * (BODY_LINES + 1))
     docstring = '    """First.\n' + "\n" * BODY_LINES + '    """\n'
     assert len(oversized("loop/loop.py", f"def f():\n{body}\n")) == 1
@@ -102,7 +102,7 @@ def test_a_long_function_is_found() -> None:
     assert oversized("loop/loop.py", f"def f():\n{docstring}    x = 1\n") == []
 
 
-def test_a_tensor_that_leaves_its_device_is_found() -> None:
+def test_transfer_from_the_device_is_found() -> None:
     source = "def f(x):\n    return {k: v.item() for k, v in x.items()}, x[0].detach().cpu()\n"
     assert {line.rpartition(" ")[2] for line in fetches("agents/ppo.py", source)} == {".item()", ".cpu()"}
     assert fetches("handlers/loggers/csv.py", source) == []
@@ -110,11 +110,11 @@ def test_a_tensor_that_leaves_its_device_is_found() -> None:
 
 
 MAKES_FLOATS = {"zeros", "ones", "empty", "full", "tensor", "as_tensor", "rand", "randn", "eye", "linspace"}
-MAKES_INTEGERS = {"arange", "randint", "randperm"}  # whatever torch's default dtype is
+MAKES_INTEGERS = {"arange", "randint", "randperm"}  # for any default dtype of torch
 
 
 def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every call that makes a tensor by torch's defaults, as (line, what it leaves out)."""
+    """Return (line, missing argument) for each call that creates a tensor with the default dtype or device."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -127,8 +127,8 @@ def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if unit(path) != "testing"])
-def test_tensors_are_made_with_an_explicit_dtype_and_device(path: str) -> None:
-    """torch.set_default_dtype and torch.set_default_device belong to the user."""
+def test_tensors_have_explicit_dtype_and_device(path: str) -> None:
+    """Results must not depend on torch.set_default_dtype and torch.set_default_device."""
     assert list(implicit(ast.parse(SOURCES[path]))) == []
 
 

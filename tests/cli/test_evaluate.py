@@ -100,7 +100,7 @@ def test_newest_checkpoint_is_evaluated(run, capsys):
     assert shown[3].startswith(f"length    mean {mean}, ")
 
 
-def test_best_and_checkpoint_options(run, capsys):
+def test_best_and_checkpoint_options_select_the_file(run, capsys):
     for words in (["--best"], ["--best", "score"]):
         assert "best/epoch-000001.h5: 128 env steps" in output_of(capsys, run, *words, "--episodes", 1)
     assert "score (max): epoch-000001.h5" in error_of(capsys, run, "--best", "loss")
@@ -111,7 +111,7 @@ def test_best_and_checkpoint_options(run, capsys):
     assert "cannot be combined" in error_of(capsys, run, "--best", "--checkpoint", second)
 
 
-def test_seed_and_deterministic_options(run, capsys):
+def test_seed_and_deterministic_options_determine_the_results(run, capsys):
     words = [run, "--episodes", 8, "--seed", 3]
     greedy, again = output_of(capsys, *words), output_of(capsys, *words)
     assert greedy == again
@@ -179,7 +179,7 @@ def test_recipe_rebuilds_an_agent_without_saved_spaces(work_folder, capsys):
     assert output_of(capsys, "grid", "--episodes", 3).startswith("grid/checkpoints/epoch-000002.h5: ")
 
 
-def test_video_of_every_episode(run, work_folder, capsys):
+def test_video_option_records_every_episode(run, work_folder, capsys):
     pytest.importorskip("imageio_ffmpeg")
     assert f"videos: {work_folder}/films\n" in output_of(capsys, run, "--episodes", 2, "--video", work_folder / "films")
     assert sorted(film.name for film in (work_folder / "films").iterdir()) == [
@@ -188,7 +188,7 @@ def test_video_of_every_episode(run, work_folder, capsys):
     ]
 
 
-def test_fps_option(run, work_folder, capsys):
+def test_fps_option_sets_the_frame_rate(run, work_folder, capsys):
     ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
     output_of(capsys, run, "--episodes", 1, "--video", work_folder / "videos", "--fps", 12)
     text = subprocess.run(

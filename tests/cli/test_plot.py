@@ -387,7 +387,7 @@ class TestCommand:
         assert np.array_equal(values.argmax(-1).ravel(), action.numpy())
         assert not torch.equal(before, action)
 
-    def test_board_of_another_size(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_larger_board_is_drawn(self, tmp_path: Path, monkeypatch: Any) -> None:
         drawn: dict[str, Any] = {}
         monkeypatch.setattr("rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, of=size))
         environment = Gridworld(4, [(6, 1)], seed=0, size=7, max_episode_steps=20)
@@ -420,7 +420,7 @@ class TestCommand:
         [
             (["--metric", "no_such"], "has no metric 'no_such'; the metrics are episode_return"),
             (["--field", "action"], "give the number of an episode with --episode N"),
-            (["--episode", "1", "--field", "no_such"], "no field 'no_such'; there are action, observation"),
+            (["--episode", "1", "--field", "no_such"], "no field 'no_such'; the fields are action, observation"),
             (["--episode", "99999"], "no episode 99999 is stored"),
             (["--paths", "--values"], "give one of"),
             (["--output", "curves.nothing"], "nothing"),
@@ -462,7 +462,7 @@ class TestCommand:
         assert ended == [1]
         assert (tmp_path / "curves.png").exists() and not (tmp_path / "none.png").exists()
 
-    def test_field_names_with_dots(self, tmp_path: Path) -> None:
+    def test_field_name_with_a_dot_is_plotted(self, tmp_path: Path) -> None:
         environment = CartPole(num_envs=2, seed=0)
         agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
         store = rein.HDF5Store(tmp_path / "run")

@@ -299,7 +299,7 @@ def test_names_with_dots_are_distinguished() -> None:
         (lambda e: e._replace(fields={**e.fields, "observation": {"camera": e.fields["observation"]}}), "camera"),
     ],
 )
-def test_error_for_an_episode_that_cannot_be_replayed(cartpole: rein.Run, change: Any, text: str) -> None:
+def test_episode_that_cannot_be_replayed_raises(cartpole: rein.Run, change: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         replay(environment_of(cartpole), [change(cartpole.episode(0))])
 
@@ -393,7 +393,7 @@ def test_vector_environment_with_autoreset_is_not_rebuilt(in_processes: rein.Run
         environment_of(run)
 
 
-def test_frame_rate_of_a_video(cartpole: rein.Run, tmp_path: Path) -> None:
+def test_video_uses_the_frame_rate_of_the_environment_or_option(cartpole: rein.Run, tmp_path: Path) -> None:
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     for words, fps in (([], "50 fps"), (["--fps", "12"], "12 fps")):
         with pytest.raises(SystemExit):
@@ -455,7 +455,9 @@ def test_recipe_rebuilds_an_unknown_environment(cartpole: rein.Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("returns", ["environment", "rein.training_loop(Agent(environment), environment)"])
-def test_environment_option(returns: str, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_environment_option_names_a_function(
+    returns: str, cartpole: rein.Run, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     agent = "lambda e: rein.agents.ppo.PPO(e.single_observation_space, e.single_action_space)"
     made = "environment = CartPole(num_envs=4)"
     source = f"import rein, rein.agents.ppo\nfrom rein.envs.cartpole import CartPole\nAgent = {agent}\n"

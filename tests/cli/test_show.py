@@ -48,12 +48,12 @@ def test_show_names_viewers_for_the_newest_file(path, output):
         assert viewer in text
 
 
-def test_show_a_single_file(path, output):
+def test_show_prints_a_single_file(path, output):
     show(path / "trajectories" / "000003-000004.h5")
     assert "epochs 2 (3 to 4), 1 of them halted" in output()
 
 
-def test_show_a_run_without_steps(tmp_path, output):
+def test_show_prints_a_run_without_steps(tmp_path, output):
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1, steps=0)._replace(fields={}, metrics={}))
     store.close()
@@ -97,7 +97,7 @@ def test_help_shows_the_usage(arguments, output):
     assert "usage: rein show PATH" in output()
 
 
-def test_show_a_run_without_trajectories(tmp_path, capsys):
+def test_show_prints_a_run_without_trajectories(tmp_path, capsys):
     store = HDF5Store(tmp_path / "run", every=0)
     store.write_run({"versions": {}})
     store.close()
@@ -116,7 +116,7 @@ def test_show_a_run_without_trajectories(tmp_path, capsys):
     ],
 )
 @pytest.mark.parametrize("ended", [False, True])
-def test_show_a_run_without_finished_files(tmp_path, capsys, parts, message, ended):
+def test_show_prints_a_run_without_finished_files(tmp_path, capsys, parts, message, ended):
     store = HDF5Store(tmp_path / "run")
     store.write_run({"parts": {**parts, "metrics_files": {}}})
     if ended:

@@ -132,7 +132,7 @@ def test_list_names_every_recipe(capsys):
     assert {"cartpole", "gridworld", "taxi"} <= set(recipe_names())
 
 
-def test_usage_and_version(capsys):
+def test_usage_and_version_are_printed(capsys):
     main([])
     main(["--version"])
     shown = capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_usage_and_version(capsys):
     assert rein.__version__ in shown
 
 
-def test_python_m_rein(tmp_path):
+def test_python_m_rein_runs_the_command_line(tmp_path):
     command = [sys.executable, "-m", "rein", "train", "nonsense"]
     result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
@@ -196,7 +196,7 @@ def test_run_folder_for_a_function_without_store_raises(work_folder, capsys):
     assert not (work_folder / "runs").exists()
 
 
-def test_threads_option(work_folder):
+def test_threads_option_sets_torch_threads(work_folder):
     before = torch.get_num_threads()
     try:
         main(["train", "gridworld", "--quiet", "--epochs", "1", "--threads", "2"])

@@ -1,4 +1,4 @@
-"""Tasks of a first day with rein: each is one block of a how-to page, short enough to paste, and works."""
+"""Tasks of a first day with rein: each is one short code block of a how-to page that runs unchanged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_ppo_on_pixels_in_20_lines(tmp_path: Path) -> None:
     run(program, tmp_path)
 
 
-def test_dict_observations_of_an_environment_of_ones_own_in_25_lines(tmp_path: Path) -> None:
+def test_dict_observations_of_a_custom_environment_in_25_lines(tmp_path: Path) -> None:
     program = block("dict_observations.md", "class Corners")
     assert code_lines(program) <= 25
     assert float(run(program, tmp_path)) > 0.9
@@ -114,14 +114,14 @@ def test_weights_and_biases_offline_in_6_lines(tmp_path: Path) -> None:
     assert list((tmp_path / "wandb").glob("offline-run-*"))
 
 
-def test_logger_of_ones_own_in_20_lines(tmp_path: Path) -> None:
+def test_custom_logger_in_20_lines(tmp_path: Path) -> None:
     program = block("own_store_or_logger.md", "class JSONLogger")
     assert code_lines(program) <= 20
     run(program, tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_store_of_ones_own_in_20_lines(tmp_path: Path) -> None:
+def test_custom_store_in_20_lines(tmp_path: Path) -> None:
     program = block("own_store_or_logger.md", "class NumpyStore")
     assert code_lines(program) <= 20
     assert run(program, tmp_path) == "(128, 8)\n"

@@ -37,21 +37,21 @@ VECTOR = (
 
 
 @pytest.mark.parametrize(("text", "make"), [GRID, REACH, BANDIT, ADAPTER, VECTOR])
-def test_the_repr_shows_type_number_and_spaces(text: str, make: Any) -> None:
+def test_repr_shows_type_number_and_spaces(text: str, make: Any) -> None:
     assert repr(make()) == text
 
 
-def test_the_repr_of_a_wrapper_shows_the_wrapped_environment() -> None:
+def test_repr_of_a_wrapper_shows_the_wrapped_environment() -> None:
     inner = Reach(2)
     assert repr(TimeLimit(ClipReward(inner), 5)) == f"TimeLimit(ClipReward({inner!r}))"
 
 
-def test_the_repr_of_a_wrapper_shows_the_spaces_that_it_changes() -> None:
+def test_repr_of_a_wrapper_shows_the_spaces_that_it_changes() -> None:
     inner = Reach(2)
     assert repr(FrameStack(inner, 3)) == f"FrameStack({inner!r}, observation_space=Box(-1.0, 1.0, (3, 1), float32))"
 
 
-def test_the_repr_is_one_line() -> None:
+def test_repr_is_one_line() -> None:
     class Wide(gymnasium.Env[Any, Any]):
         observation_space = spaces.Box(np.arange(60, dtype=np.float32), np.float32(60.0) * np.ones(60, np.float32))
         action_space = spaces.Discrete(2)

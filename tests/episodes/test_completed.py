@@ -50,7 +50,7 @@ def test_episode_is_shown_in_one_line() -> None:
     assert "\n" not in repr(found[0])
 
 
-def test_completed_episodes_without_a_store(tmp_path: Any) -> None:
+def test_completed_episodes_do_not_depend_on_a_store(tmp_path: Any) -> None:
     (stored, with_store), (bare, without) = make_loop(tmp_path / "run"), make_loop()
     stored.run(epochs=20)
     bare.run(epochs=20)

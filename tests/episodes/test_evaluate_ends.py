@@ -8,7 +8,7 @@ import rein
 
 
 @pytest.mark.parametrize("truncates", [[], [0]])
-def test_episode_ending_at_the_step_limit_keeps_its_end(scripted, listening, truncates):
+def test_episode_ending_at_the_step_limit_keeps_terminated_and_truncated(scripted, listening, truncates):
     environment = scripted([5, 9], truncates)
     result = rein.evaluate(listening(environment), environment, 2, max_episode_steps=5)
     assert result.terminated.tolist() == [not truncates, False]

@@ -64,7 +64,7 @@ def test_all_values_are_equally_likely() -> None:
     assert [column.unique().tolist() for column in both.unbind(1)] == [[0, 1], [7, 8, 9, 10, 11]]
 
 
-def test_box_with_a_single_value() -> None:
+def test_box_with_equal_bounds_gives_its_only_value() -> None:
     policy = RandomPolicy(spaces.Box(0.5, 0.5, (2,)), seed=0)
     assert torch.equal(policy.select_action(torch.zeros(3, 1))[0], torch.full((3, 2), 0.5))
 

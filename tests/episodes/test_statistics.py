@@ -89,7 +89,7 @@ def test_ids_continue_over_epochs(scripted, listening):
     assert play(scripted, listening, [2], 10, epoch_at=[4]).episodes().id.tolist() == [2, 3, 4]
 
 
-def test_statistics_without_observations(scripted, listening):
+def test_statistics_need_no_observations(scripted, listening):
     statistics = play(scripted, listening, [2, 3], 6, everything=False)
     assert statistics.read("episode_return") == pytest.approx(21 / 5)
     assert statistics.episodes().final_observation is None

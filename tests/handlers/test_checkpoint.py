@@ -242,7 +242,7 @@ def test_keep_best_ignores_other_and_earlier_evaluations(tmp_path, scripted):
     assert stems(tmp_path / "best") == ["epoch-000002-iteration-000012"]
 
 
-def test_keep_best_with_a_constant_file_name(tmp_path):
+def test_keep_best_works_with_a_constant_file_name(tmp_path):
     loop, _ = make({1: 1.0, 2: 9.0, 3: 5.0, 4: 2.0})
     checkpoint(loop, rein.Checkpoints(tmp_path), keep_best=("score", "max"), name=lambda state: "model")
     loop.run(epochs=4)
@@ -292,7 +292,7 @@ def test_newest_checkpoint_without_nan_is_always_kept(tmp_path):
     assert stems(tmp_path) == ["epoch-000003", "epoch-000008"]
 
 
-def test_custom_file_names(tmp_path):
+def test_custom_file_names_are_used_and_checked(tmp_path):
     loop, _ = make()
     checkpoint(loop, rein.Checkpoints(tmp_path), every=4, keep_last=None, name=lambda state: f"after-{state.epoch}")
     loop.run()
@@ -515,7 +515,7 @@ def test_file_is_kept_if_any_handler_keeps_it(tmp_path):
     assert stems(tmp_path / "two") == [f"epoch-{n:06d}" for n in (6, 7, 8)]
 
 
-def test_keep_best_of_two_metrics(tmp_path):
+def test_keep_best_keeps_the_best_file_of_each_metric(tmp_path):
     """One file is kept while it is best by both metrics, then one file for each. Resumed runs keep both."""
     values = {"a": [1.0, 5.0, 2.0, 3.0, 0.0, 6.0], "b": [7.0, 4.0, 9.0, 2.0, 3.0, 8.0]}
     best = {1: {"a": 1, "b": 1}, 2: {"a": 2, "b": 2}, 3: {"a": 2, "b": 2}, 4: {"a": 2, "b": 4}, 6: {"a": 6, "b": 4}}
@@ -545,7 +545,7 @@ def test_keep_best_of_two_metrics(tmp_path):
         best_file(folder, "c")
 
 
-def test_keep_best_of_two_metrics_with_a_constant_file_name(tmp_path):
+def test_keep_best_of_two_metrics_works_with_a_constant_file_name(tmp_path):
     loop, _ = make()
     store = rein.Checkpoints(tmp_path)
     for metric in ("a", "b"):

@@ -51,7 +51,7 @@ def poisoned(guard: UpdateGuard | None, at: set[int], bad: float = float("nan"))
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_bad_reward_without_a_guard_damages_the_agent(bad):
+def test_non_finite_reward_without_a_guard_damages_the_agent(bad):
     """Premise of the tests below."""
     loop, agent = poisoned(None, {11}, bad)
     with contextlib.suppress(ValueError, RuntimeError):  # a damaged agent may fail at its next action

@@ -138,7 +138,7 @@ def agent_of(learning_rate: Any = 0.5) -> QLearning:
     )
 
 
-def test_reduced_rates_of_an_optimizer() -> None:
+def test_rates_of_an_optimizer_are_reduced() -> None:
     optimizer = sgd(10.0)
     loop, seen = make([float(n) for n in range(7)]), []
     reduce_learning_rate(loop, optimizer, "loss", mode="min", factor=0.5, patience=2)

@@ -322,7 +322,7 @@ def test_rate_excludes_time_between_runs(watch: SimpleNamespace, slow_step: Call
     assert [line.split("  ")[2] for line in file.getvalue().splitlines()] == ["10/s"] * 2
 
 
-def test_redirected_stdout_stays_out_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirected_stdout_is_not_printed_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, printed = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", printed)
     loop = Loop(lambda state: None, iterations=10)

@@ -118,20 +118,20 @@ def test_last_epoch_has_status_halted() -> None:
 
 
 @pytest.mark.parametrize("bound", [{"at_least": 4}, {"at_least": 3.5}])
-def test_run_stops_at_at_least(bound: dict[str, float]) -> None:
+def test_run_stops_when_the_metric_reaches_at_least(bound: dict[str, float]) -> None:
     final = make("score", **bound).run()
     assert (final.epoch, final.status) == (4, "halted")
     assert final.reason == f"score has reached 4, which is >= {bound['at_least']}"
 
 
-def test_run_stops_at_at_most() -> None:
+def test_run_stops_when_the_metric_reaches_at_most() -> None:
     loop = Loop(lambda state: None, epochs=10, iterations=1)
     loop.metric("loss", lambda state: 1 / state.epoch)
     stop_at(loop, "loss", at_most=0.25)
     assert loop.run().epoch == 4
 
 
-def test_nan_reaches_no_bound() -> None:
+def test_nan_never_reaches_a_bound() -> None:
     loop = Loop(lambda state: None, epochs=3, iterations=1)
     loop.metric("loss", lambda state: math.nan)
     stop_at(loop, "loss", at_most=1)
@@ -139,7 +139,7 @@ def test_nan_reaches_no_bound() -> None:
     assert loop.run().status == "completed"
 
 
-def test_metric_on_another_event() -> None:
+def test_metric_is_read_at_the_given_event() -> None:
     loop = Loop(lambda state: None, epochs=3, iterations=10)
     loop.metric("sum", lambda state: 1, reduce="sum")
     stop_at(loop, "sum", at_least=4, event="iteration_completed")

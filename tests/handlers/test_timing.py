@@ -97,7 +97,7 @@ def test_events_defined_later_are_timed(clock: Clock) -> None:
     }
 
 
-def test_resumed_epoch_is_timed_as_a_whole(clock: Clock) -> None:
+def test_times_of_a_resumed_epoch_include_the_part_before_the_interruption(clock: Clock) -> None:
     first, second = make(clock), make(clock)
     timing(first)
     timing(second)

@@ -132,7 +132,7 @@ def test_evaluation_checks_integers(wrong_step: int) -> None:
         rein.evaluate(policy, found, 3, max_episode_steps=20)
 
 
-def test_a_table_never_reads_the_state_of_another_observation() -> None:
+def test_q_learning_does_not_use_an_invalid_observation() -> None:
     found: Any = Untrusted()
     agent = QLearning(found.single_observation_space, found.single_action_space, seed=0)
     with pytest.raises(EnvironmentContractError, match=TEXT):
@@ -140,7 +140,7 @@ def test_a_table_never_reads_the_state_of_another_observation() -> None:
 
 
 @pytest.mark.parametrize("field", ["observation", "next_observation"])
-def test_recorded_integers_outside_their_space_are_refused(field: str) -> None:
+def test_recorded_integers_outside_their_space_raise(field: str) -> None:
     agent = DQN(spaces.MultiDiscrete([3, 3]), spaces.Discrete(2), seed=0, hidden=(4,), capacity=100)
     seen, no = torch.ones(6, 2, dtype=torch.int64), torch.zeros(6, dtype=torch.bool)
     wrong = seen.clone()

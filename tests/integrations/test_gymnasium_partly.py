@@ -77,7 +77,7 @@ def test_replay_steps_only_unfinished_environments(tmp_path: Any) -> None:
     assert [one.taken for one in made] == [20, 5, 5]
 
 
-def test_rows_that_are_not_stepped_keep_their_observation_and_have_no_info() -> None:
+def test_skipped_rows_keep_their_observation_and_have_default_info() -> None:
     environment, _ = counted(3, 3, 3)
     environment.reset()
     action = torch.zeros(3, dtype=torch.int64)

@@ -156,7 +156,7 @@ def test_returned_tensors_do_not_share_memory_with_the_source(mode: AutoresetMod
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_nested_spaces_with_autoreset(mode: AutoresetMode) -> None:
+def test_nested_spaces_are_reset_in_every_autoreset_mode(mode: AutoresetMode) -> None:
     environment = GymnasiumVectorEnvironment(SyncVectorEnv([Nested] * N, autoreset_mode=mode), seed=4)
     steps = rollout(environment, 8)[1:]
     ended = [t for t, step in enumerate(steps) if step.terminated.all()]

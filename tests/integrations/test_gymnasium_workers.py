@@ -280,7 +280,7 @@ def test_process_that_ends_during_construction_raises() -> None:
     with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
         in_processes(exits, "making")
     counter: Any = functools.partial(Counter, exits, "making")
-    gc.collect()  # what is half made has been ended: its end is no "Exception ignored", which would fail this test
+    gc.collect()  # partly built objects are closed, so Python prints no "Exception ignored", which would fail this test
     spec = EnvSpec("Counter-v0", entry_point=counter)
     with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
         GymnasiumVectorEnvironment(spec, N, vectorization_mode="async")

@@ -95,7 +95,7 @@ def test_arguments_out_of_range_are_rejected() -> None:
         OrnsteinUhlenbeck(theta=1.5)
 
 
-def test_config() -> None:
+def test_config_contains_the_options() -> None:
     assert GaussianNoise(0.1).config == {"noise": "gaussian", "std": 0.1}
     sigma = Plateau(0.1)
     assert OrnsteinUhlenbeck(sigma=sigma).config["sigma"] == sigma.config

@@ -162,7 +162,7 @@ def test_bfloat16_changes_rounding_only(action: str, core: str | None) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in rough["networks"].values())
 
 
-def test_report_does_not_change_the_step() -> None:
+def test_reporting_metrics_does_not_change_the_step() -> None:
     found = []
     for report in (True, False):
         made = networks()

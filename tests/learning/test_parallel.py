@@ -448,7 +448,7 @@ def test_processes_exchange_values(pair: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("case", ["dies", "hangs"])
-def test_waiting_process_raises_if_the_other_process(case: str, tmp_path: Path) -> None:
+def test_waiting_process_raises_if_the_other_process_ends_or_hangs(case: str, tmp_path: Path) -> None:
     waiting, failing = started(case, tmp_path)
     try:
         _, message = waiting.communicate()
@@ -461,7 +461,7 @@ def test_waiting_process_raises_if_the_other_process(case: str, tmp_path: Path) 
     assert "process 0 of 2 waited for the others" in message
 
 
-def test_group_of_a_single_process() -> None:
+def test_process_group_without_torchrun_has_one_process() -> None:
     with process_group() as group:
         assert tuple(group) == (0, 1)
         assert mean_of_processes(3.0) == 3.0

@@ -80,7 +80,7 @@ COUNTS = [  # options, num_envs, updates after each of the first steps
 
 
 @pytest.mark.parametrize(("options", "num_envs", "expected"), COUNTS, ids=str)
-def test_number_of_updates(options, num_envs, expected):
+def test_number_of_updates_follows_the_options(options, num_envs, expected):
     assert fed(made(DQN, **options), len(expected), num_envs) == expected
 
 
@@ -101,7 +101,7 @@ EPISODES = [  # options, num_envs, steps at which all episodes end, updates afte
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 @pytest.mark.parametrize(("options", "num_envs", "ends", "expected"), EPISODES, ids=str)
-def test_train_frequency_episodes(options, num_envs, ends, expected, end):
+def test_train_frequency_episodes_counts_ended_episodes(options, num_envs, ends, expected, end):
     agent, counts = made(DQN, **options), []
     for step in range(len(expected)):
         ended = {end: torch.full((num_envs,), step in ends)}
@@ -117,7 +117,7 @@ def test_invalid_rows_do_not_end_episodes():
 
 @pytest.mark.parametrize("options", [{}, {"train_frequency": 4}, {"train_frequency_episodes": 1}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_missed_updates_are_not_made_up_later(kind, options):
+def test_skipped_rounds_of_updates_are_not_repeated(kind, options):
     agent, no = made(kind, **options), torch.zeros(4, dtype=torch.bool)
     assert fed(agent, 50, 4, valid=no) == [0] * 50
     assert fed(agent, 2, 4, first=50, terminated=~no) == [4, 8]

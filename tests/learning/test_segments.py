@@ -203,7 +203,7 @@ def test_invalid_rows_have_no_advantage_or_priority() -> None:
     assert not x.sequences.advantage_TN[hidden].any()
 
 
-def test_priorities() -> None:
+def test_priorities_are_powers_of_summed_absolute_advantages() -> None:
     advantage = torch.tensor([[1.0, -3.0, 0.0], [-1.0, 5.0, 0.0]])
     torch.testing.assert_close(priorities(advantage, 0.5), torch.tensor([0.5, 1.0, 1e-6]))
     assert priorities(advantage, 0.0).tolist() == [1.0, 1.0, 1.0]
@@ -257,7 +257,7 @@ def test_alpha_0_or_beta_0_gives_equal_weights(alpha: float, beta: float) -> Non
         torch.testing.assert_close(weight, torch.ones(T * 2))
 
 
-def test_importance_weights() -> None:
+def test_importance_weights_decrease_with_priority_and_have_mean_1() -> None:
     spreads = []
     for beta in (0.5, 1.0, linear(1.0, 0.0, updates=100)):
         found = weights(Segments(2.0, beta))
@@ -337,7 +337,7 @@ def only_first() -> Any:
     return lambda metrics, gradients: (calls.append(None), len(calls) == 1)[1]
 
 
-def test_number_of_updates() -> None:
+def test_number_of_updates_is_passes_times_minibatches() -> None:
     agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, update_epochs=3, minibatches=2, segments=Segments())
     rein.train(agent, Gridworld(num_envs=7, seed=0, max_episode_steps=9), epochs=1, iterations=16)
     assert agent.updates == 2 * 3 * 2

@@ -55,7 +55,7 @@ def test_every_epoch_is_written_once() -> None:
     assert len(notes.rows) == 7 and notes.closed == 2
 
 
-def test_filters_and_events() -> None:
+def test_filters_and_event_select_the_rows() -> None:
     loop, few, many = make(), Notes(), Notes()
     attach(loop, few, every=2)
     attach(loop, many, event="iteration_completed", every=3)

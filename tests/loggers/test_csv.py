@@ -106,7 +106,7 @@ def test_metric_with_the_name_of_a_clock_is_renamed(path: Path) -> None:
     assert read(path) == [{"seconds": "1.5", "seconds_metric": "7.0", "loss": "2.0"}]
 
 
-def test_append_after_close(path: Path) -> None:
+def test_append_after_close_opens_the_file_again(path: Path) -> None:
     logger = CSVLogger(path)
     for epoch in (1, 2, 3):
         logger.append({"epoch": epoch})

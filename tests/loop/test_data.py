@@ -177,7 +177,7 @@ def test_elements_can_be_anything_including_none() -> None:
     assert [batch for _, batch in log] == [None, 0, "", ()]
 
 
-def test_data_loader_as_data() -> None:
+def test_data_loader_is_iterated_once_per_epoch() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=4)
     loop = rein.Loop(lambda state: int(state.batch[0].sum()) + (state.step_state or 0))
     final = loop.run(loader, epochs=2)
@@ -189,7 +189,7 @@ class Stream(IterableDataset):
         return iter(range(3))
 
 
-def test_data_loader_over_a_stream_without_a_length() -> None:
+def test_data_loader_over_a_stream_needs_no_length() -> None:
     loop, log = collecting()
     loop.run(DataLoader(Stream(), batch_size=None), epochs=2)
     assert log == [(epoch, number) for epoch in (1, 2) for number in range(3)]

@@ -78,7 +78,7 @@ def test_accumulated_gradients_resume_from_every_iteration(owner: str, saved_at:
     assert all(torch.equal(left, right) for left, right in pairs)
 
 
-def test_gradient_of_zeros_is_kept_apart_from_none() -> None:
+def test_zero_gradient_and_missing_gradient_are_distinguished() -> None:
     first, second = accumulating("both", set_to_none=False), accumulating("both")
     first.run(iterations=3, epochs=1)
     second.load_state_dict(first.state_dict())
@@ -87,7 +87,7 @@ def test_gradient_of_zeros_is_kept_apart_from_none() -> None:
         assert not parameter.grad.any()
 
 
-def test_parameter_of_two_parts_is_saved_once_and_apart_from_the_loaded_one() -> None:
+def test_shared_parameter_is_saved_once_and_copied_when_loaded() -> None:
     first, second = accumulating("both"), accumulating("both")
     first.run(iterations=1, epochs=1)
     saved = first.state_dict()["gradients"]
@@ -120,7 +120,7 @@ def test_sparse_gradient_does_not_break_a_checkpoint(tmp_path: Path) -> None:
     assert saved.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
-def test_gradient_of_an_unknown_parameter_is_refused() -> None:
+def test_gradient_of_an_unknown_parameter_is_rejected() -> None:
     first, second = accumulating("both"), accumulating("both")
     first.run(iterations=1, epochs=1)
     saved = first.state_dict()

@@ -40,7 +40,7 @@ ASKS: dict[str, Callable[[rein.Loop], None]] = {
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["halt_epoch", "halt_loop", "interrupt"])))
-def test_strongest_halt_wins_in_any_order(order: tuple[str, ...]) -> None:
+def test_strongest_halt_applies_in_any_order(order: tuple[str, ...]) -> None:
     loop = rein.Loop(nothing)
     for name in order:
         loop.iteration_completed.attach(lambda state, name=name: ASKS[name](loop), once=2)

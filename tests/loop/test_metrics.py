@@ -26,7 +26,7 @@ def run(values: list[Any], reduce: Any = "mean", epochs: int = 1, **options: Any
 
 @pytest.mark.parametrize("reduce", REDUCED)
 @pytest.mark.parametrize("number", [float, int, torch.tensor, np.float32, lambda x: torch.tensor([x])])
-def test_reductions_of_numbers_and_tensors(reduce: str, number: Any) -> None:
+def test_reductions_of_numbers_and_tensors_are_equal(reduce: str, number: Any) -> None:
     final = run([number(2), number(1), number(3)], reduce)
     assert final.metrics["x"] == REDUCED[reduce]
     assert type(final.metrics["x"]) is float
@@ -186,7 +186,7 @@ def test_history_keeps_the_last_thousand_epochs() -> None:
     assert [final.history[0].epoch, final.history[-1].epoch, len(final.history)] == [3, 1002, 1000]
 
 
-def test_invalid_metric_raises_at_once() -> None:
+def test_invalid_metric_raises_immediately() -> None:
     loop = rein.Loop(lambda state: None)
     loop.metric("x", "x")
     with pytest.raises(ValueError, match="the loop already has a metric 'x'; choose another name"):

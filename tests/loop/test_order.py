@@ -1,6 +1,6 @@
 """The events of every kind of run, compared with traces derived from the tables of docs/reference/events.md.
 
-The model below uses only the tables: the event after each event, the counters, and the effect of each halt and
+The model below uses only the tables: the next event of each event, the counters, and the effect of each halt and
 exception. It does not use the code of the loop.
 """
 
@@ -80,7 +80,7 @@ def expected(ask: Ask | None) -> Iterator[Seen]:
 
 
 def following(event: str, k: int, i: int) -> list[str]:
-    """Return the event after an event: the first name while something is left to do, else the last."""
+    """Return the event after an event: the first name if iterations or epochs remain, else the last."""
     left = {"started": k < EPOCHS, "epoch_ended": k < EPOCHS, "iteration_completed": i < ITERATIONS}
     choice = names(EVENTS[event]["then"])
     return choice[:1] if left.get(event, True) else choice[-1:]

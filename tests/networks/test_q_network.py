@@ -70,7 +70,7 @@ def test_dueling_bias_shifts_the_values_of_all_actions() -> None:
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(7), spaces.Dict(a=spaces.MultiDiscrete([2, 3]), b=spaces.Box(0, 1))])
-def test_observations_of_any_space_have_values(space: spaces.Space[Any]) -> None:
+def test_observations_of_every_space_are_accepted(space: spaces.Space[Any]) -> None:
     it = network(space=space)
     samples = [space.sample() for _ in range(B)]
     if isinstance(space, spaces.Dict):

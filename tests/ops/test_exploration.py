@@ -64,7 +64,7 @@ def test_action_frequencies_match_a_softmax_of_the_values(temperature: float) ->
     assert ((action_N.bincount(minlength=ACTIONS) - ROWS * share_A).abs() < 4.0 * deviation_A).all()
 
 
-def test_action_of_value_minus_infinity_is_never_taken() -> None:
+def test_action_with_value_minus_infinity_is_never_taken() -> None:
     value_NA = torch.tensor([0.0, -torch.inf, 0.0]).expand(10_000, 3)
     for temperature in (0.0, 1.0, 1e6):
         assert (boltzmann(value_NA, temperature, generator(0, "agent")) != 1).all()

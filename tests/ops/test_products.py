@@ -103,7 +103,7 @@ def test_check_uses_float32_for_any_default_dtype(monkeypatch) -> None:
         suits_onednn.cache_clear()
 
 
-def test_machine_whose_products_round_to_bfloat16_is_unchanged(default_settings, monkeypatch) -> None:
+def test_machine_that_rounds_products_to_bfloat16_is_unchanged(default_settings, monkeypatch) -> None:
     seen = []
 
     def checked(product) -> bool:
@@ -137,7 +137,7 @@ def test_interrupted_check_is_repeated(default_settings, monkeypatch) -> None:
     assert current_precision() == "none"
 
 
-def test_setting_changes_only_inside_the_context(supported_machine) -> None:
+def test_precision_changes_only_inside_the_context(supported_machine) -> None:
     with fast_products(ENOUGH):
         assert current_precision() == "bf16"
         with fast_products(ENOUGH):
@@ -159,14 +159,14 @@ def test_small_products_and_other_machines_are_unchanged(supported_machine, monk
 
 
 @pytest.mark.parametrize("setting", ["ieee", "bf16", "tf32"])
-def test_setting_of_the_user_is_kept(supported_machine, setting: str) -> None:
+def test_precision_set_by_the_user_is_kept(supported_machine, setting: str) -> None:
     torch.backends.mkldnn.matmul.fp32_precision = setting
     with fast_products(ENOUGH):
         assert current_precision() == setting
     assert current_precision() == setting
 
 
-def test_setting_changed_inside_the_context_is_kept(supported_machine) -> None:
+def test_precision_set_inside_the_context_is_kept(supported_machine) -> None:
     with fast_products(ENOUGH):
         torch.backends.mkldnn.matmul.fp32_precision = "ieee"
     assert current_precision() == "ieee"
@@ -210,7 +210,7 @@ def test_last_of_several_threads_restores_the_setting(supported_machine) -> None
         ("", False),
     ],
 )
-def test_processors_with_512_bit_units(tmp_path: Path, cpuinfo: str, wide: bool) -> None:
+def test_processors_with_512_bit_units_are_detected(tmp_path: Path, cpuinfo: str, wide: bool) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(cpuinfo + "\n" + cpuinfo)
     assert wide_amd(path) is wide

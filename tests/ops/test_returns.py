@@ -282,7 +282,7 @@ def test_split_with_exact_values_needs_only_the_value(estimate: Callable[..., Te
 
 @every_estimator
 @pytest.mark.parametrize("ending", ["terminated", "truncated"])
-def test_nothing_leaks_over_a_reset(estimate: Callable[..., Tensor], ending: str) -> None:
+def test_rows_after_a_reset_have_no_influence(estimate: Callable[..., Tensor], ending: str) -> None:
     x = rollout(7)
     getattr(x, ending)[8] = True
     other = rollout(8)
@@ -392,7 +392,7 @@ def test_decay_of_zero_returns_a_copy_of_the_rewards() -> None:
     assert result.data_ptr() != x.reward.data_ptr()
 
 
-def test_two_steps_by_hand() -> None:
+def test_advantages_of_two_steps_match_hand_computation() -> None:
     """The example of JaxDEM's tests: rewards 1 and 2, values 1/2, one end, no discount."""
     column = torch.tensor([[1.0], [2.0]]), torch.tensor([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool)
     value = torch.full((2, 1), 0.5)

@@ -32,7 +32,7 @@ def test_agent_uses_the_options_of_the_recipe():
     assert parts["evaluation_environment"].seed == stream_seed(7, "evaluation")
 
 
-def test_number_of_updates():
+def test_updates_follow_train_frequency():
     state = memory_dqn(**SMALL).run()
     assert (state.clocks.env_steps, state.clocks.updates) == (96, (96 - 20) // 4)
 

@@ -1,4 +1,4 @@
-"""The offline recipe: it records data once, learns from it, and outperforms behaviour cloning."""
+"""The offline recipe records data once, learns from it, and outperforms behaviour cloning."""
 
 from __future__ import annotations
 

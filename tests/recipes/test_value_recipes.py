@@ -23,7 +23,7 @@ def small(recipe: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_number_of_updates(recipe):
+def test_updates_follow_train_frequency(recipe):
     state = recipe(**small(recipe)).run()
     assert (state.epoch, state.clocks.env_steps, state.clocks.updates) == (3, 48, (48 - 16) // 4)
 

@@ -267,7 +267,7 @@ def test_one_script_starts_and_resumes_a_run(tmp_path):
     same_trajectories(tmp_path / "whole", tmp_path / "run")
 
 
-def test_resume_without_a_path_refuses_a_new_folder_and_a_loop_without_a_store(tmp_path):
+def test_resume_without_a_path_needs_a_store_opened_for_resuming(tmp_path):
     environment = Gridworld(4, seed=0)
     agent = QLearning(environment, seed=0)
     with pytest.raises(TypeError, match="no HDF5Store; give the path of the run"):

@@ -193,7 +193,7 @@ def test_metric_that_never_occurred_is_reported(tmp_path, caplog):
     assert "no epoch had that metric" in caplog.text and "'episode_return'" in caplog.text
 
 
-def test_invalid_rows_are_no_transitions_for_any_fields(tmp_path):
+def test_invalid_rows_are_excluded_for_any_fields(tmp_path):
     environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
     agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
     store = HDF5Store(tmp_path / "run", fields=["observation", "reward"])

@@ -27,7 +27,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_space_round_trip(space: spaces.Space[Any]) -> None:
+def test_every_space_round_trips(space: spaces.Space[Any]) -> None:
     again = space_from_json(json.loads(json.dumps(space_as_json(space))))
     assert again == space and type(again) is type(space) and again.dtype == space.dtype
 

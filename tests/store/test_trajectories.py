@@ -51,7 +51,7 @@ def test_default_plot_shows_episode_returns(file):
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_default_plot_is_reward_if_returns_make_no_line(tmp_path, num_envs):
+def test_default_plot_is_reward_if_returns_have_no_range(tmp_path, num_envs):
     """Episodes that all ended in the same step, or a single episode, would show as an empty grid."""
     trajectory = make_trajectory(1, num_envs=num_envs)
     episodes = trajectory.episodes._replace(last_step=np.full_like(trajectory.episodes.last_step, 5))
@@ -99,7 +99,7 @@ def test_views_link_to_their_data(file):
     )  # otherwise a map is a narrow strip
 
 
-def test_images_are_images_and_vectors_are_lines(file):
+def test_views_draw_images_as_images_and_vectors_as_lines(file):
     fields = file["entry/trajectory"]
     assert fields["observation/camera/left"].attrs["interpretation"] == "rgb-image"
     assert fields["observation/camera/depth"].attrs["interpretation"] == "image"
@@ -118,7 +118,7 @@ def test_image_rows_are_counted_from_the_bottom(file, name, dimension):
     assert view["row"] == file[f"entry/axes/row_{picture.shape[dimension]}"]
 
 
-def test_episodes_are_points_at_last_step_and_return(file):
+def test_view_of_returns_has_a_point_per_episode(file):
     """A scatter plot has two axes, each as long as the signal."""
     view, episodes = file["entry/views/episode_return"], file["entry/episodes"]
     assert view["return"] == episodes["return"]

@@ -122,7 +122,7 @@ def test_idle_is_called_without_work():
     writer.close()
 
 
-def test_fork_raises(writer, monkeypatch):
+def test_use_in_a_forked_process_raises(writer, monkeypatch):
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     for call in (writer.check, writer.wait, lambda: writer.submit(nothing, 1)):

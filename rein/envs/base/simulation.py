@@ -191,7 +191,7 @@ class SimulatedEnvironment(ABC):
         self._seeds.reseed(seed)
 
     def close(self) -> None:  # noqa: B027  # an optional hook
-        """Do nothing: there are no resources to release."""
+        """Do nothing: the environment holds no resources."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""
