@@ -421,7 +421,7 @@ class TestCommand:
             (["--metric", "no_such"], "has no metric 'no_such'; the metrics are episode_return"),
             (["--field", "action"], "give the number of an episode with --episode N"),
             (["--episode", "1", "--field", "no_such"], "no field 'no_such'; the fields are action, observation"),
-            (["--episode", "99999"], "no episode 99999 is stored"),
+            (["--episode", "99999"], "no episode 99999; 384 are stored"),
             (["--paths", "--values"], "give one of"),
             (["--output", "curves.nothing"], "nothing"),
             (["b", "--values"], "need a single run, got 2"),
