@@ -1,4 +1,4 @@
-"""Tasks of a first day with rein: each is one short code block of a how-to page that runs unchanged."""
+"""Tasks of a first day with rein: each is solved by code of one page that is short enough to paste."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 import torch
 
 import rein
+from tests.docs.pages import DOCS
 
-HOW_TO = Path(__file__).parents[2] / "docs/how_to"
-BLOCK = re.compile(r"^```(?:python|\{code-block\} python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
+HOW_TO, TUTORIALS, REFERENCE = DOCS / "how_to", DOCS / "tutorials", DOCS / "reference"
+BLOCK = re.compile(r"^```(?:python|\{code-block\} python|\{code-cell\} ipython3)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "agg"}
 
 
-def block(page: str, contains: str) -> str:
+def block(page: str, contains: str, folder: Path = HOW_TO) -> str:
     """Return the only Python block of a page that contains a text."""
-    found = [text for text in BLOCK.findall((HOW_TO / page).read_text(encoding="utf-8")) if contains in text]
+    found = [text for text in BLOCK.findall((folder / page).read_text(encoding="utf-8")) if contains in text]
     assert len(found) == 1, f"{page}: {len(found)} blocks contain {contains!r}"
     return found[0]
 
@@ -125,3 +126,50 @@ def test_custom_store_in_20_lines(tmp_path: Path) -> None:
     program = block("own_store_or_logger.md", "class NumpyStore")
     assert code_lines(program) <= 20
     assert run(program, tmp_path) == "(128, 8)\n"
+
+
+def test_best_3_trajectories_in_10_lines(tmp_path: Path) -> None:
+    setup, program = (block("handlers.md", text, REFERENCE) for text in ("training_loop(", "def keep_best"))
+    assert code_lines(program) <= 10
+    output = run(
+        setup + program + "state = loop.run(epochs=5)\nprint(*(episode.episode_return for episode in best))", tmp_path
+    )
+    returns = [float(word) for word in output.split()]
+    assert len(returns) == 3
+    assert returns == sorted(returns, reverse=True)
+
+
+def test_reinforce_in_50_lines(tmp_path: Path) -> None:
+    program = block("algorithm.md", "class Reinforce", TUTORIALS)
+    assert code_lines(program) <= 50
+    run(program + block("algorithm.md", "reinforce = ", TUTORIALS).replace("80_000", "4_000"), tmp_path)
+
+
+def test_torch_environment_checked_by_the_contract_in_40_lines(tmp_path: Path) -> None:
+    program = block("environment.md", "class Lander", TUTORIALS) + block("environment.md", "seed=seed))", TUTORIALS)
+    assert code_lines(program) <= 40
+    run(program, tmp_path)
+
+
+def test_supervised_with_early_stopping_in_20_lines(tmp_path: Path) -> None:
+    data, program = (block("supervised.md", text, TUTORIALS) for text in ("def rings", "rein.early_stop("))
+    assert code_lines(program) <= 20
+    assert run(data + program + "print(state.status)", tmp_path) == "halted\n"
+
+
+def test_curves_of_3_seeds_in_4_lines(tmp_path: Path) -> None:
+    training = block("seeds_and_sweeps.md", "def train", TUTORIALS).replace("30_000", "2_000")
+    program = block("seeds_and_sweeps.md", "range(3)", TUTORIALS).replace("[3e-3] * 3", "[0.003] * 3")
+    plot = block("seeds_and_sweeps.md", 'iterdir()), "episode_return"', TUTORIALS)
+    assert code_lines(plot) <= 4
+    run(training + program + plot + "import matplotlib.pyplot as plt\nplt.savefig('seeds.png')", tmp_path)
+    assert (tmp_path / "seeds.png").stat().st_size > 10_000
+
+
+def test_sac_on_halfcheetah_with_tensorboard_in_8_lines(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    pytest.importorskip("tensorboard")
+    program = block("log_metrics.md", 'TensorBoardLogger("runs/halfcheetah/tensorboard")')
+    assert code_lines(program) <= 8
+    run(program.replace("1_000_000", "1_200"), tmp_path)
+    assert list((tmp_path / "runs/halfcheetah/tensorboard").glob("events.*"))
