@@ -87,9 +87,9 @@ def evaluate_every(
         **filters: Filters of the event, such as `every=10`.
 
     Raises:
-        ValueError: If the environment is already a part of the loop, if a name is taken, if `episodes` is below 1, if
-            `same_episodes` is set and the environment is not replayable, or if the store cannot hold the spaces of the
-            environment.
+        ValueError: If the environment is already a part of the loop, if a name is taken, or if `episodes` is below 1.
+            Also if `same_episodes` is set and the environment is not replayable, or if the store cannot hold its
+            spaces.
     """
     acting: Policy = greedy_policy(policy)
     check_parts(acting, environment)

@@ -22,9 +22,9 @@ def torch_generators(
     not need it.
 
     `generators` are saved in the same way. Pass those of `DataLoader(..., generator=)`, and draw from them only in the
-    data; otherwise a resumed run silently uses another order. A run resumed within an epoch iterates the data again
-    from the beginning of the epoch, with the generators as they were then, and skips the batches already used. A
-    DataLoader therefore shuffles as before.
+    data; otherwise a resumed run silently uses another order. A run resumed within an epoch restores the generators of
+    the beginning of the epoch, iterates the data again, and skips the batches already used. A DataLoader therefore
+    shuffles as before.
 
     Two cases are not reproduced. If a dataset draws in the main process between steps, the rest of that epoch differs.
     The workers of `DataLoader(..., persistent_workers=True)` restart their generators.
@@ -60,13 +60,13 @@ def _within(loop: Loop) -> Iterator[TorchGenerators]:
 
 
 class TorchGenerators:
-    """State of `torch_generators`: at the start of the epoch, and to be restored after the data is iterated again."""
+    """State of `torch_generators`: generators at the start of the epoch, and generators to restore later."""
 
     def __init__(self, device: torch.device | None, given: Sequence[torch.Generator] = ()) -> None:
         self._cuda = device if device is not None and device.type == "cuda" else None
         self._given = {f"given_{place}": generator for place, generator in enumerate(given)}
         self._epoch_began: dict[str, Tensor] | None = None
-        self._waiting: dict[str, Tensor] | None = None  # states to restore when the data has reached its position
+        self._waiting: dict[str, Tensor] | None = None  # states to restore after the skipped batches
 
     def begin(self, state: State, anew: bool) -> None:
         """Return to the start of the open epoch, if its data is iterated again."""

@@ -29,9 +29,9 @@ def watchdog(
     Args:
         loop: Loop to watch.
         seconds: Maximum time between the ends of two iterations.
-        kill_after: If no iteration has ended this many seconds later either, kill the process's `multiprocessing`
-            children, flush the logs and exit with `HUNG_EXIT_CODE` (75), so that a scheduler can restart it. None never
-            exits.
+        kill_after: If no iteration has ended this many seconds later either, end the process with the exit code
+            `HUNG_EXIT_CODE` (75), so that a scheduler can restart it. Its `multiprocessing` children are killed and its
+            logs are flushed before. None never exits.
         file: Open text file. Default: standard error.
 
     Raises:

@@ -203,10 +203,10 @@ def export_minari(
 ) -> Any:
     """Create a Minari dataset from the complete episodes of a run.
 
-    The export is lossless: dtypes are those of the run, images are not compressed to JPEG, terminated and truncated
-    episodes are distinguished, `observations` include the final one, and seeds are kept. Fields that the agent or the
-    user added are in `infos`, with NaN, 0 or False in the last row, which has no value. Episodes may span several
-    epochs. Episodes that have not ended, or whose first steps were not stored, are left out.
+    The export is lossless: dtypes and seeds are kept, and images are not compressed to JPEG. Terminated and truncated
+    episodes are distinguished, and `observations` include the final one. Fields that the agent or the user added are in
+    `infos`, with NaN, 0 or False in the last row, which has no value. Episodes may span several epochs. Episodes that
+    have not ended, or whose first steps were not stored, are left out.
 
     Args:
         trajectories: trajectories of all epochs, such as a `rein.Run`.

@@ -1,8 +1,8 @@
 """Filters of handlers: `every`, `once`, `before`, `after` and `when`, counted on a named clock.
 
-A filter on the event's own count is arithmetic. A filter on a clock that advances by more than one detects *crossings*:
-every=100 fires at 128 when the clock goes 64, 128. Its memory, the last clock value, is in `state.counts`, so that a
-resumed run keeps its schedule.
+A filter on the event's own count depends only on that count. A filter on a clock that advances by more than one detects
+*crossings*: every=100 fires at 128 when the clock goes 64, 128. Its memory, the last clock value, is in `state.counts`,
+so that a resumed run keeps its schedule.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _LIMIT = 100_000  # objects visited inside the parts; larger parts are data
 def unowned(loop: Loop) -> list[str]:
     """Return one line for each stateful object that the step or a handler uses directly and that no part contains.
 
-    A function uses the variables of its closure, its defaults, the arguments of a `functools.partial`, the `self` of a
-    bound method, and the global variables that it names. Objects that these refer to are not visited.
+    A function uses its closure variables, its defaults, and the global variables that it names. It also uses the
+    arguments of a `functools.partial` and the `self` of a bound method. Objects that these refer to are not visited.
     """
     owned = _inside(loop.parts.values()) | {id(own) for own in (loop, loop.metrics, loop.state.clocks)}
     functions = [("the step", inspect.unwrap(loop.step))]

@@ -28,9 +28,9 @@ class Convolution(nn.Module):
     """Three convolutions and a linear layer, each followed by ReLU: (..., H, W, C) or (..., C, H, W) -> (..., F).
 
     Channels are the smaller one of the first and the last dimension; the first one if both are equal. Bytes can also
-    have the shape (H, W), one channel, and (L, H, W, C) or (L, C, H, W), stacked frames, whose channels are
-    concatenated. Bytes are divided by 255 on the device, so that images are stored and sent as bytes. Floats are used
-    unchanged and should be in [0, 1].
+    have the shape (H, W) for one channel. Stacked frames have the shape (L, H, W, C) or (L, C, H, W), and their
+    channels are concatenated. Bytes are divided by 255 on the device, so that images are stored and sent as bytes.
+    Floats are used unchanged and should be in [0, 1].
 
     If the strides do not divide the image, it is padded with zeros, so that its last rows and columns are not ignored.
     An image whose shorter side has fewer than 64 pixels gets kernels and strides of half the size. Otherwise

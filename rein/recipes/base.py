@@ -13,9 +13,9 @@ Example::
 
     loop = cartpole(store, num_envs=64, clip=0.1)
 
-The decorated function accepts a store and, as keyword arguments, the options of the environment, the agent and the run
-(`seed`, `device`, `epochs`, `iterations`), and its own parameters. A parameter replaces an option of the same name. The
-signature and the docstring list all options, and the command line derives its flags from them.
+The decorated function accepts a store, and its other parameters as keyword arguments. It also accepts the options of
+the environment, the agent and the run (`seed`, `device`, `epochs`, `iterations`). A parameter replaces an option of the
+same name. The signature and the docstring list all options, and the command line derives its flags from them.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ class Transitions(_Indexed):
 class Sequences(_Indexed):
     """Dataset of windows of `length` consecutive transitions of one environment. No window crosses a reset.
 
-    Windows begin at the first stored transition of every episode and at every `stride`-th transition after it. A rest
-    shorter than `length` is dropped. An element is a `Transition` with tensors of shape (L, ...). A window may cross
-    the borders of epochs and files. Otherwise the class behaves like `Transitions`.
+    Windows begin at the first stored transition of every episode and at every `stride`-th transition after it. A
+    remainder shorter than `length` is dropped. An element is a `Transition` with tensors of shape (L, ...). A window
+    may cross the borders of epochs and files. Otherwise the class behaves like `Transitions`.
     """
 
     def __init__(

@@ -53,12 +53,12 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def files_of(folder: Path, epoch: int) -> list[Path]:
-    """Return the files that hold only that epoch: one file, its parts, or none."""
+    """Return the files that hold only this epoch: one file, its parts, or none."""
     return [path for path in list_files(folder) if _order(path)[:2] == (epoch, epoch)]
 
 
 def is_whole(folder: Path, epoch: int) -> bool:
-    """Return whether that epoch is complete in separate files. Removing an epoch removes its first part first."""
+    """Return whether an epoch is complete in separate files. A partly removed epoch lacks its first part."""
     found = files_of(folder, epoch)
     return bool(found) and _order(found[0])[2] <= 1
 
@@ -92,7 +92,7 @@ def claim(path: Path, exist: str) -> Path:
 
 
 def first_epoch(run: Path) -> int | None:
-    """Return the first epoch of the run in that folder, or None if it is unknown.
+    """Return the first epoch of a run, or None if it is unknown.
 
     It is above 1 if the run was begun in another folder.
     """
@@ -138,7 +138,7 @@ def newer_files(run: Path, after: int) -> list[Path]:
     """Return the trajectory files with epochs newer than `after`. Raises StoreError if one also has older epochs."""
     newer = [path for path in list_files(inside(run, TRAJECTORIES)) if _order(path)[1] > after]
     if any(_order(path)[0] <= after for path in newer):
-        raise StoreError(f"{newer[0]}: does not end at epoch {after}, after which this run continues; move it by hand")
+        raise StoreError(f"{newer[0]}: does not end at epoch {after}, after which this run continues; move it manually")
     return newer
 
 

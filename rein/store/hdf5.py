@@ -282,7 +282,7 @@ class Files:
             self._submit()
 
     def remove(self, epoch: int) -> None:
-        """Drop that epoch, whether it is already in a file or still in memory."""
+        """Remove an epoch, whether it is already in a file or still in memory."""
         with self._lock:
             stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)

@@ -134,8 +134,8 @@ def find(path: str | Path) -> Checkpoint:
     run, the newest undamaged checkpoint is read; damaged ones are logged and skipped. From `checkpoints/best`, the best
     checkpoint is read.
 
-    Raises CheckpointError if no checkpoint exists, if a folder holds only files of `rein.save`, if several files are
-    best by different metrics, and if the file is damaged. The message lists the existing files.
+    Raises CheckpointError if no checkpoint exists, or if the file is damaged. Also raises it if a folder holds only
+    files of `rein.save`, or several best files for different metrics. The message lists the existing files.
     """
     if not str(path):
         raise CheckpointError("the path is empty: give a checkpoint file or the folder of a run")

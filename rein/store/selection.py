@@ -14,7 +14,7 @@ Best = tuple[int, str, Literal["min", "max"]]  # number of epochs, metric, mode
 
 
 class Selection:
-    """Decides for each epoch in turn whether it is kept. With `best`, an epoch may displace an earlier one."""
+    """Decides for each epoch in turn whether it is kept. With `best`, an epoch may replace an earlier one."""
 
     def __init__(self, every: int = 1, best: Best | None = None) -> None:
         """Raises ValueError for invalid arguments."""
@@ -27,7 +27,7 @@ class Selection:
         self._refused: set[str] = set()  # metrics of the epochs without the metric of `best`
 
     def wants(self, trajectory: Trajectory) -> bool:
-        """Return whether to keep that epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
+        """Return whether to keep an epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
         if not self.every or trajectory.epoch % self.every:
             return False
         if self.best is None:
@@ -38,7 +38,7 @@ class Selection:
         return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
 
     def enter(self, trajectory: Trajectory) -> list[int]:
-        """Record that epoch as kept. Returns the epochs that it displaces. The oldest epochs win ties."""
+        """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
         if self.best is None:
             return []
         self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
@@ -89,7 +89,7 @@ def kept_by(run: Path) -> tuple[int, Any]:
 
 
 def parts_of(run: Path) -> dict[str, Any]:
-    """Return the parts of the run in that folder, from `run.json`. Returns an empty dictionary if it has none."""
+    """Return the parts of a run from its `run.json`, or an empty dictionary if it has none."""
     try:
         parts = read_json(run / "run.json")["parts"]
     except (OSError, ValueError, KeyError):

@@ -144,7 +144,7 @@ def _read(checkpoint: Path, path: Path) -> Tensor:
     try:
         content = read_sealed(path)
         if parse_user_block(path, bytes(content[:USER_BLOCK]))[1] != path.stem:
-            raise StoreError(f"{path}: holds other rows than its name promises")
+            raise StoreError(f"{path}: its rows do not match the hash in its name")
         state, _ = decode_state(content)
         if not isinstance(state, dict) or not isinstance(state.get("rows"), Tensor):
             raise StoreError(f"{path}: has no rows")

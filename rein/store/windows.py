@@ -1,7 +1,8 @@
 """Gather windows of rows of a run by index, from all files, together with the observation after every row.
 
-Small fields are held in memory. Memory latency dominates random access, so a window is copied as one block instead of
-row by row, and narrow fields, such as flags and rewards, are interleaved. This is faster than `numpy.take` per field.
+Small fields are held in memory. Memory latency dominates random access. Therefore a window is copied as one block
+instead of row by row, and narrow fields, such as flags and rewards, are interleaved. This is faster than `numpy.take`
+per field.
 
 Shapes: B windows of a batch, L rows of a window, N environments, R rows of a file, G = the sum of R x N.
 """

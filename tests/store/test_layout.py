@@ -173,7 +173,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
 def test_invalid_layout_raises(path: Path, name: str) -> None:
     function, reason = CHANGES[name]
     change(path, function)
-    with pytest.raises(StoreError, match=rf"{NAME}: is not laid out as a trajectory file: .*({reason})"):
+    with pytest.raises(StoreError, match=rf"{NAME}: is not a valid trajectory file: .*({reason})"):
         read_all(path)
 
 
@@ -181,7 +181,7 @@ def test_file_without_a_layout_raises(path: Path) -> None:
     image = path.read_bytes()[USER_BLOCK:]
     for content in (image[:-1], image[: len(image) // 2], b"", b"\n#rein-layout 999999999999999999\n"):
         seal(path, content)
-        with pytest.raises(StoreError, match=f"{NAME}: is not laid out as a trajectory file"):
+        with pytest.raises(StoreError, match=f"{NAME}: is not a valid trajectory file"):
             read_all(path)
 
 
@@ -219,7 +219,7 @@ def test_read_beyond_the_free_memory_raises(path: Path, monkeypatch: pytest.Monk
 
 def test_oversized_layout_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_LONGEST", 100)
-    with pytest.raises(StoreError, match=f"{NAME}: is not laid out as a trajectory file: its layout has"):
+    with pytest.raises(StoreError, match=f"{NAME}: is not a valid trajectory file: its layout has"):
         read_all(path)
 
 

@@ -128,7 +128,7 @@ def test_wrong_layout_with_a_correct_hash_raises(path, change):
     change(layout["datasets"])
     image += encode(layout)
     file.write_bytes(user_block(len(image), hashlib.sha256(image).hexdigest()) + image)
-    with pytest.raises(StoreError, match=r"000001-000002\.h5: is not laid out as a trajectory file"):
+    with pytest.raises(StoreError, match=r"000001-000002\.h5: is not a valid trajectory file"):
         _ = open_run(path).epochs, open_run(path).episodes
 
 

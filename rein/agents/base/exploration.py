@@ -24,7 +24,7 @@ from rein.types import Tree
 class Plateau:
     """Adaptive number that grows while returns stagnate and shrinks while they change. Use it like a schedule.
 
-    Each ended episode updates the value, from the second episode on. The value depends on the last W = `window` returns
+    Each ended episode after the first one updates the value. The value depends on the last W = `window` returns
     (all returns, if there are fewer) and is clamped to [low, high]::
 
         value <- value * up      if |mean of the newer half - mean of the older half| < threshold

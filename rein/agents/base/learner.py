@@ -92,8 +92,8 @@ class Learner:
     gradients are added in order, weighted by their share of the valid rows. Results do not depend on the number of
     threads; `micro_batch` changes the rounding only. `precision` is the floating-point type of matrix products.
 
-    If a hook is registered on a parameter or a module, `backward` is called for each micro-batch, without threads and
-    `compile`, so that all hooks fire.
+    If a hook is registered on a parameter or a module, threads and `compile` are not used. `backward` is then called
+    for each micro-batch, so that all hooks fire.
 
     Parameters with `requires_grad=False` and their optimizer state do not change. If all parameters are frozen, the
     optimizer does not step, `guard` is not called, and only the metrics of the loss are returned.

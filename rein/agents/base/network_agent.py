@@ -67,7 +67,7 @@ class NetworkAgent(Agent):
         help="global norm to which gradients are clipped; None for no clipping",
     )
     optimizer: OptimizerFactory | None = option(
-        default=None, fixed=True, help="factory of the optimizer from parameters; None for Adam"
+        default=None, fixed=True, help="function of the parameters that returns the optimizer; None for Adam"
     )
     guard: Guard | None = option(
         default=None,

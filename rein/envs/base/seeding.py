@@ -94,7 +94,7 @@ class EpisodeSeeds:
     def table(self) -> tuple[Tensor, Tensor]:
         """Return the indices (N,) of the current episodes in the table of episode starts, and the table `(P, *S)`.
 
-        This is for pure functions. The next episode of an environment has the next index. Pass the new indices to
+        Use it in pure functions. The next episode of an environment has the next index. Pass the new indices to
         `go_to` before the next call.
         """
         if self._left == 0:

@@ -541,7 +541,7 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) 
     """Build `num_envs` environments from the `config` of an adapter. With `filming` they can be rendered.
 
     The config of a `GymnasiumVectorEnvironment` with autoreset mode DISABLED, such as `in_processes`, also gives a
-    `GymnasiumEnvironment`, which has the same episodes, bit for bit, and can replay them.
+    `GymnasiumEnvironment`. Its episodes are the same bit for bit, and it can replay them.
 
     The config is not trusted, because an id can name a module to import. Only the built-in environments of Gymnasium
     and Atari are built. Raises ValueError for all others, and for options that JSON cannot represent.

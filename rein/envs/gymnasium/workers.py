@@ -82,7 +82,7 @@ class Workers:
 
         An error that an environment raised gets a note. Raises WorkerDied if a process is dead or if its error cannot
         be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. They are
-        also ended after KeyboardInterrupt, SystemExit and any other error that interrupts a call, because pending
+        also ended after KeyboardInterrupt, SystemExit and any other error that interrupts a call. Otherwise pending
         answers would be mistaken for answers to the next call.
         """
         if not self._asynchronous:
@@ -161,9 +161,9 @@ def in_processes(
 ) -> AsyncVectorEnv[Any, Any]:
     """Start N processes with one environment each, in the mode DISABLED. `info` maps requested infos to defaults.
 
-    Raises ValueError for an id that Gymnasium does not know and for environments with different spaces, TypeError for a
-    number that is not an integer, OSError if there are too few file descriptors, and WorkerDied if a process ends while
-    it makes its environment.
+    Raises ValueError for an unknown id and for environments with different spaces, TypeError if `num_envs` is not an
+    integer, and OSError for too few file descriptors. Raises WorkerDied if a process ends while it makes its
+    environment.
     """
     num_envs = checked_num_envs(num_envs)
     _check_descriptors(num_envs)

@@ -104,7 +104,7 @@ def read_layout(path: Path) -> Tree:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-        raise StoreError(f"{path}: is not laid out as a trajectory file: {error!s:.500}") from error
+        raise StoreError(f"{path}: is not a valid trajectory file: {error!s:.500}") from error
 
 
 def read_json(path: Path) -> tuple[bytes, int]:

@@ -86,7 +86,7 @@ def reason_of(error: OSError) -> str:
 
 
 def user_block(length: int, sha256: str) -> bytes:
-    """Return the 512 bytes in front of an HDF5 image of that length and hash."""
+    """Return the 512-byte user block for an HDF5 image with this length and hash."""
     lines = f"#rein-hdf5 format {FORMAT}\nlength {length}\nsha256 {sha256}\n".encode()
     return (lines + _HINT).ljust(USER_BLOCK, b"\0")
 

@@ -292,7 +292,7 @@ def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:
 
 
 def _device(name: str) -> torch.device:
-    """Return the device of that name if it exists, otherwise the host."""
+    """Return the named device if it exists, otherwise the CPU."""
     if not isinstance(name, str):  # with CUDA, torch accepts integers
         raise ValueError(f"a tensor has the invalid device {name!r:.80}")
     device = torch.device(name)

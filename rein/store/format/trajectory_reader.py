@@ -161,6 +161,6 @@ def content_of(path: Path, stamp: Stamp) -> Content:
     try:
         return read_content(file)
     except MISREAD as error:
-        raise StoreError(f"{path}: is not laid out as a trajectory file: {error}") from error
+        raise StoreError(f"{path}: is not a valid trajectory file: {error}") from error
     finally:
         file.unmap()  # the tables are copies, and often nothing else of a file is read
