@@ -64,7 +64,7 @@ def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
 
 
 class TimeLimit(Wrapper):
-    """Truncate episodes after `max_episode_steps` steps. The next episode begins in that environment only.
+    """Truncate episodes after `max_episode_steps` steps. Only the truncated environments are reset.
 
     The inner environment needs `reset_where`. An episode that terminates in the last allowed step is both terminated
     and truncated, as in Gymnasium.
