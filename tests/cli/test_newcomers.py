@@ -59,7 +59,7 @@ COMMANDS = [  # words, and a part of the error message
     ("train cartpole --gama 0.9", "--gamma"),
     ("train cartpole --verbose 1", "progress"),
     ("train cartpole --capture-video", "rein evaluate RUN --video"),
-    ("train cartpole --track", "wandb"),
+    ("train cartpole --track", "WandbLogger"),
     ("train cartpole --algo ppo", "rein list"),
     ("train cartpole --env-id CartPole-v1", "rein list"),
     ("train cartpole 1000", "1000"),
