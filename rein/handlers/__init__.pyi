@@ -1,4 +1,5 @@
 from rein.handlers.checkpoint import checkpoint as checkpoint
+from rein.handlers.diagnostics import diagnostics as diagnostics
 from rein.handlers.early_stop import early_stop as early_stop
 from rein.handlers.evaluate_every import evaluate_every as evaluate_every
 from rein.handlers.guards import UpdateGuard as UpdateGuard

@@ -8,16 +8,17 @@ from rein.loop import Loop
 from rein.loop.state import Handler, State
 
 _UNTIMED = ("started", "epoch_completed", "epoch_halted", "epoch_ended", "completed", "halted", "failed")
-_BEGAN = "timing/env_steps"  # key of state.memory: env_steps at the start of the epoch
+_BEGAN = "timing/began"  # key of state.memory: clocks at the start of the epoch
+_CLOCKS = ("env_steps", "updates")
 
 
 def timing(loop: Loop) -> None:
     """Sum the seconds between events of an iteration over each epoch, in `state.times[<event>]`.
 
     A phase ends when the handlers of its event have run. The phase `iteration_started` includes fetching the batch. The
-    end events of the epoch also provide `state.times["epoch"]` and the metrics `iterations_per_second` and
-    `env_steps_per_second`. Times are measured on the host, without synchronizing with a GPU. Events defined during a
-    run are timed from the next run on.
+    end events of the epoch also provide `state.times["epoch"]` and the metrics `iterations_per_second`,
+    `env_steps_per_second` and `updates_per_second`. Times are measured on the host, without synchronizing with a GPU.
+    Events defined during a run are timed from the next run on.
 
     Raises ValueError if the loop is already timed.
     """
@@ -53,12 +54,12 @@ class _Stopwatch:
 
     def begin_epoch(self, state: State) -> None:
         """Store the clocks at the start of the epoch."""
-        state.memory[_BEGAN] = state.clocks.env_steps
+        state.memory[_BEGAN] = {name: getattr(state.clocks, name) for name in _CLOCKS}
         self._last = time.perf_counter()
 
     def report(self, state: State) -> None:
-        """Set the rates of the epoch. The rate of env_steps is missing if timing was attached within the epoch."""
+        """Set the rates of the epoch. Those of env_steps and updates are missing if timing was attached within it."""
         seconds = state.times["epoch"]
         state.metrics["iterations_per_second"] = state.iteration / seconds
-        if _BEGAN in state.memory:
-            state.metrics["env_steps_per_second"] = (state.clocks.env_steps - state.memory.pop(_BEGAN)) / seconds
+        for name, began in state.memory.pop(_BEGAN, {}).items():
+            state.metrics[f"{name}_per_second"] = (getattr(state.clocks, name) - began) / seconds

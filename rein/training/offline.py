@@ -29,7 +29,7 @@ from rein.protocols import Store
 from rein.replay.frames import FrameReplay
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
-from rein.training.training_loop import check_learning, describe_run, seed_parts
+from rein.training.training_loop import check_learning, describe_run, report_agent, seed_parts
 from rein.types import STEP_STATE_TYPES, StepState, Transition, Tree
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def offline_loop(
         step_state_types=STEP_STATE_TYPES,
     )
     loop.own("agent", agent, by_chance="seed" if agent in _by_chance else ())
-    for name in agent.reports:
-        loop.metric(name, name)
+    report_agent(loop, agent)
     check_learning(loop, agent, None, check_finite)
     if store is not None:
         loop.own("store", store)

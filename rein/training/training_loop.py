@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.optimizers import check_parameters
+from rein.agents.base.optimizers import check_parameters, learning_rates
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
@@ -109,8 +109,7 @@ def training_loop(
     report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
     check_learning(loop, agent, finite, check_finite)
     reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
-    for name in getattr(agent, "reports", ()):  # what it says of its updates: in each epoch, the mean over its rounds
-        loop.metric(name, name)
+    report_agent(loop, agent)
     if episodic:
         halt_when_all_ended(loop)
     warn_without_update(loop, agent)
@@ -282,6 +281,18 @@ def halt_when_all_ended(loop: Loop) -> None:
         was_cut_N = transition.truncated & ~time_step.truncated
         if not bool((known.active | was_cut_N).any()):
             state.halt_epoch()
+
+
+def report_agent(loop: Loop, agent: Any) -> None:
+    """Declare the metrics that the agent reports, and set its learning rates as metrics at the end of each epoch."""
+    for name in getattr(agent, "reports", ()):
+        loop.metric(name, name)
+
+    @loop.epoch_completed.wire
+    @loop.epoch_halted.wire
+    def report(state: State) -> None:
+        for name, rate in learning_rates(agent).items():
+            state.metrics[name] = rate
 
 
 def warn_without_update(loop: Loop, agent: AgentProtocol) -> None:

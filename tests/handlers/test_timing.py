@@ -11,6 +11,7 @@ from rein.loop.state import State
 
 module = sys.modules["rein.handlers.timing"]
 PHASES = ("iteration_started", "halfway", "iteration_completed")
+RATES = {"iterations_per_second", "env_steps_per_second", "updates_per_second"}
 
 
 class Clock:
@@ -36,7 +37,7 @@ def make(clock: Clock) -> Loop:
         clock.passes(1)
         loop.emit("halfway")
         clock.passes(1)
-        state.clocks.advance(env_steps=4)
+        state.clocks.advance(env_steps=4, updates=2)
 
     loop = Loop(step, epochs=3, iterations=5)
     loop.define("halfway")
@@ -138,11 +139,12 @@ def test_rates_are_counts_per_second_of_the_epoch(clock: Clock) -> None:
     for (rates, seconds), iterations in zip(seen, (5, 5, 2), strict=True):
         assert rates["iterations_per_second"] * seconds == pytest.approx(iterations)
         assert rates["env_steps_per_second"] * seconds == pytest.approx(4 * iterations)
-    assert [set(record.metrics) for record in final.history] == [{"iterations_per_second", "env_steps_per_second"}] * 3
+        assert rates["updates_per_second"] * seconds == pytest.approx(2 * iterations)
+    assert [set(record.metrics) for record in final.history] == [RATES] * 3
     assert not final.memory
 
 
-def test_partly_timed_epoch_has_no_env_steps_rate(clock: Clock) -> None:
+def test_partly_timed_epoch_has_the_rate_of_iterations_only(clock: Clock) -> None:
     first, second = make(clock), make(clock)
 
     @first.iteration_completed(once=2)
@@ -154,7 +156,7 @@ def test_partly_timed_epoch_has_no_env_steps_rate(clock: Clock) -> None:
     second.load_state_dict(first.state_dict())
     names = [set(record.metrics) for record in second.run().history]
     assert names[0] == {"iterations_per_second"}
-    assert names[1] == {"iterations_per_second", "env_steps_per_second"}
+    assert names[1] == RATES
 
 
 def test_timing_a_loop_twice_raises() -> None:

@@ -70,7 +70,7 @@ def stepped(rows: Batch, action: str = "discrete", core: str | None = None, **op
     """Return parameters and metrics after one step."""
     made = networks(action, core)
     metrics = learner(made, **options).step(rows, COEFFICIENTS)
-    assert set(metrics) == {*METRICS, "grad_norm"}
+    assert set(metrics) == {*METRICS, "grad_norm", *(["log_std"] if action == "continuous" else [])}
     return {"networks": dict(made.state_dict()), "metrics": metrics}
 
 

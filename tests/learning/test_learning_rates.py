@@ -186,6 +186,38 @@ def test_resumed_run_continues_learning_rate_schedules(optimizer: Any) -> None:
     assert first_difference(whole.state_dict()["parts"]["agent"], second.state_dict()["parts"]["agent"]) is None
 
 
+def test_metrics_contain_the_learning_rates_at_the_end_of_each_epoch() -> None:
+    agent, environment = made(SAC, learning_rate=linear(1e-2, 0.0, env_steps=32), actor_learning_rate=2e-4)
+    history = rein.training_loop(agent, environment, iterations=4).run(epochs=4).history
+    assert [record.metrics["learning_rate"] for record in history] == pytest.approx([7.5e-3, 5e-3, 2.5e-3, 0.0])
+    assert [record.metrics["actor_learning_rate"] for record in history] == [2e-4] * 4
+    assert "temperature_learning_rate" not in history[-1].metrics
+
+
+def test_metric_is_the_rate_before_it_is_reduced_at_the_end_of_the_epoch() -> None:
+    agent, environment = made(PPO, learning_rate=1e-2)
+    loop = rein.training_loop(agent, environment, iterations=4)
+    rein.reduce_learning_rate(loop, agent, "learning_rate", mode="max", patience=0, factor=0.5)
+    history = loop.run(epochs=3).history
+    assert [record.metrics["learning_rate"] for record in history] == pytest.approx([1e-2, 1e-2, 5e-3])
+
+
+def test_offline_loop_reports_the_learning_rate() -> None:
+    agent, environment = made(IQL, learning_rate=1e-3)
+    rein.train(agent, environment, env_steps=20)
+    final = rein.offline_loop(agent, iterations=2).run(epochs=1)
+    assert final.metrics["learning_rate"] == 1e-3 and "actor_learning_rate" not in final.metrics
+
+
+@pytest.mark.parametrize("options", [{}, {"state_dependent_std": True}, {"squash": True, "state_dependent_std": True}])
+def test_log_std_is_the_mean_log_standard_deviation_of_the_policy(options: dict[str, Any]) -> None:
+    environment = Corridor(2, length=3, continuous=True, seed=0, max_episode_steps=8)
+    agent = PPO(environment, log_std=-0.7, learning_rate=0.0, rollout_steps=4, seed=0, **options)
+    final = rein.training_loop(agent, environment, iterations=4).run(epochs=1)
+    assert final.metrics["log_std"] == pytest.approx(-0.7, abs=0.05)  # the network adds little at the beginning
+    assert "log_std" not in made(PPO)[0].reports
+
+
 def test_error_of_muon_explains_stacked_parameters() -> None:
     with pytest.raises(ValueError, match="Muon only supports 2D parameters") as caught:
         made(PPO, optimizer=torch.optim.Muon)

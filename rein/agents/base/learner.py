@@ -128,6 +128,8 @@ class Learner:
                 raise ValueError(f"{name}={count}: give 1 or more")
         self.networks, self.optimizer = networks, _optimizer_of(networks, optimizer)
         self.max_grad_norm, self.guard = max_grad_norm, guard
+        # function of (parameters, gradients), called before gradients are clipped; gradients must not be changed
+        self.on_gradients: Callable[[Sequence[Tensor], Sequence[Tensor | None]], None] | None = None
         self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard
         self._parameters = [*networks.parameters()]
         self._largest = largest_matrix(networks)
@@ -168,6 +170,8 @@ class Learner:
             gradients, metrics = self._average_over_processes(gradients, metrics, batch)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
+        if self.on_gradients is not None:
+            self.on_gradients(self._parameters, gradients)
         if all(gradient is None for gradient in gradients):  # all parameters are frozen
             return (
                 {**metrics, "grad_norm": torch.zeros((), dtype=torch.float32, device=self._device)}

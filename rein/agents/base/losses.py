@@ -34,7 +34,7 @@ class Coefficients(NamedTuple):
 def policy_loss(
     networks: ActorCritic, batch: Batch, coefficients: Coefficients, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the policy-gradient loss of PPO, A2C and IMPALA. The metrics are `METRICS`.
+    """Compute the policy-gradient loss of PPO, A2C and IMPALA. The metrics are those of `report_metrics`.
 
     The loss is::
 
@@ -62,13 +62,19 @@ def policy_loss(
 def report_metrics(
     distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
 ) -> dict[str, Tensor]:
-    """Return the terms of the loss and measures of the change of the policy, as means over valid rows."""
+    """Return the terms of the loss and measures of the change of the policy, as means over valid rows.
+
+    For continuous actions, `log_std` is the log standard deviation, also averaged over dimensions.
+    """
     clip = math.inf if coefficients.clip is None else coefficients.clip
     moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
     losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
     rows = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
     stacked_KM = torch.stack([row.float() for row in rows])  # one mean instead of six
-    return dict(zip(METRICS, _means(stacked_KM, batch.valid).unbind(), strict=True))
+    metrics: dict[str, Tensor] = dict(zip(METRICS, _means(stacked_KM, batch.valid).unbind(), strict=True))
+    if (log_std := getattr(distribution, "log_std", None)) is not None:  # (A,), or (M, A) if it depends on the state
+        metrics["log_std"] = masked_mean(log_std.float().mean(-1).expand_as(log_prob_M), batch.valid)
+    return metrics
 
 
 def _surrogate(log_prob_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:

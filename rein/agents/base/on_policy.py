@@ -19,6 +19,7 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
+from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.backend import graph
 from rein.ops.distributions import Distribution
@@ -79,6 +80,8 @@ class OnPolicyAgent(NetworkAgent):
         self.networks = ActorCritic(
             self.observation_space, self.action_space, generator, **self.options(*NETWORK_OPTIONS)
         )
+        if isinstance(self.networks.policy_head, ContinuousHead):
+            self.reports = (*type(self).reports, "log_std")  # type: ignore[misc]
         gradient = policy_gradient if has_closed_form(self.networks) else None
         self._learner = self.add_learner("networks", self.networks, policy_loss, gradient)
         self._graph = graph(self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -191,6 +192,17 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def learning_rates(agent: Any) -> dict[str, float]:
+    """Return the current value of `learning_rate`, `actor_learning_rate` and so on, for those that are not None."""
+    names = [name for name in dir(agent) if name.endswith("learning_rate") and not name.startswith("_")]
+    values, counts = (
+        {name: getattr(agent, name) for name in names},
+        {"env_steps": agent.env_steps, "updates": agent.updates},
+    )
+    values = {name: x(**counts) if isinstance(x, Schedule) else x for name, x in values.items()}
+    return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
 
 
 def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, Schedule]) -> None:
