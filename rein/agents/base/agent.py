@@ -20,6 +20,7 @@ from rein import foreign_names
 from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
+from rein.agents.base.summary import Summary
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
@@ -224,6 +225,10 @@ class Agent(_HasOptions, abc.ABC):
         elif not self.env_steps:
             self._root_seed, self.generator = seed, generator(seed, "agent", rank(), device=self.device)
         vars(self)["seed"] = seed
+
+    def summary(self) -> Summary:
+        """Return a table of all parameters with their layers, shapes and counts. Print it to see the table."""
+        return Summary(self)
 
     @property
     def config(self) -> dict[str, Any]:
