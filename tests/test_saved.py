@@ -1,4 +1,4 @@
-"""`rein.load_agent`: an agent comes back from its file alone, and a file chooses no code."""
+"""Tests of `rein.load_agent`, which rebuilds an agent from its file without running code that the file chooses."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ BOX, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
 
 def made(kind: Any) -> Any:
-    """An agent of that class, for the first of these spaces that it takes."""
+    """Return an agent of the class, for the first pair of spaces that it accepts."""
     for pair in ((BOX, TWO), (BOX, BOX), (TWO, TWO)):
         try:
             return kind(*pair, seed=3)
         except (ValueError, TypeError) as error:
-            why = error
-    raise why
+            last_error = error
+    raise last_error
 
 
 def same(agent: Any, other: Any) -> bool:
@@ -52,18 +52,18 @@ def same(agent: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", own_agents())
-def test_every_agent_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
+def test_every_agent_is_rebuilt_from_its_file(name: str, tmp_path: Path) -> None:
     agent = made(own_agents()[name])
     rein.save(agent, tmp_path / "agent.h5")
     assert same(agent, rein.load_agent(tmp_path / "agent.h5"))
 
 
-def test_every_module_of_agents_has_one() -> None:
+def test_every_agent_module_has_an_agent() -> None:
     modules = {path.stem for path in Path(inspect.getfile(PPO)).parent.glob("*.py")} - {"__init__"}
     assert {name.split(".")[2] for name in own_agents()} == modules
 
 
-ODD = [
+UNUSUAL = [
     lambda: PPO(BOX, TWO, learning_rate=linear(1e-3, 0.0, env_steps=100), clip=cosine(0.2, 0.1, updates=9), seed=1),
     lambda: PPO(BOX, TWO, core=functools.partial(GRU, features=8), hidden=(8,), normalize_reward=True),
     lambda: PPO(BOX, TWO, segments=Segments(beta=linear(0.2, 1.0, updates=5), rho_clip=math.inf)),
@@ -75,14 +75,14 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("make", ODD)
-def test_schedules_noises_cores_and_infinity_come_back(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", UNUSUAL)
+def test_schedules_noises_cores_and_infinity_are_restored(make: Any, tmp_path: Path) -> None:
     agent = make()
     rein.save(agent, tmp_path / "agent.h5")
     assert same(agent, rein.load_agent(tmp_path / "agent.h5"))
 
 
-def test_the_agent_of_a_run_comes_back_and_acts_as_it_did(tmp_path: Path) -> None:
+def test_agent_of_run_is_restored(tmp_path: Path) -> None:
     environment = CartPole(4, seed=0)
     agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8)
     store = rein.HDF5Store(tmp_path / "run")
@@ -96,24 +96,22 @@ def test_the_agent_of_a_run_comes_back_and_acts_as_it_did(tmp_path: Path) -> Non
     assert torch.equal(agent.select_action(observation)[0], again.select_action(observation)[0])
 
 
-def test_an_optimizer_that_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
+def test_custom_optimizer_must_be_given(tmp_path: Path) -> None:
     optimizer = functools.partial(Adam, eps=1e-3)
     agent = PPO(BOX, TWO, optimizer=optimizer)
     rein.save(agent, tmp_path / "agent.h5")
-    with pytest.raises(
-        CheckpointError, match=r"cannot say what optimizer was; give it to load_agent.*rein\.load\(agent"
-    ):
+    with pytest.raises(CheckpointError, match=r"cannot describe optimizer; pass it to load_agent.*rein\.load\(agent"):
         rein.load_agent(tmp_path / "agent.h5")
     assert same(agent, rein.load_agent(tmp_path / "agent.h5", optimizer=optimizer))
 
 
-def test_a_core_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+def test_custom_core_must_be_given(tmp_path: Path) -> None:
     def my_core(inputs: int, generator: torch.Generator) -> LSTM:
         return LSTM(inputs, 4, generator)
 
     agent = PPO(BOX, TWO, core=my_core)
     rein.save(agent, tmp_path / "agent.h5")
-    with pytest.raises(CheckpointError, match="cannot say what core=my_core was"):
+    with pytest.raises(CheckpointError, match="cannot describe core=my_core"):
         rein.load_agent(tmp_path / "agent.h5")
     assert same(agent, rein.load_agent(tmp_path / "agent.h5", core=my_core))
 
@@ -128,48 +126,48 @@ class CustomEncoder(torch.nn.Linear):
     "encoder", [CustomEncoder, functools.partial(CustomEncoder, features=5)], ids=["class", "partial"]
 )
 @pytest.mark.parametrize("kind", [PPO, DQN, TD3])
-def test_a_custom_encoder_must_be_given(kind: Any, encoder: Any, tmp_path: Path) -> None:
+def test_custom_encoder_must_be_given(kind: Any, encoder: Any, tmp_path: Path) -> None:
     agent = kind(BOX, BOX if kind is TD3 else TWO, encoder=encoder)
     rein.save(agent, tmp_path / "agent.h5")
-    with pytest.raises(CheckpointError, match="cannot say what encoder=CustomEncoder was; give encoder= to load_agent"):
+    with pytest.raises(CheckpointError, match="cannot describe encoder=CustomEncoder; pass encoder= to load_agent"):
         rein.load_agent(tmp_path / "agent.h5")
     assert same(agent, rein.load_agent(tmp_path / "agent.h5", encoder=encoder))
 
 
-def test_a_core_is_no_encoder(tmp_path: Path) -> None:
-    """Whatever a file calls it: what stands there is somebody's own."""
+def test_core_name_is_no_encoder(tmp_path: Path) -> None:
+    """An encoder is always a custom one, so it must be given even if the file has the name of a core."""
     path = changed(tmp_path / "agent.h5", config={"encoder": {"function": "LSTM", "features": 4}})
-    with pytest.raises(CheckpointError, match="cannot say what encoder=LSTM was"):
+    with pytest.raises(CheckpointError, match="cannot describe encoder=LSTM"):
         rein.load_agent(path)
 
 
-def test_options_that_are_given_replace_those_of_the_file(tmp_path: Path) -> None:
+def test_given_options_replace_those_of_file(tmp_path: Path) -> None:
     rein.save(PPO(BOX, TWO, guard=lambda metrics, gradients: True), tmp_path / "agent.h5")
     agent = rein.load_agent(tmp_path / "agent.h5", gamma=0.5)
-    assert (agent.gamma, agent.config["guard"]) == (0.5, None)  # a guard is the caller's
+    assert (agent.gamma, agent.config["guard"]) == (0.5, None)  # a guard is not loaded from the file
     with pytest.raises(CheckpointError, match="there is no option gama"):
         rein.load_agent(tmp_path / "agent.h5", gama=0.5)
 
 
-def test_a_class_of_somebody_elses_is_refused_and_not_imported(tmp_path: Path) -> None:
+def test_custom_class_raises_and_is_not_imported(tmp_path: Path) -> None:
     class PPO(rein.agents.ppo.PPO): ...
 
     rein.save(PPO(BOX, TWO), tmp_path / "agent.h5")
-    with pytest.raises(CheckpointError, match=r"of a '.*PPO', which is not one of rein's own agents\. Build the agent"):
+    with pytest.raises(CheckpointError, match=r"the class '.*PPO' is not an agent of rein\. Build the agent"):
         rein.load_agent(tmp_path / "agent.h5")
 
 
 def changed(path: Path, **about: Any) -> Path:
-    """The file with something else said about its agent."""
+    """Save an agent with a changed description, and return the path."""
     rein.save(PPO(BOX, TWO, hidden=(8, 8)), path)
-    _, state, said = read_checkpoint(path)
-    write_checkpoint(path, state, {**said, **{key: {**said[key], **value} for key, value in about.items()}})
+    _, state, saved = read_checkpoint(path)
+    write_checkpoint(path, state, {**saved, **{key: {**saved[key], **value} for key, value in about.items()}})
     return path
 
 
 @pytest.mark.parametrize("name", ["os.system", "rein.cli.main", "rein.agents.ppo.spaces", "builtins.eval", "", None, 3])
-def test_no_other_name_is_called(name: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not one of rein's own agents"):
+def test_other_names_are_not_called(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not an agent of rein"):
         rein.load_agent(changed(tmp_path / "agent.h5", build={"class": name}))
 
 
@@ -189,22 +187,22 @@ def test_no_other_name_is_called(name: Any, tmp_path: Path) -> None:
     ],
     ids=json.dumps,
 )
-def test_a_made_up_configuration_builds_nothing_large_and_raises(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"agent\.h5: its agent cannot be built again: "):
+def test_malicious_config_raises_without_large_allocation(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"agent\.h5: the agent cannot be rebuilt: "):
         rein.load_agent(changed(tmp_path / "agent.h5", config=config))
 
 
 @pytest.mark.parametrize("side", ["observation_space", "action_space"])
-def test_a_made_up_space_is_refused(side: str, tmp_path: Path) -> None:
+def test_too_large_space_raises(side: str, tmp_path: Path) -> None:
     space = {"space": "Discrete", "n": 10**9, "start": 0, "dtype": "int64"}
     with pytest.raises(CheckpointError, match=f"{side}: larger than the"):
         rein.load_agent(changed(tmp_path / "agent.h5", build={side: space}))
 
 
-def test_a_file_without_spaces_says_so(tmp_path: Path) -> None:
+def test_file_without_spaces_raises(tmp_path: Path) -> None:
     file = Path(__file__).parent / "store/data/checkpoint-format-2.h5"
     found = read_checkpoint(file)
     about = {name: value for name, value in found.about.items() if name not in ("builds", "format")}
     write_checkpoint(file := tmp_path / "agent.h5", found.state, about)
-    with pytest.raises(CheckpointError, match="does not say what its agent was built for, as files of older versions"):
+    with pytest.raises(CheckpointError, match=r"has an old format .* does not describe its agent"):
         rein.load_agent(file)

@@ -1,4 +1,4 @@
-"""Offline learning: filling a replay from stored data, and a loop without environments.
+"""Offline learning: fill a replay buffer from stored data, and train without environments.
 
 Shapes: N environments, T steps, B rows.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def pairs(chunks: Iterable[Transition]) -> Iterator[tuple[Transition, Transition | None]]:
-    """Each chunk with the one after it; None after the last. Those without rows are left out."""
+    """Yield each chunk with the next one, or None after the last. Empty chunks are skipped."""
     before: Transition | None = None
     for chunk in chunks:
         if chunk.reward is not None and not len(chunk.reward):
@@ -51,7 +51,7 @@ def pairs(chunks: Iterable[Transition]) -> Iterator[tuple[Transition, Transition
 
 
 def together(chunks: Iterable[Transition]) -> Transition:
-    """All of them as one. Raises ValueError where there are none."""
+    """Concatenate chunks. Raises ValueError if there are none."""
     first, *rest = list(chunks) or [None]
     if first is None:
         raise ValueError("there are no transitions to fill a replay with")
@@ -59,29 +59,34 @@ def together(chunks: Iterable[Transition]) -> Transition:
 
 
 def extend(replay: Replay, transitions: Transition, num_envs: int = 1, following: Transition | None = None) -> int:
-    """Append transitions (B, ...) that were recorded one after the other; returns how many of them are valid.
+    """Append consecutive transitions (B, ...) and return the number of valid ones. Extras are not kept.
 
-    They become the rows of `num_envs` environments, each of which has a stretch of them. A row whose next observation
-    is not the observation of the row after it is marked as truncated, so no n-step return reaches into another episode,
-    environment or stretch. After the last row of one environment comes `following`, if that is appended next. What the
-    agent said along with its actions is not kept.
+    A row whose next observation differs from the observation of the next row becomes truncated. N-step returns
+    therefore stay within one episode, environment and contiguous part of the data.
 
-    Raises ValueError for transitions that lack a field or differ from those before, for another number of environments
-    than before, and where the replay is too small: what is recorded is not to be overwritten unseen.
+    Args:
+        replay: replay buffer.
+        transitions: consecutive transitions (B, ...).
+        num_envs: number of environments. Each gets a contiguous part of the rows.
+        following: transitions that are appended next, if any, for one environment.
+
+    Raises:
+        ValueError: if a field is missing or differs from earlier rows, if `num_envs` differs from earlier calls, or if
+            the rows do not fit into the replay, which would overwrite recorded rows.
     """
     replay.flush()
     rows = _columns(transitions)
     if not len(rows["reward"]):
         return 0
-    rows = map_tree(lambda column: _stretches(column.to(replay.device), num_envs), rows)
+    rows = map_tree(lambda column: _split_rows(column.to(replay.device), num_envs), rows)
     count, padding = len(rows["reward"]), -len(transitions.reward) % num_envs
     if padding:
         rows["valid"] = rows["valid"].clone()
         rows["valid"][count - padding :, -1] = False
     after = following.observation if following is not None and num_envs == 1 else None
-    rows["truncated"] = rows["truncated"] | ~(rows["terminated"] | _followed(rows, after))
+    rows["truncated"] = rows["truncated"] | ~(rows["terminated"] | _is_continued(rows, after))
     _make_room(replay, rows, count, num_envs)
-    for first, last in _turns(replay, count):
+    for first, last in _ranges(replay, count):
         replay._write(map_tree(lambda column, a=first, b=last: column[a:b], rows), last - first)
     return int(rows["valid"].sum())
 
@@ -90,13 +95,13 @@ def _columns(transitions: Transition) -> dict[str, Tree]:
     row = transitions._asdict()
     row.pop("extras")
     if absent := [name for name, column in row.items() if column is None]:
-        raise ValueError(f"the transitions have no {', '.join(absent)}: record, or ask for, every field")
+        raise ValueError(f"the transitions have no {', '.join(absent)}; record or request every field")
     row["reward"] = row["reward"].to(torch.float32)
     return row
 
 
-def _stretches(column_B: Tensor, num_envs: int) -> Tensor:
-    """(S, N, ...), each environment with a stretch of the rows; the last row is repeated where there are too few."""
+def _split_rows(column_B: Tensor, num_envs: int) -> Tensor:
+    """Return (S, N, ...), with a contiguous part of the rows per environment; the last row is repeated as padding."""
     if num_envs == 1:
         return column_B.unsqueeze(1)
     slots = -(-len(column_B) // num_envs)
@@ -104,8 +109,8 @@ def _stretches(column_B: Tensor, num_envs: int) -> Tensor:
     return column_B[row_NS.view(num_envs, slots).t()]
 
 
-def _followed(rows: Mapping[str, Tree], following: Tree = None) -> Tensor:
-    """(S, N) bool: whether what comes after a row is what the next slot begins with, the last one with `following`."""
+def _is_continued(rows: Mapping[str, Tree], following: Tree = None) -> Tensor:
+    """Return (S, N) bool: whether the next observation of a row is the observation of the next slot, or `following`."""
     found = torch.zeros_like(rows["truncated"])
     found[:-1] = True
     if following is not None:
@@ -122,17 +127,17 @@ def _make_room(replay: Replay, rows: dict[str, Any], count: int, num_envs: int) 
     if replay._packing is None:
         replay._allocate(first)
     if replay.num_envs != num_envs:
-        raise ValueError(f"the replay holds rows of {replay.num_envs} environments: give num_envs={replay.num_envs}")
+        raise ValueError(f"the replay has rows of {replay.num_envs} environments; use num_envs={replay.num_envs}")
     replay._packed().check(first)
     if replay.filled + count > replay.slots:
         raise ValueError(
-            f"the replay has room for {replay.slots * num_envs:,} transitions, and there are at least "
-            f"{(replay.filled + count) * num_envs:,}: build the agent with a larger capacity"
+            f"the replay has room for {replay.slots * num_envs:,} transitions, but there are at least "
+            f"{(replay.filled + count) * num_envs:,}; build the agent with a larger capacity"
         )
 
 
-def _turns(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
-    """Which of the slots that are to come are written at once: a ring has an end."""
+def _ranges(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of new slots that do not cross the end of the ring."""
     first = 0
     while first < count:
         last = min(count, first + replay.slots - replay.next_slot)
@@ -140,18 +145,18 @@ def _turns(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-ITERATIONS = 100  # of an epoch, where nobody says
-ROUNDING = 2.0**-9  # of a Box's width or bounds, by which actions may lie outside: what bfloat16 is off by, half less
+ITERATIONS = 100  # default iterations of an epoch
+ROUNDING = 2.0**-9  # tolerance for actions, relative to the width or bounds of a Box: rounding error of bfloat16
 
-_by_chance: WeakSet[ReplayAgent] = WeakSet()  # agents without a seed of the caller; theirs was drawn here
+_randomly_seeded: WeakSet[ReplayAgent] = WeakSet()  # agents whose seed was drawn here
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """Transitions that can be had part by part, as those of a `rein.integrations.minari.MinariData`."""
+    """Transitions that can be read in chunks, such as `rein.integrations.minari.MinariData`."""
 
     def chunks(self) -> Iterator[Transition]:
-        """All of them, (B, ...), one after the other."""
+        """Iterate over all transitions, (B, ...), in order."""
         ...
 
 
@@ -171,28 +176,38 @@ def offline_loop(
     check_finite: bool = True,
     debug: bool = False,
 ) -> Loop:
-    """A loop that trains `agent` on what its replay holds, filled with `data` first where that is given.
+    """Build a loop that trains `agent` on the contents of its replay buffer.
 
-        loop = offline_loop(agent, rein.open_run("runs/sac"), epochs=20)
-        evaluate(loop, agent.policy(), environment, episodes=10)
-        loop.run()
+    The clock of the loop is `updates`, because no environment is stepped. The loop owns the agent and its replay, so a
+    checkpoint resumes exactly, whatever `data` is then. Evaluation, checkpoints and early stopping are handlers.
 
-    An epoch has 100 iterations if not told, each of `updates_per_iteration` updates; `data` is what `fill` takes. The
-    loop owns the agent, and the replay with it: a checkpoint resumes exactly, with whatever `data` there is then. The
-    clock that advances is `updates`: nobody acts. Evaluation, checkpoints and early stopping are handlers, as they are
-    in every loop; what the agent reports are metrics. `store` takes `run.json`, the metrics' files and checkpoints.
-    `seed` seeds an agent that was built without one; `debug` is the loop's. `check_finite` checks that losses, gradient
-    norms and parameters are finite and raises NonFiniteError if one is not.
+    Args:
+        agent: agent that learns from a replay buffer.
+        data: transitions to fill the replay with first; see `fill`.
+        store: store for `run.json`, the files of the metrics and checkpoints.
+        epochs: default number of epochs of `loop.run`.
+        iterations: iterations of an epoch, 100 by default.
+        updates_per_iteration: updates of an iteration.
+        seed: seed for an agent that was built without one.
+        check_finite: whether to raise NonFiniteError if a loss, gradient norm or parameter is not finite.
+        debug: option of the loop.
 
-    Raises TypeError for an agent that does not learn from replay; ValueError for numbers below 1, and where an agent
-    that is to be seeded has learned or been filled before, which it would forget.
+    Raises:
+        TypeError: if the agent does not learn from a replay buffer.
+        ValueError: if a number is below 1, or if an agent without a seed has learned or has rows. Seeding would
+            discard them.
+
+    Example:
+        >>> loop = offline_loop(agent, rein.open_run("runs/sac"), epochs=20)
+        >>> evaluate_every(loop, agent.policy(), environment, episodes=10)
+        >>> loop.run()
     """
     if not isinstance(agent, ReplayAgent):
-        raise TypeError(f"offline_loop: {type(agent).__name__} does not learn from a replay, as a ReplayAgent does")
+        raise TypeError(f"offline_loop: {type(agent).__name__} does not learn from a replay; use a ReplayAgent")
     if updates_per_iteration < 1:
         raise ValueError(f"offline_loop(updates_per_iteration={updates_per_iteration}): give 1 or more")
     if agent.seed is None and not agent.loaded and (agent.updates or len(agent.replay)):
-        raise ValueError("offline_loop: to seed the agent would empty its replay; build it with a seed=")
+        raise ValueError("offline_loop: seeding the agent would empty its replay; build it with a seed=")
     _seed(agent, seed)
     if data is not None:
         fill(agent, data)
@@ -209,7 +224,7 @@ def offline_loop(
         debug=debug,
         step_state_types=STEP_STATE_TYPES,
     )
-    loop.own("agent", agent, by_chance="seed" if agent in _by_chance else ())
+    loop.own("agent", agent, by_chance="seed" if agent in _randomly_seeded else ())
     report_agent(loop, agent)
     check_learning(loop, agent, None, check_finite)
     if store is not None:
@@ -219,37 +234,41 @@ def offline_loop(
     @loop.started.wire
     def take_clocks(state: State) -> None:
         if not len(agent.replay):
-            raise ValueError("offline_loop: there is nothing to learn from; give data=, or fill(agent, data) before")
+            raise ValueError("offline_loop: the replay is empty; give data=, or call fill(agent, data) first")
         state.clocks.env_steps, state.clocks.updates = agent.env_steps, agent.updates
 
     return loop
 
 
 def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
-    """Put recorded transitions into an agent's replay; returns how many there were.
+    """Fill an agent's replay buffer with recorded transitions, and return the number of valid ones.
 
-    `data` is a run (`rein.open_run(...)`), whose environments come one after the other, a part of one
-    (`run.transitions(episodes=...)`), a `rein.integrations.minari.MinariData`, or any iterable of `Transition`s of rows
-    (B, ...) that were recorded one after the other. To go on in N environments later, give `num_envs=N`: each of them
-    then has a stretch of the rows. An observation normalizer learns of them, too. `clip=True` puts actions outside of
-    the agent's Box at its bounds, as the environment did that they were recorded in through `ClipAction`.
+    The statistics of an observation normalizer are updated, too.
 
-    Raises ValueError for data without one of the fields, or of other spaces than the agent's, for numbers of valid rows
-    that are not finite where the agent learns from them, for actions outside the action space (of a Box by more than
-    rounding, and without `clip`), and where there is more of it than the replay's capacity; what came before may be in
-    the replay then.
+    Args:
+        agent: agent that learns from a replay buffer.
+        data: a run (`rein.open_run(...)`), part of a run (`run.transitions(episodes=...)`), a
+            `rein.integrations.minari.MinariData`, or an iterable of `Transition` with consecutive rows (B, ...). The
+            environments of a run are read one after the other.
+        num_envs: number of environments to train in later. Each gets a contiguous part of the rows.
+        clip: whether to clip actions to the bounds of the agent's Box, for data recorded through `ClipAction`.
+
+    Raises:
+        ValueError: if a field is missing, spaces differ from those of the agent, valid rows have values that are not
+            finite and that the agent learns from, actions are outside of the action space (beyond rounding, without
+            `clip`), or the data exceeds the capacity. Earlier chunks may be in the replay then.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
     kind, kept = type(agent).__name__, type(agent.replay).__name__
     if isinstance(agent.replay, FrameReplay):
         raise ValueError(
-            f"fill: {kind}(frame_stack={agent.replay.frame_stack}) keeps each frame once, as it comes; leave "
-            "frame_stack out to fill its replay with recorded stacks"
+            f"fill: {kind}(frame_stack={agent.replay.frame_stack}) stores each frame once and cannot be filled with "
+            "recorded stacks; omit frame_stack"
         )
     if type(agent.replay) not in (Replay, PrioritizedReplay):
-        raise ValueError(f"fill: {kind} keeps its rows in a {kept}, of which recorded transitions lack parts")
-    _seed(agent, None)  # to do so later would draw it anew
+        raise ValueError(f"fill: {kind} has a {kept}, which needs data that recorded transitions do not have")
+    _seed(agent, None)  # seeding later would empty the replay
     chunks = _all_checked(agent, _chunks(data), clip)
     count = 0
     for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
@@ -259,14 +278,14 @@ def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = Fa
 
 
 def _seed(agent: ReplayAgent, seed: int | None) -> None:
-    """Seed an agent that nobody has seeded. Raises ValueError where another seed was drawn for it here before."""
-    if seed is not None and agent in _by_chance and not agent.loaded:
+    """Seed an agent that has no seed. Raises ValueError if a random seed was drawn for it before."""
+    if seed is not None and agent in _randomly_seeded and not agent.loaded:
         raise ValueError(
-            f"offline_loop(seed={seed}): seed {agent.seed} was drawn for the agent when it was filled, or by a loop "
-            "before; build it with a seed="
+            f"offline_loop(seed={seed}): the random seed {agent.seed} was drawn for the agent when it was filled or "
+            "trained before; build it with a seed="
         )
     if seed_parts(seed, agent):
-        _by_chance.add(agent)
+        _randomly_seeded.add(agent)
 
 
 def _all_checked(agent: ReplayAgent, chunks: Iterable[Transition], clip: bool) -> Iterator[Transition]:
@@ -278,12 +297,12 @@ def _all_checked(agent: ReplayAgent, chunks: Iterable[Transition], clip: bool) -
 
 
 def _checked(agent: ReplayAgent, chunk: Transition, rows: int, clip: bool) -> Transition:
-    """Where the agent is, and in its types; `rows` came before it."""
+    """Check a chunk, and convert it to the agent's device and dtypes. `rows` is the number of earlier rows."""
     if not isinstance(chunk, Transition):
-        raise ValueError(f"fill: data gives {type(chunk).__name__}, and not a Transition of rows (B, ...) each time")
+        raise ValueError(f"fill: data must consist of Transitions of rows (B, ...), not {type(chunk).__name__}")
     chunk = to_device(chunk._replace(extras={}), agent.device)
     chunk = map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
-    # as those that it goes on with: files hold half precision as float32
+    # use the dtypes of later observations, because files store half precision as float32
     names = ("observation", "next_observation")
     observed = {name: _as_observed(getattr(chunk, name), agent.observation_space) for name in names}
     chunk = chunk._replace(action=cast_action(chunk.action, agent.action_space), **observed)
@@ -304,19 +323,19 @@ def _bounds(agent: ReplayAgent) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_outside(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
-    """ValueError for actions that the agent's policy cannot take: critics would learn there what nobody corrects."""
+    """Raise ValueError for actions outside of the Box: critics would learn values that the policy never corrects."""
     if chunk.valid is None:
         return
     low, high = _bounds(agent)
     rounding = torch.maximum(high - low, torch.maximum(low.abs(), high.abs())) * ROUNDING
     wrong_B = ((chunk.action < low - rounding) | (chunk.action > high + rounding)).flatten(1).any(1)
     share = float((wrong_B & chunk.valid).sum()) / max(int(chunk.valid.sum()), 1)
-    what = f"outside of {agent.action_space} ({100.0 * share:.3g}% of the rows here)"
-    _refuse(wrong_B, chunk, rows, "action", what, "give fill(..., clip=True) where the environment clipped them, or ")
+    problem = f"outside of {agent.action_space} ({100.0 * share:.3g}% of these rows)"
+    _refuse(wrong_B, chunk, rows, "action", problem, "use fill(..., clip=True) if the environment clipped them, or ")
 
 
 def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
-    """In the types of the agent's observations, unless whole numbers would be cut; what is of no such space stays."""
+    """Convert to the dtypes of the observation space, except floats to integers. Unknown structures are unchanged."""
     inner = children(space)
     if inner is not None and isinstance(observation, Mapping):
         return {key: _as_observed(part, inner[key]) if key in inner else part for key, part in observation.items()}
@@ -339,15 +358,15 @@ def _chunks(data: Source) -> Iterable[Transition]:
 
 
 def _check(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
-    """ValueError where these are not the agent's actions or observations."""
+    """Raise ValueError if actions or observations do not fit the agent's spaces."""
     if chunk.action is None or chunk.observation is None:
-        return  # the replay names all that is not there
+        return  # the replay raises an error with all missing fields
     space, given = agent.action_space, tuple(chunk.action.shape[1:])
     if space.shape != given:
-        raise ValueError(f"fill: the agent's actions are {space}, and those recorded of shape {given}")
+        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions have the shape {given}")
     if isinstance(space, spaces.Discrete) and chunk.action.is_floating_point():
-        raise ValueError(f"fill: the agent's actions are {space}, and those recorded {chunk.action.dtype}")
-    agent.networks.preprocess(map_tree(lambda column: column[:1], chunk.observation))  # which says what it is to be
+        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions are {chunk.action.dtype}")
+    agent.networks.preprocess(map_tree(lambda column: column[:1], chunk.observation))  # checks the structure
     if chunk.valid is not None:
         _check_numbers(agent, chunk, rows)
 
@@ -361,12 +380,12 @@ def _check_numbers(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
         if column.is_floating_point():
             wrong_B = ~column.isfinite().flatten(1).all(1) if column.ndim > 1 else ~column.isfinite()
             if name.startswith("next_observation"):
-                wrong_B &= ~chunk.terminated  # after an end nothing is worth anything
+                wrong_B &= ~chunk.terminated  # not used after termination
             _refuse(wrong_B, chunk, rows, name, "not finite")
     for name in learned.keys() & {"observation", "next_observation"}:
         for path, part in tensors_of(agent.observation_space):
             value = functools.reduce(operator.getitem, path, learned[name])
-            wrong = outside(value, part)  # of no rows, maybe
+            wrong = outside(value, part)  # may have no rows
             wrong_B = torch.from_numpy(wrong.any(axis=tuple(range(1, wrong.ndim)))).to(value.device)
             _refuse(wrong_B, chunk, rows, ".".join((name, *path)), f"not in {part}")
     if isinstance(space, spaces.Discrete):
@@ -374,8 +393,8 @@ def _check_numbers(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
         _refuse((action_B < low) | (action_B >= high), chunk, rows, "action", f"not from {low} to {high - 1}")
 
 
-def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, what: str, instead: str = "") -> None:
+def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, problem: str, advice: str = "") -> None:
     found = (wrong_B & chunk.valid).nonzero()
     if len(found):
-        where = f"in {len(found)} transitions, the first of them number {rows + int(found[0])}"
-        raise ValueError(f"fill: the {name} is {what} {where}; {instead}leave them out, or set their valid to False")
+        place = f"in {len(found)} transitions, first in number {rows + int(found[0])}"
+        raise ValueError(f"fill: the {name} is {problem} {place}; {advice}remove them, or set valid to False")

@@ -1,4 +1,4 @@
-"""Agents of rein, rebuilt from their files.
+"""Rebuild rein's agents from their files.
 
 Files are not trusted and never choose code: a file names a class of `rein.agents` and the configuration of the agent.
 """
@@ -32,16 +32,9 @@ from rein.store.checkpoint_file import Checkpoint, describe_part, differences
 from rein.store.loading import part_at, put
 from rein.store.spaces import Space, space_from_json
 
-_ROWS = ("replay", "rollout")  # state that holds data, not parameters
+_ROWS = ("replay", "rollout")  # entries of the state that are data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
-_CALLERS = (
-    "device",
-    "guard",
-    "threads",
-    "micro_batch",
-    "compile",
-    "optimizer",
-)  # options that are not taken from a file
+_CALLERS = ("device", "guard", "threads", "micro_batch", "compile", "optimizer")  # options not taken from a file
 _SIZES = ("hidden", "core", "critics", "cosines")  # options that make networks larger
 _OBJECTS = ("core", "encoder", "noise", "segments")  # options that a name alone does not describe
 
@@ -50,9 +43,6 @@ _OBJECTS = ("core", "encoder", "noise", "segments")  # options that a name alone
 def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
     """Build and load the agent that `rein.save` wrote, or the agent of a run's checkpoint.
 
-        agent = rein.load_agent("runs/mine/checkpoints/best")   # any path that `rein.load` takes
-        agent = rein.load_agent("agent.h5", device="cuda")
-
     Args:
         path: file of the agent, checkpoint, or folder of a run.
         name: name of the agent among the parts of the run.
@@ -60,8 +50,13 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
             options that only change speed are not taken from the file. Custom functions must be given: `optimizer=`, a
             custom `core`, an `encoder`.
 
-    Raises CheckpointError if the file is missing or damaged, if its agent is not one of rein's, or if the file does not
-    describe all spaces and options. Build such an agent first, and load it with `rein.load`.
+    Raises:
+        CheckpointError: if the file is missing or damaged, if its agent is not one of rein's, or if the file does not
+            describe all spaces and options. Build such an agent first, and load it with `rein.load`.
+
+    Example:
+        >>> agent = rein.load_agent("runs/mine/checkpoints/best")  # any path that `rein.load` accepts
+        >>> agent = rein.load_agent("agent.h5", device="cuda")
     """
     return rebuilt(part_at(path, name), options)
 
@@ -75,30 +70,28 @@ def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "ag
 
 
 def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:
-    """Build the agent of a checkpoint that `part_at` read, with these options instead of its own; see `load_agent`."""
+    """Build the agent of a checkpoint that `part_at` read. `options` replace those of the file; see `load_agent`."""
     build, config = found.about.get("build"), found.about.get("config")
     if not (isinstance(build, Mapping) and isinstance(config, Mapping)):
-        raise _refused(
-            found.path, "does not say what its agent was built for, as files of older versions and odd spaces"
-        )
+        raise _refused(found.path, "the file has an old format or an unusual space, and does not describe its agent")
     kind = own_agents().get(str(build.get("class")))
     if kind is None:
-        raise _refused(found.path, f"is of a {build.get('class')!r:.200}, which is not one of rein's own agents")
+        raise _refused(found.path, f"the class {build.get('class')!r:.200} is not an agent of rein")
     try:
         agent = _built(kind, found, options)
     except Exception as error:  # the file is not trusted, so anything can be wrong with its configuration
-        raise _refused(found.path, f"its agent cannot be built again: {error}") from error
+        raise _refused(found.path, f"the agent cannot be rebuilt: {error}") from error
     given = dict.fromkeys(options)  # they replace options of the file
     built = {**describe_part(agent)["config"], **given, "seed": config.get("seed")}
     if differ := differences({**config, **given}, built):
         names = dict.fromkeys(line.split(" ")[0].partition(".")[0] for line in differ)
-        raise _refused(found.path, f"a file cannot say what {', '.join(names)} was; give it to load_agent")
+        raise _refused(found.path, f"the file cannot describe {', '.join(names)}; pass it to load_agent")
     put(agent, found, strict=False)
     return agent
 
 
-def _refused(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {why}. Build the agent as it was, and use rein.load(agent, path)")
+def _refused(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {reason}. Build the agent as before, and use rein.load(agent, path)")
 
 
 def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> Any:
@@ -107,9 +100,9 @@ def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> An
         space_from_json(build.get(f"{side}_space")) for side in ("observation", "action")
     )
     wanted = options_of(kind).keys() - {*_CALLERS, *options}
-    said = {key: value for key, value in config.items() if key in wanted}
-    _check_sizes(said, observation_space, action_space, found.state)
-    return kind(observation_space, action_space, **{key: _option(key, said[key]) for key in said}, **options)
+    saved = {key: value for key, value in config.items() if key in wanted}
+    _check_sizes(saved, observation_space, action_space, found.state)
+    return kind(observation_space, action_space, **{key: _option(key, saved[key]) for key in saved}, **options)
 
 
 @functools.cache
@@ -123,15 +116,15 @@ def own_agents() -> dict[str, type[Any]]:
     return found
 
 
-def _check_sizes(said: Mapping[str, Any], observation: Space, action: Space, state: Mapping[str, Any]) -> None:
+def _check_sizes(saved: Mapping[str, Any], observation: Space, action: Space, state: Mapping[str, Any]) -> None:
     """Raise ValueError if the agent would take far more memory than its file holds."""
     numbers = sum(x.numel() for path, x in leaves(state) if isinstance(x, Tensor) and not path.startswith(_ROWS))
     sizes = {"observation_space": spaces.flatdim(observation), "action_space": spaces.flatdim(action)}
     if isinstance(observation, spaces.MultiDiscrete) and "table" in state:  # a row for each combination
         sizes["observation_space"] = math.prod(observation.nvec.tolist())
-    sizes |= {key: _size(said[key]) for key in _SIZES if key in said}
+    sizes |= {key: _size(saved[key]) for key in _SIZES if key in saved}
     if large := [key for key, size in sizes.items() if size > numbers]:
-        raise ValueError(f"{', '.join(large)}: larger than the {numbers:,} numbers that the file holds")
+        raise ValueError(f"{', '.join(large)}: larger than the {numbers:,} numbers in the file")
 
 
 def _size(value: Any) -> int:
@@ -144,32 +137,32 @@ def _size(value: Any) -> int:
     return value if type(value) is int else 0
 
 
-def _option(key: str, said: Any) -> Any:
-    """Return an option from its JSON. Raises ValueError if it was a function that is not one of rein's."""
-    if said in ("inf", "-inf"):
-        return float(said)
-    if isinstance(said, list):
-        return tuple(_option(key, one) for one in said)
-    if isinstance(said, Mapping) and key != "encoder":
-        return _object(key, said)
-    if isinstance(said, str | Mapping) and key in _OBJECTS:
-        name = said if isinstance(said, str) else said.get("function")
-        raise ValueError(f"a file cannot say what {key}={name!s:.80} was; give {key}= to load_agent")
-    return said
+def _option(key: str, saved: Any) -> Any:
+    """Return an option from its JSON. Raises ValueError if it was a custom function."""
+    if saved in ("inf", "-inf"):
+        return float(saved)
+    if isinstance(saved, list):
+        return tuple(_option(key, one) for one in saved)
+    if isinstance(saved, Mapping) and key != "encoder":
+        return _object(key, saved)
+    if isinstance(saved, str | Mapping) and key in _OBJECTS:
+        name = saved if isinstance(saved, str) else saved.get("function")
+        raise ValueError(f"the file cannot describe {key}={name!s:.80}; pass {key}= to load_agent")
+    return saved
 
 
-def _object(key: str, said: Mapping[str, Any]) -> Any:
-    keys, noise = {*said}, said.get("noise")
+def _object(key: str, saved: Mapping[str, Any]) -> Any:
+    keys, noise = {*saved}, saved.get("noise")
     if keys == {"clock", "segments"}:
-        return as_schedule(said)
+        return as_schedule(saved)
     if {"threshold", "window"} <= keys:
-        return Plateau(**said)
+        return Plateau(**saved)
     if noise == "gaussian":
-        return GaussianNoise(_option("std", said["std"]))
+        return GaussianNoise(_option("std", saved["std"]))
     if noise == "ornstein_uhlenbeck":
-        return OrnsteinUhlenbeck(said["theta"], _option("sigma", said["sigma"]), said["mu"])
-    if said.get("function") in _CORES and "features" in keys and keys <= {"function", "features", "layers"}:
-        return functools.partial(_CORES[said["function"]], **{name: said[name] for name in keys - {"function"}})
+        return OrnsteinUhlenbeck(saved["theta"], _option("sigma", saved["sigma"]), saved["mu"])
+    if saved.get("function") in _CORES and "features" in keys and keys <= {"function", "features", "layers"}:
+        return functools.partial(_CORES[saved["function"]], **{name: saved[name] for name in keys - {"function"}})
     if key == "segments":
-        return Segments(**{name: _option(name, value) for name, value in said.items()})
-    raise ValueError(f"a file cannot say what {key}={said.get('function', dict(said))!r:.80} was; give {key}=")
+        return Segments(**{name: _option(name, value) for name, value in saved.items()})
+    raise ValueError(f"the file cannot describe {key}={saved.get('function', dict(saved))!r:.80}; pass {key}=")

@@ -1,4 +1,4 @@
-"""Learning from examples: the same loop, whose data are pairs of inputs and targets, and nobody acts."""
+"""Supervised learning: a loop over pairs of inputs and targets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rein.protocols import Store
 from rein.training.training_loop import check_learning, describe_run
 from rein.types import Tree
 
-Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), as torch.nn.functional.mse_loss
+Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), such as torch.nn.functional.mse_loss
 Loss = Score | Sequence[tuple[Score, float]]
 
 
 class Prediction(NamedTuple):
-    """The step_state of a supervised loop: what the latest batch gave."""
+    """Step state of a supervised loop: results of the latest batch."""
 
-    prediction: Tree  # (B, ...) what the model put out, before the update; without gradients
-    target: Tree  # (B, ...) what it was to be
-    metrics: Mapping[str, Tensor]  # the loss, and what else the update reports
+    prediction: Tree  # (B, ...) output of the model before the update, detached
+    target: Tree  # (B, ...)
+    metrics: Mapping[str, Tensor]  # the loss and further metrics of the update
 
 
 def trainer(
@@ -48,21 +48,38 @@ def trainer(
     check_finite: bool = True,
     debug: bool = False,
 ) -> Loop:
-    """A loop that takes a step of `optimizer` for each batch of its data, and whose metric `loss` is the epoch's mean.
+    """Build a loop that updates `model` on each batch of its data. Its metric `loss` is the mean over the epoch.
 
-        loop = trainer(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters()), epochs=10)
-        validate(loop, model, validation_data, {"loss": torch.nn.functional.mse_loss})
-        loop.run(DataLoader(...))
+    The loop owns the model, the optimizer, torch's global generators (used by dropout and a shuffling DataLoader) and
+    `generators`, so that a checkpoint resumes exactly. Resume is not exact for generators that are not passed, datasets
+    that use random numbers in the main process, and transforms that use them in persistent workers; see
+    `torch_generators`.
 
-    The loop owns the model, the optimizer, torch's global generators, from which dropout and a shuffling DataLoader
-    draw, and `generators`, where DataLoaders have some of their own (`generator=`): a checkpoint resumes exactly. It
-    does not for a generator that is not given, a dataset that draws in the main process, and transforms that draw in
-    workers that persist; see `torch_generators`, which raises TypeError for generators that are none. Batches are
-    moved to `device`, that of the model's first parameter if not told. `store` takes `run.json`, the metrics' files and
-    checkpoints; `debug` is the loop's. The rest is that of `train_step`, which also says what it raises.
+    Args:
+        model: module to train.
+        loss: loss function, or a list of (loss function, weight); see `train_step`.
+        optimizer: optimizer of the model's parameters.
+        store: store for `run.json`, the files of the metrics and checkpoints.
+        epochs: default number of epochs of `loop.run`.
+        iterations: default number of iterations of an epoch.
+        max_grad_norm: see `train_step`.
+        guard: see `train_step`.
+        device: device to which batches are moved. Default: the device of the model's first parameter.
+        generators: generators that DataLoaders were given (`generator=`).
+        check_finite: see `train_step`.
+        debug: option of the loop.
+
+    Raises:
+        TypeError: if `generators` has other objects, or as in `train_step`.
+        ValueError: as in `train_step`.
+
+    Example:
+        >>> loop = trainer(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters()), epochs=10)
+        >>> validate(loop, model, validation_data, {"loss": torch.nn.functional.mse_loss})
+        >>> loop.run(DataLoader(...))
     """
-    how = {"max_grad_norm": max_grad_norm, "guard": guard, "check_finite": check_finite}
-    step = train_step(model, loss, optimizer, **how)
+    options = {"max_grad_norm": max_grad_norm, "guard": guard, "check_finite": check_finite}
+    step = train_step(model, loss, optimizer, **options)
     device = _device_of(model) if device is None else checked_device(device)
     loop = Loop(step, epochs=epochs, iterations=iterations, device=device, debug=debug)
     loop.own("model", model)
@@ -89,29 +106,35 @@ def train_step(
     guard: Guard | None = None,
     check_finite: bool = True,
 ) -> Callable[[State], Prediction]:
-    """A step for `rein.Loop`: one update of `optimizer` on `state.batch`, a pair of inputs and targets.
+    """Return a step for `rein.Loop`: one update of `optimizer` on `state.batch`, a pair of inputs and targets.
 
-    Both are tensors or trees of them; `model(inputs)` is the prediction. `loss(prediction, target)` gives one number,
-    as the functions of `torch.nn.functional` do. For several outputs, a tuple or a list, it is a list of
-    `(loss, weight)`, one for each; what is learned is their weighted sum, and each is reported as `loss_0`, `loss_1`.
-    What is no tuple or list is one output, or one target.
-    Gradients are clipped together to `max_grad_norm`, and an update that `guard(metrics, gradients)` refuses is left
-    out. With `check_finite`, and without a guard, a loss or gradient norm that is not finite raises NonFiniteError
-    before the optimizer's step; on a GPU it is found by `trainer` at the end of the epoch, in the parameters.
-    Whether the model is in training mode is left as it is. The loop is to own the model and the optimizer.
+    Inputs and targets are tensors or trees of tensors. The prediction is `model(inputs)`. The training mode of the
+    model is not changed. The loop must own the model and the optimizer.
 
-    Raises TypeError for parts that are none, ValueError where the optimizer has no parameter of the model; at a step
-    TypeError for a batch that is no pair of tensors or trees of them, ValueError for outputs that are not as many as
-    the losses and for a loss that is not a tensor of one number.
+    Args:
+        model: module to train.
+        loss: function of (prediction, target) that returns a scalar, such as those of `torch.nn.functional`. If the
+            model returns a tuple or list of outputs: a list with one (function, weight) per output. Their weighted sum
+            is minimized, and each is reported as `loss_0`, `loss_1`. Any other output or target counts as one.
+        optimizer: optimizer of the model's parameters.
+        max_grad_norm: largest norm of all gradients together; None does not clip.
+        guard: function of (metrics, gradients) that returns whether to apply an update.
+        check_finite: whether to raise NonFiniteError before the update if the loss or gradient norm is not finite and
+            there is no guard. On a GPU, `trainer` checks the parameters at the end of the epoch instead.
+
+    Raises:
+        TypeError: if an argument has the wrong type, or, at a step, if the batch is not a pair of tensors or trees.
+        ValueError: if the optimizer has no parameter of the model, or, at a step, if the numbers of outputs and losses
+            differ or a loss is not a scalar tensor.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"train_step(model={model!r}): give a torch.nn.Module")
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"train_step(optimizer={optimizer!r}): give one of the model's parameters, as torch.optim has")
+        raise TypeError(f"train_step(optimizer={optimizer!r}): give an optimizer object, such as those of torch.optim")
     check_optimizer(optimizer)
-    mine = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
-        raise ValueError("train_step: none of the optimizer's parameters is the model's")
+    known = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError("train_step: the optimizer has no parameter of the model")
     losses = _losses(loss)
     finite = FiniteUpdate(model) if check_finite else None
 
@@ -119,10 +142,10 @@ def train_step(
         inputs, target = _pair(state.batch)
         prediction = model(inputs)
         total, metrics = losses(prediction, target)
-        optimizer.zero_grad()  # what an update that failed has left behind
+        optimizer.zero_grad()  # gradients of a failed update
         total.backward()
-        how = {"max_grad_norm": max_grad_norm, "guard": guard, "finite": finite}
-        norm = apply_gradients(optimizer, metrics, **how, measure=False)
+        options = {"max_grad_norm": max_grad_norm, "guard": guard, "finite": finite}
+        norm = apply_gradients(optimizer, metrics, **options, measure=False)
         state.clocks.updates += 1
         metrics = metrics if norm is None else {**metrics, "grad_norm": norm}
         return Prediction(map_tree(Tensor.detach, prediction), target, metrics)
@@ -131,15 +154,25 @@ def train_step(
 
 
 def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Iterable[Any]], dict[str, float]]:
-    """A function of data that gives each of `metrics`, of functions (prediction, target) -> one number, over all of it.
+    """Return a function that computes `metrics` of `model` on data.
 
-        evaluate = evaluator(model, {"accuracy": accuracy})
-        evaluate(test_data)["accuracy"]
+    Each metric is computed once on all rows, so it does not depend on the batches. The model is in evaluation mode
+    meanwhile, and torch's generators are restored, so an evaluation does not influence training.
 
-    Predictions are gathered, and every metric is taken once of all rows, so it does not matter how these are cut into
-    batches. The model is in evaluation mode meanwhile, and no generator of torch's moves on: training goes on as if
-    nothing had been evaluated. Raises TypeError for what is no function, and for batches as `train_step` does;
-    ValueError for empty data.
+    Args:
+        model: module to evaluate.
+        metrics: functions of (prediction, target) that return one number, by name.
+
+    Returns:
+        A function from data, an iterable of pairs (inputs, targets), to the metrics by name.
+
+    Raises:
+        TypeError: if a metric is not a function, or, on data, for batches as in `train_step`.
+        ValueError: on empty data.
+
+    Example:
+        >>> evaluate = evaluator(model, {"accuracy": accuracy})
+        >>> evaluate(test_data)["accuracy"]
     """
     for name, metric in metrics.items():
         if not callable(metric):
@@ -167,14 +200,14 @@ def validate(
     event: str = "epoch_ended",
     **filters: Any,
 ) -> None:
-    """Evaluate `model` on `data` when `event` fires: the metrics `<name>_<metric>`; see `evaluator`.
+    """Evaluate `model` on `data` when `event` fires, and set the metrics `<name>_<metric>`; see `evaluator`.
 
-    Attach it before the handlers that read them. `loop.stop` ends a validation at its next batch, and the metrics are
-    NaN then. `loop.interrupt` ends it as well, and the next run does it again first. Raises ValueError for a bare
-    iterator, which the first epoch would use up.
+    Attach it before handlers that read these metrics. `loop.stop` ends a validation at its next batch and sets the
+    metrics to NaN. `loop.interrupt` ends it, too, and the next run repeats it first. Raises ValueError if `data` is an
+    iterator, which can be read only once.
     """
     if isinstance(data, Iterator):
-        raise ValueError("validate(data=...): a bare iterator is used up once; give data that can be iterated anew")
+        raise ValueError("validate(data=...): an iterator can be read only once; give data that can be iterated again")
     evaluate = evaluator(model, metrics)
 
     work = Interruptible()
@@ -203,14 +236,14 @@ def _pair(batch: Any) -> tuple[Tree, Tree]:
         found = [leaf for tree in batch for _, leaf in leaves(tree)]
         if found and all(isinstance(leaf, Tensor) for leaf in found):
             return batch[0], batch[1]
-        what = f"a pair with {', '.join(sorted({type(leaf).__name__ for leaf in found})) or 'nothing'} in it"
+        given = f"a pair with {', '.join(sorted({type(leaf).__name__ for leaf in found})) or 'nothing'} in it"
     else:
-        what = f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-    raise TypeError(f"a batch is a pair (inputs, targets) of tensors or trees of them, not {what}")
+        given = f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+    raise TypeError(f"a batch must be a pair (inputs, targets) of tensors or trees of them, not {given}")
 
 
 def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]:
-    """(prediction, target) -> (what is learned, what is reported)."""
+    """Return a function of (prediction, target) that returns the total loss and the metrics."""
     if callable(loss):
 
         def single(prediction: Any, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -221,15 +254,15 @@ def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]
     entries = [] if isinstance(loss, str) else list(loss)
     if not entries or any(not isinstance(e, tuple | list) or len(e) != 2 or not callable(e[0]) for e in entries):
         raise TypeError(
-            f"train_step(loss={loss!r}): give a function, as torch.nn.functional.mse_loss, or for several outputs a "
-            "list of (function, weight)"
+            f"train_step(loss={loss!r}): give a function such as torch.nn.functional.mse_loss, or, for several "
+            "outputs, a list of (function, weight)"
         )
 
     def several(prediction: Any, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, targets = (x if isinstance(x, tuple | list) else (x,) for x in (prediction, target))
         if not len(outputs) == len(targets) == len(entries):
-            found = f"{len(outputs)} outputs of the model for {len(targets)} targets"
-            raise ValueError(f"{len(entries)} losses, and {found}")
+            found = f"{len(outputs)} outputs of the model and {len(targets)} targets"
+            raise ValueError(f"{len(entries)} losses do not fit {found}; give one loss per output and target")
         each = [_number(one(p, t)) for (one, _), p, t in zip(entries, outputs, targets, strict=True)]
         total = torch.stack([weight * value for (_, weight), value in zip(entries, each, strict=True)]).sum()
         return total, {"loss": total.detach(), **{f"loss_{i}": value.detach() for i, value in enumerate(each)}}
@@ -238,21 +271,19 @@ def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]
 
 
 def _value(name: str, value: Any) -> float:
-    """The result of a metric as a float. Raises TypeError if it is not one number."""
+    """Return the result of a metric as a float. Raises TypeError if it is not one number."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
-        raise TypeError(f"evaluator: metric {name!r} returned {what}; return one number, for example a mean") from None
+        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise TypeError(f"evaluator: metric {name!r} returned {given}; return one number, such as a mean") from None
 
 
 def _number(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError(
-            f"the loss is {value!r:.80}, not a tensor of one number: compute it of tensors, without .item()"
-        )
+        raise ValueError(f"the loss is {value!r:.80}, not a scalar tensor; compute it from tensors, without .item()")
     if value.ndim:
-        raise ValueError(f"the loss is a tensor of shape {tuple(value.shape)}, not one number: give it a mean or a sum")
+        raise ValueError(f"the loss is a tensor of shape {tuple(value.shape)}, not a scalar; use its mean or sum")
     return value
 
 
@@ -266,7 +297,7 @@ def _on(device: torch.device | None, tree: Tree) -> Tree:
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[torch.device | None]:
-    """In evaluation mode, without gradients or a trace in torch's generators; yields the model's device."""
+    """Evaluation mode without gradients, with torch's generators restored afterwards; yields the model's device."""
     device = _device_of(model)
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -1,6 +1,6 @@
-"""Training: the loop, the agent, the environments and the store, wired together.
+"""Training: connect the loop, the agent, the environments and the store.
 
-Each part of the wiring is a function of a loop. Compose a loop of your own from these functions, or leave some out.
+Each function adds one aspect to a loop. Build a custom loop from a selection of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 logger = logging.getLogger("rein")
 
 DELAYS = ("rollout_steps", "learning_starts", "train_frequency", "train_frequency_episodes")  # options of agents
-STEPS = 128  # of an epoch of a continuing run, where nobody says
+STEPS = 128  # default steps of an epoch of a continuing run
 
 
 @check_keywords
@@ -79,7 +79,7 @@ def training_loop(
     is_path = isinstance(store, str | Path)
     check_fit(agent, environment, None if is_path else store)
     if state_to_trajectory is not None and store is None:
-        raise ValueError("training_loop(state_to_trajectory=...): its fields are for a store, and there is none")
+        raise ValueError("training_loop(state_to_trajectory=...): the fields need a store, but store is None")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
@@ -88,16 +88,16 @@ def training_loop(
     finite = FiniteData(agent) if check_finite else None
 
     def step(state: State) -> StepState:
-        # assigned here already: with it the step has ended, whatever is raised after it
+        # assigned here so that the step has ended even if a later handler raises an error
         try:
             state.step_state = result = batch_step(state, agent, environment, rows, emit, finite)
-        except Exception:  # data that is not finite may be the cause
+        except Exception:  # the cause may be data that is not finite
             if finite is not None:
                 finite.check_rollout(state)
             raise
         return _announce_ends(state, ended, completed) if ended.listened_to else result
 
-    step.__qualname__ = "batch_step"  # in the representation of the loop
+    step.__qualname__ = "batch_step"  # shown in the repr of the loop
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug, step_state_types=STEP_STATE_TYPES)
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
@@ -106,7 +106,7 @@ def training_loop(
     for name, part in parts.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     keep_open_episodes(loop, rows, completed, everything=store is not None)  # before the rows are cleared
-    report_episodes(loop, rows, statistics)  # first, for a step that was cut off has its row before what begins anew
+    report_episodes(loop, rows, statistics)  # first: an unfinished step needs its row before the reset
     check_learning(loop, agent, finite, check_finite)
     reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
     report_agent(loop, agent)
@@ -120,7 +120,7 @@ def training_loop(
             store = HDF5Store(store, exist="new")
             check_fit(agent, environment, store)
         loop.own("store", store)
-        if begin := getattr(store, "begin", None):  # first, before anything that it holds is changed
+        if begin := getattr(store, "begin", None):  # first, before the store is changed
             loop.started.wire(lambda state: begin(state.clocks.epochs))
         describe_run(loop, store)
         write_trajectories(loop, store, rows, statistics)
@@ -162,11 +162,11 @@ def train(
 
 
 def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
-    """Seed every part whose `seed` is None; they share a fresh one where `seed` is None too, and are returned then."""
+    """Seed every part whose `seed` is None. If `seed` is None, draw a common random seed and return these parts."""
     unseeded = [part for part in parts if part.seed is None]
     shared: Any = secrets.randbits(31) if seed is None else checked_seed(seed)
     for part in unseeded:
-        others = rank() and hasattr(part, "apply_action")  # environments, whose data would be a copy of process 0's
+        others = rank() and hasattr(part, "apply_action")  # environments, whose data would equal that of process 0
         part.reseed(stream_seed(shared, "process", rank()) if others else shared)
     return unseeded if seed is None else []
 
@@ -183,7 +183,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
     @loop.started.wire
     def begin(state: State) -> None:
         if torch.is_inference_mode_enabled():
-            raise RuntimeError("torch.inference_mode() is active: nothing can be learned; run the loop outside of it")
+            raise RuntimeError("agents cannot learn in torch.inference_mode(); run the loop outside of it")
         for learner in learners():
             learner.check_finite(check_finite)
 
@@ -208,26 +208,26 @@ def reset_environments(
     *,
     episodic: bool,
 ) -> None:
-    """Reset all environments: once per run, or, episodic, at each epoch's start; and tell the agent.
+    """Reset all environments once per run, or at the start of each epoch if `episodic`, and notify the agent.
 
-    Begun anew, with a warning, are environments whose open episodes are lost: after a resume that could not bring them
-    back (they say that they `awaits_reset`, or have no state), where a step was cut off after its action was selected,
-    and where somebody else has used them in between.
+    The environments are reset with a warning if their open episodes are lost. This happens if a resume could not
+    restore them (`awaits_reset` is set, or they have no state), if a step failed after its action was selected, or if
+    other code used the environments in between.
     """
-    seeds: list[Tensor] = []  # of the episodes that were open when we last looked
+    seeds: list[Tensor] = []  # episode seeds when the loop last used the environments
 
-    def look(state: State) -> None:
+    def save_seeds(state: State) -> None:
         seeds[:] = [environment.episode_seeds.clone()]
 
     def lost(state: State) -> str | None:
         if getattr(environment, "awaits_reset", False):
-            return "could not be brought back"
+            return "could not be restored"
         if loop.step_cut and _acted_on(state.step_state):
-            return "were in a step that did not end"
+            return "were in a step that failed"
         if not seeds:
             return None if hasattr(environment, "load_state_dict") or not state.total_iterations else "were not saved"
         same = torch.equal(seeds[0], environment.episode_seeds)
-        return None if same else "were ended by somebody else, who used the environments that are trained in"
+        return None if same else "were ended by other code that used the training environments"
 
     def begin(state: State, active_N: Tensor | None) -> None:
         observation = environment.reset()
@@ -238,15 +238,15 @@ def reset_environments(
         state.step_state = StepState(observation, active_N)
         statistics.observe_reset()
         agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
-        look(state)
+        save_seeds(state)
 
-    def begin_where_lost(state: State) -> None:
+    def reset_if_lost(state: State) -> None:
         if reason := lost(state):
-            logger.warning("the open episodes of %s %s; new ones begin", type(environment).__name__, reason)
+            logger.warning("the open episodes of %s %s; new episodes begin", type(environment).__name__, reason)
             begin(state, state.step_state.active)
 
     for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
-        event.wire(look)
+        event.wire(save_seeds)
     if episodic:
 
         @loop.epoch_started.wire
@@ -254,32 +254,32 @@ def reset_environments(
             begin(state, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
 
     else:
-        loop.epoch_started.wire(begin_where_lost)
+        loop.epoch_started.wire(reset_if_lost)
 
     @loop.started.wire
     def reset_once(state: State) -> None:
-        if loop.resumed:  # what we saw was before that
+        if loop.resumed:  # the saved seeds are outdated
             seeds.clear()
         if state.step_state is not None:
-            begin_where_lost(state)
+            reset_if_lost(state)
         elif not episodic:
             begin(state, None)
 
 
 def halt_when_all_ended(loop: Loop) -> None:
-    """Halt an episodic epoch when all environments have ended by themselves.
+    """Halt an episodic epoch when the episodes of all environments have ended.
 
-    Where the epoch's last step had to cut an episode, `iterations` ran out first and the epoch completes.
+    The epoch completes instead if its last step had to truncate an episode because `iterations` were reached.
     """
 
     @loop.iteration_completed.wire
     def halt_if_all_ended(state: State) -> None:
-        known: StepState = state.step_state
-        transition, time_step = known.transition, known.time_step
-        if known.active is None or transition is None or time_step is None:
+        step_state: StepState = state.step_state
+        transition, time_step = step_state.transition, step_state.time_step
+        if step_state.active is None or transition is None or time_step is None:
             return
         was_cut_N = transition.truncated & ~time_step.truncated
-        if not bool((known.active | was_cut_N).any()):
+        if not bool((step_state.active | was_cut_N).any()):
             state.halt_epoch()
 
 
@@ -305,8 +305,8 @@ def warn_without_update(loop: Loop, agent: AgentProtocol) -> None:
             return
         reasons = [f"{name}={agent.config[name]}" for name in DELAYS if agent.config.get(name)]
         logger.warning(
-            "the run ended after %s env steps (%s steps of every environment) without an update: %s%s has learned "
-            "nothing. Give the run more steps than one update needs",
+            "the run ended after %s env steps (%s steps of every environment) without an update of %s%s. "
+            "Run for more steps than one update needs",
             f"{agent.env_steps:,}",
             f"{state.total_iterations:,}",
             type(agent).__name__,
@@ -328,10 +328,10 @@ def keep_open_episodes(loop: Loop, rows: RowBuffer, completed: CompletedEpisodes
 
 
 def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
-    """The metrics `episode_return` and `episode_length` of this epoch, and of the last 100 episodes as `..._100`.
+    """Set the metrics `episode_return` and `episode_length` of the epoch, and of the last 100 episodes as `..._100`.
 
-    A step that was cut off when the agent had recorded it counts as an iteration, so that clocks, iterations and rows
-    go on together; if it has no row yet, it gets one that is not valid, or the epoch's rows begin after it.
+    A step that failed after the agent had recorded it counts as an iteration, so that clocks, iterations and rows stay
+    aligned. If it has no row, an invalid row is added, or the rows of the epoch begin after it.
     """
 
     @loop.started.wire
@@ -358,33 +358,33 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
 
 
 def describe_run(loop: Loop, store: Store) -> None:
-    """Where the store has the folder of a run: write its `run.json`, and take down its metrics there."""
+    """Write `run.json` and the metrics of a run if the store has a folder."""
     if hasattr(store, "write_run"):
         describe(loop, store)
         record_metrics(loop, store)
 
 
 def record_metrics(loop: Loop, store: Any) -> None:
-    """Take down each epoch in `metrics.csv`, each evaluation in `evaluations.csv`, and both in `metrics.h5`.
+    """Write each epoch to `metrics.csv`, each evaluation to `evaluations.csv`, and both to `metrics.h5`.
 
-    The files lie in `store.path`, the run's folder. What goes wrong there is reported once; the run goes on without.
+    The files are in `store.path`, the run's folder. A failed write is logged once, and the run continues without them.
     """
-    from rein.store.metrics import EPOCHS, EVALUATIONS, RunMetrics  # brings h5py, which `import rein` does without
+    from rein.store.metrics import EPOCHS, EVALUATIONS, RunMetrics  # imports h5py, which `import rein` does not need
 
     epochs, evaluations = (CSVLogger(store.path / name) for name in (EPOCHS, EVALUATIONS))
     loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
-    """Hand each epoch to the store when it ends, and see all of it safe when the run does."""
+    """Append each epoch to the store when it ends, and flush the store when the run ends."""
 
     def write_trajectory(state: State) -> None:
-        if not state.epoch_open:  # otherwise its end was interrupted, and the next run asks again
+        if not state.epoch_open:  # if its end was interrupted, the next run requests it again
             store.append(trajectory(state, rows, statistics))
 
     @loop.epoch_ended.wire
-    def ask_to_write(state: State) -> None:
-        state.request(write_trajectory)  # at the edge: handlers of this event may still add metrics
+    def request_write(state: State) -> None:
+        state.request(write_trajectory)  # later, because handlers of this event may still add metrics
 
     def flush_store(state: State) -> None:
         store.flush()
@@ -394,10 +394,10 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
 
 
 def trajectory(state: State, rows: RowBuffer, statistics: EpisodeStatistics) -> Trajectory:
-    """The epoch that is ending, as a store takes it; the fields are views that the next epoch writes over."""
+    """Return the ending epoch for a store. Its fields are views that the next epoch overwrites."""
     fields = rows.fields()
-    for known_elsewhere in ("next_observation", "seed"):  # observation of the next row; the table of episodes has both
-        fields.pop(known_elsewhere, None)
+    for redundant in ("next_observation", "seed"):  # stored with the next row and with the episodes
+        fields.pop(redundant, None)
     return Trajectory(
         epoch=state.epoch,
         status=str(state.epoch_status),
@@ -422,10 +422,10 @@ def _announce_ends(state: State, event: Event, completed: CompletedEpisodes) -> 
     return state.step_state
 
 
-def _acted_on(known: StepState) -> bool:
-    """Whether an action was selected from this observation: where the step was cut off, it may have been applied."""
-    ended = known.time_step is not None and known.observation is known.time_step.observation
-    return known.action is not None and not ended
+def _acted_on(step_state: StepState) -> bool:
+    """Whether an action was selected from this observation. It may have been applied if the step failed."""
+    ended = step_state.time_step is not None and step_state.observation is step_state.time_step.observation
+    return step_state.action is not None and not ended
 
 
 def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]:

@@ -132,9 +132,7 @@ def test_missing_files_and_invalid_options_raise(run, capsys):
 def test_environment_option_builds_a_custom_agent(work_folder, capsys):
     path = train(work_folder / "mine", Mine)
     error = error_of(capsys, path)
-    assert (
-        "not one of rein's own agents. Build the agent as it was, and use rein.load(agent, path) and rein.eva" in error
-    )
+    assert "is not an agent of rein. Build the agent as before, and use rein.load(agent, path) and rein.eva" in error
     assert "--environment my_module:make_loop" in error
     shown = output_of(capsys, path, "--environment", "mine:make_loop", "--episodes", 4)
     assert "epoch-000003.h5: 384 env steps" in shown

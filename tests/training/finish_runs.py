@@ -1,7 +1,7 @@
-"""Run by test_exact_resume.py in a process of its own: finish runs that were saved in the middle.
+"""Finish runs that were saved before their end. test_exact_resume.py runs this program in a new process.
 
-usage: python finish_runs.py FOLDER: each FOLDER/KIND-MODE-*.saved is loaded into new objects, run to its end, and the
-end written beside it as *.finished.
+Usage: `python finish_runs.py FOLDER`. Loads each FOLDER/KIND-MODE-*.saved into new objects, runs it to its end, and
+writes the final state to *.finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCHS, ITERATIONS = 6, 17
 
 
 def build(kind: str, mode: str) -> rein.Loop:
-    """The loop of a case; the same on every call."""
+    """Return the loop of a case, always built in the same way."""
     if kind == "gridworld":
         environment: Any = Gridworld(num_envs=5, possible_targets=[(2, 4), (0, 1)], seed=3, max_episode_steps=11)
     else:
@@ -45,7 +45,7 @@ def build(kind: str, mode: str) -> rein.Loop:
 
 
 def run(loop: rein.Loop) -> dict[str, Any]:
-    """Run to the end and return the state there."""
+    """Run to the end and return the final state."""
     loop.run(epochs=EPOCHS, iterations=ITERATIONS)
     return loop.state_dict()
 

@@ -1,4 +1,4 @@
-"""Trains agents on a device that is none and on the host, and prints what came of it as JSON."""
+"""Train agents on a simulated device and on the CPU, and print the differences as JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RESUMED = ("ppo, continuous", "dqn")
 
 
 def loop_of(case: str, device: str, epochs: int, store: Any = None) -> rein.Loop:
-    """Four environments, six steps an epoch."""
+    """Build a loop with four environments and six steps per epoch."""
     kind, environment, options = CASES[case]
     stepped = environment(4, seed=0, device=device)
     spaces = stepped.single_observation_space, stepped.single_action_space
@@ -69,12 +69,12 @@ def loop_of(case: str, device: str, epochs: int, store: Any = None) -> rein.Loop
 
 
 def learned(loop: rein.Loop) -> dict[str, torch.Tensor]:
-    """The parameters, on the host."""
+    """Return the parameters, on the CPU."""
     return {name: value.detach().cpu() for name, value in loop.parts["agent"].networks.state_dict().items()}
 
 
 def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
-    """After four epochs; and for what the host waited within iterations, the first epoch's aside."""
+    """Train for four epochs; return the parameters and the number of waits within iterations after the first epoch."""
     loop, seen = loop_of(case, device, 4), 0
 
     @loop.iteration_started
@@ -93,7 +93,7 @@ def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
 
 
 def resumed(case: str, folder: Path) -> dict[str, torch.Tensor]:
-    """After two epochs, and two more of a loop built anew."""
+    """Train for two epochs, and for two more in a new loop; return the parameters."""
     for epochs in (2, 4):
         store = HDF5Store(folder / "run", exist="resume")
         loop = loop_of(case, NAME, epochs, store)
@@ -108,12 +108,12 @@ def resumed(case: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest difference of two numbers."""
+    """Return the largest absolute difference of two parameters."""
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel())
 
 
 def main() -> None:
-    """Print the distance between host and device of each case, and of some between a resumed run and a whole one."""
+    """Print the distance between CPU and device of each case, and, for some, between a resumed and a full run."""
     report: dict[str, Any] = {}
     for case in sys.argv[1:] or CASES:
         host, _ = trained(case, "cpu")

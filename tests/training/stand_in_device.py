@@ -1,8 +1,8 @@
-"""A device that is none, for machines without one: tensors that say they are on it and hold their numbers on the host.
+"""Simulated device for machines without a GPU. Its tensors report the device and keep their data on the CPU.
 
-They meet no tensor of the host but a single number or an index, take no generator of it, and are read through a copy
-alone, as tensors on a GPU; `waits` counts what makes the host wait for an answer, and not what it sends. It belongs to
-the whole process, so whoever uses it is a process of its own.
+As on a GPU, operations that mix its tensors with CPU tensors raise an error, except for scalars and indices. CPU
+generators raise an error, and data can be read by a copy only. `waits` counts operations for which the host would wait.
+The device affects the whole process, so use it in a separate process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 
 class _Backend:
-    """What torch asks of the module of a kind of device."""
+    """Module of a device type, as torch requires it."""
 
     def is_initialized(self) -> bool:
         return True
@@ -45,11 +45,15 @@ _setup_privateuseone_for_python_backend("standin", backend_module=_Backend())
 NAME = "standin"
 _DEVICE, _HOST = torch.device(NAME, 0), torch.device("cpu")
 _INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-_NUMBERS = {"aten::_local_scalar_dense", "aten::equal", "aten::allclose"}  # what these give is no tensor of the device
+_NUMBERS = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::allclose",
+}  # do not return tensors
 _WAITS = {*_NUMBERS, "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave"}
 
 waits: Counter[str] = Counter()
-_generators: dict[int, torch.Generator] = {}  # the device's, by what torch calls them inside, which must stay alive
+_generators: dict[int, torch.Generator] = {}  # generators of the device by their internal id; keeps them alive
 
 
 class _OnDevice(torch.Tensor):
@@ -86,20 +90,20 @@ class _OnDevice(torch.Tensor):
 
 
 class _Generator(torch.Generator):
-    """One of the host that only the device's tensors may be drawn from, where it was made for them."""
+    """CPU generator that, if created for the device, is accepted for tensors of the device only."""
 
     def __new__(cls, device: Any = _HOST) -> _Generator:
         return super().__new__(cls, _HOST)
 
     def __init__(self, device: Any = _HOST) -> None:
-        self._where = torch.device(device)
-        if self._where.type == NAME:
-            self._where = _DEVICE
+        self._device = torch.device(device)
+        if self._device.type == NAME:
+            self._device = _DEVICE
             _generators[self._cdata] = self
 
     @property
     def device(self) -> torch.device:
-        return self._where
+        return self._device
 
 
 class _Mode(TorchDispatchMode):
@@ -108,7 +112,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do it on the host, for tensors that may meet; what comes of it is where torch would have put it."""
+    """Run an operation on the CPU if its tensors may be combined. Results are on the device that torch would choose."""
     name, given = func._schema.name, tree_leaves((args, kwargs))
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
     there = [x for x in tensors if isinstance(x, _OnDevice)]
@@ -121,9 +125,9 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif name == "aten::_to_copy":
         waits["to the host"] += bool(there) and not result_there
     elif there:
-        _check_neighbours(name, args, tensors)
+        _check_devices(name, args, tensors)
         waits[name] += name in _WAITS or (name in _INDEXING and any(x.dtype == torch.bool for x in tensors[1:]))
-    for generator in (x for x in given if isinstance(x, torch._C.Generator)):  # torch.Generator is _Generator here
+    for generator in (x for x in given if isinstance(x, torch._C.Generator)):  # torch.Generator is patched here
         if (generator._cdata in _generators) != result_there:
             raise RuntimeError(f"{name}: a generator of another device")
     inner = tree_map_only(_OnDevice, lambda x: x.inner, (args, kwargs))
@@ -135,18 +139,18 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return return_and_correct_aliasing(func, args, kwargs, found) if func._schema.is_mutable or result_there else found
 
 
-def _check_neighbours(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
-    """A tensor of the device meets single numbers of the host, and is indexed by its tensors; nothing else."""
-    strangers = [x for x in tensors if not isinstance(x, _OnDevice) and x.ndim]
+def _check_devices(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+    """Raise RuntimeError if tensors of the device are combined with CPU tensors that are not scalars or indices."""
+    cpu_tensors = [x for x in tensors if not isinstance(x, _OnDevice) and x.ndim]
     if name in _INDEXING and isinstance(args[0], _OnDevice):
-        strangers = [x for x in args[2:3] if any(x is stranger for stranger in strangers)]
-    if strangers or (name.endswith("_") and isinstance(args[0], torch.Tensor) and not isinstance(args[0], _OnDevice)):
+        cpu_tensors = [x for x in args[2:3] if any(x is cpu_tensor for cpu_tensor in cpu_tensors)]
+    if cpu_tensors or (name.endswith("_") and isinstance(args[0], torch.Tensor) and not isinstance(args[0], _OnDevice)):
         shapes = [(tuple(x.shape), str(x.device)) for x in tensors]
         raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes}")
 
 
 def _made(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """torch.tensor and torch.as_tensor, which fill memory by themselves: on the host first."""
+    """Wrap torch.tensor or torch.as_tensor to create the data on the CPU first."""
 
     def make(data: Any, *args: Any, device: Any = None, **options: Any) -> torch.Tensor:
         if isinstance(data, _OnDevice):
@@ -158,7 +162,7 @@ def _made(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
-    """Within it there is such a device."""
+    """Context manager in which the device exists."""
     with contextlib.ExitStack() as stack:
         for name in ("tensor", "as_tensor"):
             stack.enter_context(mock.patch.object(torch, name, _made(getattr(torch, name))))

@@ -1,4 +1,4 @@
-"""Running on after something was raised in the middle of a step: nothing false is learned or stored."""
+"""Tests of runs that continue after an exception within a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rein.episodes import PHASES
 from rein.episodes.replay import replay
 from rein.store.verify import verify_run
 
-TOLD = "were in a step that did not end; new ones begin"
+WARNING = "were in a step that failed; new episodes begin"
 
 
 def press_ctrl_c(state: rein.State) -> None:
@@ -30,7 +30,7 @@ def composed(folder: Path) -> rein.Loop:
 
 
 def check_stored(folder: Path) -> None:
-    """It is whole, and its episodes come out again to the bit."""
+    """Check that the stored run is undamaged and that its episodes can be replayed exactly."""
     assert verify_run(folder).problems == []
     run = rein.open_run(folder)
     played = replay(CartPole(num_envs=2, seed=0), [run.episode(id) for id in run.episodes["id"].tolist()])
@@ -46,7 +46,7 @@ def check_clocks(loop: rein.Loop) -> None:
 
 @pytest.mark.parametrize("firing", [1, 30])
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_run_that_goes_on_after_ctrl_c_in_a_step_stores_what_happened(
+def test_run_continued_after_ctrl_c_is_stored_correctly(
     phase: str, firing: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = composed(tmp_path / "run")
@@ -55,14 +55,14 @@ def test_a_run_that_goes_on_after_ctrl_c_in_a_step_stores_what_happened(
         loop.run(epochs=3)
     assert loop.run(epochs=3).status == "completed"
     loop.parts["store"].close()
-    assert caplog.text.count(TOLD) == 1
+    assert caplog.text.count(WARNING) == 1
     assert loop.state.clocks.vector_steps == 90
     check_clocks(loop)
     check_stored(tmp_path / "run")
 
 
 @pytest.mark.parametrize("phase", ["action_applied", "observation_recorded"])
-def test_so_does_one_that_goes_on_from_a_state_taken_after_it(
+def test_run_resumed_from_state_after_ctrl_c_is_stored_correctly(
     phase: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = composed(tmp_path / "run")
@@ -78,12 +78,12 @@ def test_so_does_one_that_goes_on_from_a_state_taken_after_it(
     rein.resume(resumed, tmp_path / "taken")
     resumed.run(epochs=3)
     resumed.parts["store"].close()
-    assert caplog.text.count(TOLD) == 1
+    assert caplog.text.count(WARNING) == 1
     check_clocks(resumed)
     check_stored(tmp_path / "run")
 
 
-def test_the_row_of_a_step_that_was_recorded_and_not_persisted_is_not_valid(scripted: Any, listening: Any) -> None:
+def test_recorded_but_unpersisted_step_has_invalid_row(scripted: Any, listening: Any) -> None:
     environment, store = scripted([9, 9]), rein.MemoryStore()
     agent = listening(environment)
     loop = rein.training_loop(agent, environment, store)
@@ -98,7 +98,7 @@ def test_the_row_of_a_step_that_was_recorded_and_not_persisted_is_not_valid(scri
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_step_that_had_ended_when_something_was_raised_loses_no_episode(
+def test_error_after_end_of_step_keeps_episodes(
     strict: bool, scripted: Any, listening: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment, store = scripted([3, 9]), rein.MemoryStore()
@@ -115,13 +115,13 @@ def test_a_step_that_had_ended_when_something_was_raised_loses_no_episode(
     with pytest.raises(error):
         loop.run(iterations=6)
     loop.run(iterations=6)
-    assert (TOLD in caplog.text, environment.resets) == (False, 1)
+    assert (WARNING in caplog.text, environment.resets) == (False, 1)
     assert [t.reward[1].item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
     assert loop.state.clocks.vector_steps == loop.state.total_iterations == 6
     assert torch.as_tensor(store.trajectories[0].fields["reward"])[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_where_no_action_was_selected_yet_the_run_simply_goes_on(
+def test_error_before_action_selection_keeps_episodes(
     scripted: Any, listening: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = scripted([9])
@@ -137,11 +137,11 @@ def test_where_no_action_was_selected_yet_the_run_simply_goes_on(
     with pytest.raises(KeyboardInterrupt):
         loop.run(iterations=6)
     loop.run(iterations=6)
-    assert (TOLD in caplog.text, environment.resets) == (False, 1)
+    assert (WARNING in caplog.text, environment.resets) == (False, 1)
     assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_episodic_epoch_goes_on_without_those_that_have_ended(scripted: Any, listening: Any) -> None:
+def test_episodic_epoch_continues_with_open_episodes(scripted: Any, listening: Any) -> None:
     environment, store = scripted([2, 5]), rein.MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store, episodic=True)
     loop.action_applied(once=4)(press_ctrl_c)
@@ -153,7 +153,7 @@ def test_an_episodic_epoch_goes_on_without_those_that_have_ended(scripted: Any, 
     assert (episodes.environment.tolist(), episodes.length.tolist()) == ([0, 1], [2, 5])
 
 
-def test_an_error_between_two_steps_loses_no_episode(scripted: Any, listening: Any) -> None:
+def test_error_between_steps_keeps_episodes(scripted: Any, listening: Any) -> None:
     for event in ("iteration_started", "iteration_completed"):
         environment = scripted([9])
         agent = listening(environment)
@@ -166,9 +166,7 @@ def test_an_error_between_two_steps_loses_no_episode(scripted: Any, listening: A
         assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 5, 6]
 
 
-def test_fields_for_a_store_that_is_not_there_are_refused(scripted: Any, listening: Any) -> None:
+def test_state_to_trajectory_without_store_raises(scripted: Any, listening: Any) -> None:
     environment = scripted([2])
-    with pytest.raises(
-        ValueError, match=r"state_to_trajectory=\.\.\.\): its fields are for a store, and there is none"
-    ):
+    with pytest.raises(ValueError, match=r"state_to_trajectory=\.\.\.\): the fields need a store"):
         rein.training_loop(listening(environment), environment, state_to_trajectory=lambda state: {})

@@ -1,4 +1,4 @@
-"""What one epoch leaves to the next, and to the store."""
+"""Tests of open episodes and metrics at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import rein
 
 
-def test_an_episode_that_a_users_halt_left_open_does_not_run_on_into_the_next_epoch(scripted, listening):
+def test_open_episode_of_halted_epoch_does_not_continue(scripted, listening):
     environment, store = scripted([4, 9]), rein.MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store, episodic=True)
     loop.iteration_completed(once=3)(lambda state: state.halt_epoch())
@@ -21,7 +21,7 @@ def test_an_episode_that_a_users_halt_left_open_does_not_run_on_into_the_next_ep
     assert len(store.trajectories[0].episodes.id) == 0
 
 
-def test_a_stored_epoch_carries_its_metrics(scripted, listening):
+def test_stored_epoch_has_metrics(scripted, listening):
     environment, store = scripted([2, 3]), rein.MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store)
     loop.metric("loss", "loss")
@@ -30,4 +30,4 @@ def test_a_stored_epoch_carries_its_metrics(scripted, listening):
         assert {"loss", "episode_return", "episode_length"} <= set(trajectory.metrics)
         assert dict(trajectory.metrics) == pytest.approx(dict(record.metrics), nan_ok=True)
     losses = [trajectory.metrics["loss"] for trajectory in store.trajectories]
-    assert losses == pytest.approx([3.5, 9.5, 15.5])  # it is the number of the update
+    assert losses == pytest.approx([3.5, 9.5, 15.5])  # the loss is the number of the update

@@ -1,4 +1,4 @@
-"""Every agent under torch's global settings and with data that is not finite: a correct run or a clear error."""
+"""Tests of all agents under torch's global settings and with non-finite data."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 @each_agent
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_global_defaults_of_torch_change_nothing(name: str, setting: str) -> None:
+def test_global_torch_defaults_do_not_change_training(name: str, setting: str) -> None:
     expected = train(*build(name))
     with SETTINGS[setting]():
         agent, environment = build(name)
@@ -113,7 +113,7 @@ def test_global_defaults_of_torch_change_nothing(name: str, setting: str) -> Non
 
 
 @each_agent
-def test_parts_built_and_evaluated_in_inference_mode_can_be_trained(name: str) -> None:
+def test_parts_built_in_inference_mode_can_be_trained(name: str) -> None:
     expected = train(*build(name))
     with torch.inference_mode():
         agent, environment = build(name)
@@ -124,7 +124,7 @@ def test_parts_built_and_evaluated_in_inference_mode_can_be_trained(name: str) -
 
 
 @each_agent
-def test_training_in_inference_mode_is_refused(name: str) -> None:
+def test_training_in_inference_mode_raises(name: str) -> None:
     agent, environment = build(name)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
         train(agent, environment)
@@ -132,7 +132,7 @@ def test_training_in_inference_mode_is_refused(name: str) -> None:
 
 @each_agent
 @pytest.mark.parametrize("setting", ["float64", "meta", "inference"])
-def test_an_agent_is_loaded_under_any_global_setting(name: str, setting: str, tmp_path: Any) -> None:
+def test_load_agent_under_global_settings(name: str, setting: str, tmp_path: Any) -> None:
     agent, environment = build(name)
     rein.train(agent, environment, epochs=1, iterations=16)
     rein.save(agent, tmp_path / "agent.h5")
@@ -143,7 +143,7 @@ def test_an_agent_is_loaded_under_any_global_setting(name: str, setting: str, tm
 
 
 def broken(field: str, value: float, at: int) -> Callable[[Any], Any]:
-    """A change of an environment whose field is `value` in environment 2 in its step number `at`."""
+    """Return a function that sets a field of environment 2 to `value` in step `at`."""
 
     def change(environment: Any) -> Any:
         steps, apply_action = 0, environment.apply_action
@@ -155,9 +155,9 @@ def broken(field: str, value: float, at: int) -> Callable[[Any], Any]:
             if steps - 1 == at:
                 fields = ("observation", "final_observation") if field == "observation" else (field,)
                 for name in fields:
-                    spoiled = getattr(step, name).clone()
-                    spoiled[2] = value
-                    step = step._replace(**{name: spoiled})
+                    changed = getattr(step, name).clone()
+                    changed[2] = value
+                    step = step._replace(**{name: changed})
             return step
 
         environment.apply_action = apply
@@ -172,19 +172,19 @@ FAULTS = [("reward", torch.nan), ("reward", torch.inf), ("reward", -torch.inf), 
 @each_agent
 @pytest.mark.parametrize(("field", "value"), FAULTS)
 @pytest.mark.parametrize("at", [0, 19])
-def test_data_that_is_not_finite_raises_before_it_is_learned(name: str, field: str, value: float, at: int) -> None:
+def test_non_finite_data_raises_before_learning(name: str, field: str, value: float, at: int) -> None:
     if name == "QLearning" and field == "observation":
         pytest.skip("its observations are integers")
     agent, environment = build(name, broken(field, value, at))
     epoch, iteration = divmod(at, 16)
-    where = f"epoch {epoch + 1}, iteration {iteration}, vector step {at}"
-    with pytest.raises(NonFiniteError, match=rf"{field} of environment 2 is {value}.*{where}.*guard_data"):
+    place = f"epoch {epoch + 1}, iteration {iteration}, vector step {at}"
+    with pytest.raises(NonFiniteError, match=rf"{field} of environment 2 is {value}.*{place}.*guard_data"):
         train(agent, environment)
     assert all(bool(value.isfinite().all()) for value in learned(agent).values())
 
 
 class Samples(gymnasium.Env[Any, Any]):
-    """Observations are samples of the space; episodes have five steps."""
+    """Environment with sampled observations and episodes of five steps."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self.observation_space, self.action_space = observation_space, action_space
@@ -205,7 +205,7 @@ class Samples(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete"])
 def test_integer_spaces_may_be_unsigned(name: str, dtype: Any, kind: str) -> None:
-    """The first values lie so high that the end of the range is beyond uint8."""
+    """The values exceed the range of uint8."""
 
     def make() -> Samples:
         discrete = spaces.Discrete(100, start=dtype(150), dtype=dtype)
@@ -235,8 +235,8 @@ def test_a_float64_reward_beyond_float32_counts_as_infinite() -> None:
         train(agent, environment)
 
 
-def test_rows_that_are_not_valid_may_hold_anything() -> None:
-    """An observation of such a row is checked as soon as a valid step begins with it."""
+def test_invalid_rows_may_have_any_values() -> None:
+    """The observation of an invalid row is checked when a valid step begins with it."""
 
     def hide(environment: Any, until: int) -> Any:
         steps, apply_action = 0, environment.apply_action
@@ -264,7 +264,7 @@ def test_rows_that_are_not_valid_may_hold_anything() -> None:
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_handlers_that_make_a_reward_not_finite_are_found(name: str) -> None:
+def test_non_finite_reward_of_handler_raises(name: str) -> None:
     agent, environment = build(name)
     loop = rein.training_loop(agent, environment, epochs=1, iterations=16)
 
@@ -278,7 +278,7 @@ def test_handlers_that_make_a_reward_not_finite_are_found(name: str) -> None:
         loop.run()
 
 
-def test_a_reset_observation_that_is_nan_raises() -> None:
+def test_nan_in_reset_observation_raises() -> None:
     agent, environment = build("PPO")
     reset = environment.reset
     environment.reset = lambda seed=None: reset(seed) * torch.nan
@@ -287,8 +287,8 @@ def test_a_reset_observation_that_is_nan_raises() -> None:
 
 
 @each_agent
-def test_a_loss_or_gradient_that_is_not_finite_raises_before_the_step(name: str) -> None:
-    """All data is finite here: one parameter is not, as after a step that was too large."""
+def test_non_finite_loss_or_gradient_raises_before_update(name: str) -> None:
+    """The data is finite, but one parameter is not, as after a too large update."""
     if name == "QLearning":
         pytest.skip("it has no gradient")
     agent, environment = build(name)
@@ -304,12 +304,12 @@ def test_a_loss_or_gradient_that_is_not_finite_raises_before_the_step(name: str)
     assert sum(int((~value.isfinite()).sum()) for value in learned(agent).values()) == bad
 
 
-def test_parameters_are_checked_when_an_epoch_ends() -> None:
+def test_parameters_are_checked_at_end_of_epoch() -> None:
     agent, environment = build("QLearning")
     loop = rein.training_loop(agent, environment, epochs=3, iterations=16)
 
     @loop.iteration_completed(once=20)
-    def spoil(state: Any) -> None:
+    def set_infinite(state: Any) -> None:
         agent.table[0, 0] = torch.inf
 
     with pytest.raises(NonFiniteError, match="parameter table of QLearning"):
@@ -317,7 +317,7 @@ def test_parameters_are_checked_when_an_epoch_ends() -> None:
     assert loop.state.epoch == 2
 
 
-def test_offline_learning_is_checked(tmp_path: Any) -> None:
+def test_non_finite_offline_update_raises(tmp_path: Any) -> None:
     agent, environment = build("SAC")
     train(agent, environment)
     with torch.no_grad():
@@ -327,13 +327,13 @@ def test_offline_learning_is_checked(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", ["reward", "observation"])
-def test_an_evaluation_of_data_that_is_not_finite_raises(fault: str) -> None:
+def test_evaluation_of_non_finite_data_raises(fault: str) -> None:
     agent, environment = build("PPO", broken(fault, torch.nan, 3))
     with pytest.raises(NonFiniteError, match=f"{fault} of environment 2"):
         rein.evaluate(agent.policy(), environment, 4)
 
 
-def test_a_random_policy_may_be_evaluated_with_any_observation() -> None:
+def test_random_policy_accepts_nan_observations() -> None:
     _, environment = build("PPO", broken("observation", torch.nan, 3))
     policy = RandomPolicy(environment.single_action_space, seed=0)
     assert rein.evaluate(policy, environment, 4).episode_return.isfinite().all()
@@ -341,16 +341,19 @@ def test_a_random_policy_may_be_evaluated_with_any_observation() -> None:
 
 @pytest.mark.parametrize("check_finite", [True, False])
 @pytest.mark.parametrize("kind", [PPO, DQN])
-def test_one_option_turns_the_checks_off(kind: Any, check_finite: bool) -> None:
+def test_check_finite_option_disables_checks(kind: Any, check_finite: bool) -> None:
     agent, environment = build(kind.__name__, broken("reward", torch.nan, 19))
     expected = pytest.raises(NonFiniteError) if check_finite else contextlib.nullcontext()
-    with expected, contextlib.suppress(ValueError, RuntimeError):  # an agent of NaN may fail at its next action
+    with (
+        expected,
+        contextlib.suppress(ValueError, RuntimeError),
+    ):  # agents with NaN parameters may fail to act
         train(agent, environment, check_finite=check_finite)
     assert check_finite == all(bool(value.isfinite().all()) for value in learned(agent).values())
 
 
-def test_flags_that_are_accumulated_on_a_device_are_read_at_the_end_of_an_epoch() -> None:
-    """As on a GPU, where a check of each step would wait for the device."""
+def test_accumulated_flags_are_read_at_end_of_epoch() -> None:
+    """On a GPU, a check of each step would wait for the device."""
     _, environment = build("DQN")
     observation, state, finite = environment.reset(), State(), FiniteData()
     step = environment.apply_action(torch.zeros(4, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Exact resume: saved in mid-epoch, loaded into new objects in a new process, equal to the bit at the end."""
+"""Exact resume: a state saved within an epoch and loaded in a new process gives the same final state, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rein.handlers.evaluate_every import evaluate_every
 from rein.testing.stateful import copy_state, first_difference
 
 FINISH = Path(__file__).with_name("finish_runs.py")
-POINTS = 6  # random iterations to be saved at, for each case
+POINTS = 6  # random iterations per case at which the state is saved
 
 
 def without_time(state: Any) -> Any:
-    """The state without what a clock on the wall says; what is stored of every epoch is in it."""
+    """Return the state without wall times. It contains all stored epochs."""
     if isinstance(state, dict):
         return {k: without_time(v) for k, v in state.items() if k not in ("seconds", "epoch_began", "times")}
     return [without_time(value) for value in state] if isinstance(state, list) else state
 
 
 def run_and_save(tools: dict[str, Any], kind: str, mode: str, folder: Path) -> dict[str, Any]:
-    """Run without a break, saving on the way; returns the state at the end."""
+    """Run without interruption, save states on the way, and return the final state."""
     total = tools["run"](tools["build"](kind, mode))["total_iterations"]
     points = set(random.Random(f"{kind} {mode}").sample(range(1, total), POINTS))
     loop = tools["build"](kind, mode)
@@ -50,7 +50,7 @@ def run_and_save(tools: dict[str, Any], kind: str, mode: str, folder: Path) -> d
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[dict[str, Any], list[Path]]]:
-    """For each case the end of the run without a break, and the files with the ends of those that were resumed."""
+    """Return, for each case, the final state of the uninterrupted run and the files of resumed final states."""
     folder, tools = tmp_path_factory.mktemp("runs"), runpy.run_path(str(FINISH))
     cases = [(kind, mode) for kind in ("gridworld", "taxi") for mode in ("continuing", "episodic")]
     ends = {case: run_and_save(tools, *case, folder) for case in cases}
@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tupl
 
 @pytest.mark.parametrize("mode", ["continuing", "episodic"])
 @pytest.mark.parametrize("kind", ["gridworld", "taxi"])
-def test_a_run_resumed_in_a_new_process_ends_equal_to_the_bit(runs, kind, mode):
+def test_run_resumed_in_new_process_ends_equal_bit_for_bit(runs, kind, mode):
     uninterrupted, finished = runs[kind, mode]
     assert len(finished) == POINTS
     for file in finished:
@@ -70,7 +70,7 @@ def test_a_run_resumed_in_a_new_process_ends_equal_to_the_bit(runs, kind, mode):
 
 
 class Asking(Gridworld):
-    """Asks in the step of one's choice."""
+    """Gridworld that calls a function before a given step."""
 
     left, ask = 0, staticmethod(lambda: None)
 
@@ -83,7 +83,7 @@ class Asking(Gridworld):
 
 @pytest.mark.parametrize("episodic", [False, True])
 @pytest.mark.parametrize("event", ["epoch_started", "iteration_completed", "epoch_ended"])
-def test_a_run_that_is_interrupted_in_an_evaluation_resumes_exactly(tmp_path: Path, episodic: bool, event: str) -> None:
+def test_run_interrupted_in_evaluation_resumes_exactly(tmp_path: Path, episodic: bool, event: str) -> None:
     def make(name: str, exist: str) -> tuple[rein.Loop, Asking]:
         environment, other = Gridworld(num_envs=3, seed=0), Asking(num_envs=2, seed=1)
         agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
@@ -108,7 +108,7 @@ def test_a_run_that_is_interrupted_in_an_evaluation_resumes_exactly(tmp_path: Pa
     rein.resume(resumed, tmp_path / "broken")
     resumed.run()
     ends = [without_time(copy_state(loop.state_dict())) for loop in (whole, resumed)]
-    for end in ends:  # the broken run has halted once, and has more files
+    for end in ends:  # the interrupted run was halted once and has more files
         del end["parts"]["store"]
         end["counts"].pop("halted", None)
     assert first_difference(*ends) is None

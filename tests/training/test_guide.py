@@ -1,4 +1,4 @@
-"""The guide of rein's ancestor, run again: tabular Q-learning on the Gridworld with one target."""
+"""Tabular Q-learning on the Gridworld with one target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def steps_of_greedy_episode(agent: QLearning, environment: Gridworld, x: int) ->
 
 @pytest.mark.parametrize("num_envs", [1, 64])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_agent_of_the_guide_finds_its_way(seed, num_envs):
+def test_q_learning_finds_shortest_paths(seed, num_envs):
     agent, environment = trained(seed, num_envs)
     cells = torch.cat([environment.encode(x=x, y=y, target=TARGET) for x, y in ((2, 3), (1, 4), (3, 4))])
     assert agent.q_values(cells).argmax(dim=1).tolist() == [UP, RIGHT, LEFT]

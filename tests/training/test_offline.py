@@ -1,4 +1,4 @@
-"""The loop without environments: what it counts and reports, how a replay is filled, and that it resumes exactly."""
+"""Tests of offline_loop and fill: counts, metrics, filling a replay, and exact resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "capacity": 4096}
 
 
 def rows(count: int = 64, *, ends: tuple[int, ...] = (), first: float = 0.0) -> Transition:
-    """One environment whose observation counts its steps; `ends` are the rows in which the task ends."""
+    """Return rows of one environment whose observation counts its steps. Rows in `ends` are terminated."""
     observation = first + torch.arange(count, dtype=torch.float32).unsqueeze(1)
     terminated = torch.zeros(count, dtype=torch.bool)
     terminated[list(ends)] = True
@@ -51,7 +51,7 @@ def agent(kind: Any = IQL, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 3 gridworlds, some of whose episodes end in termination and some by the clock."""
+    """A run of 3 gridworlds with terminated and truncated episodes."""
     path = tmp_path_factory.mktemp("recorded") / "run"
     environment = Gridworld(num_envs=3, seed=0, max_episode_steps=7)
     learner = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
@@ -67,16 +67,16 @@ def cloner(**options: Any) -> BC:
     return BC(*given, **{**SMALL, "seed": 0, **options})
 
 
-def test_a_loop_counts_updates_and_reports_what_the_agent_does():
+def test_loop_counts_updates_and_reports_metrics():
     loop = offline_loop(agent(), [rows()], epochs=3, iterations=4, updates_per_iteration=5)
-    said: list[dict[str, float]] = []
-    loop.epoch_ended.attach(lambda state: said.append(dict(state.metrics)))
+    reported: list[dict[str, float]] = []
+    loop.epoch_ended.attach(lambda state: reported.append(dict(state.metrics)))
     state = loop.run()
     assert (state.clocks.updates, state.clocks.env_steps, state.clocks.iterations) == (3 * 4 * 5, 0, 12)
-    assert all(set(IQL.reports) <= set(metrics) and np.isfinite(list(metrics.values())).all() for metrics in said)
+    assert all(set(IQL.reports) <= set(metrics) and np.isfinite(list(metrics.values())).all() for metrics in reported)
 
 
-def test_an_iteration_is_so_many_updates_of_the_agent():
+def test_iteration_runs_updates_per_iteration():
     by_hand, in_loop = agent(), agent()
     fill(by_hand, [rows()])
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_an_iteration_is_so_many_updates_of_the_agent():
     assert first_difference(by_hand.state_dict(), in_loop.state_dict()) is None
 
 
-def test_handlers_work_as_in_every_loop():
+def test_handlers_of_evaluation_and_early_stopping_work():
     learner = IQL(*spaces_of(Pendulum(1)), **SMALL, seed=0)
     loop = offline_loop(learner, [pendulum_rows()], epochs=9, iterations=2, updates_per_iteration=2)
     evaluate_every(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
@@ -112,13 +112,13 @@ def pendulum_rows(steps: int = 40) -> Transition:
     return Transition(*(torch.cat(column) for column in columns), {})
 
 
-def test_it_stops_at_a_number_of_updates():
+def test_stop_at_updates():
     loop = offline_loop(agent(), [rows()], epochs=None, updates_per_iteration=4)
     stop_at(loop, updates=30)
     assert loop.run().clocks.updates == 32
 
 
-def test_a_run_resumed_from_its_folder_ends_equal_to_the_bit(tmp_path):
+def test_resumed_run_ends_equal_bit_for_bit(tmp_path):
     def loop_of(path: Path, exist: str, data: Any) -> Any:
         store = rein.HDF5Store(path, exist=exist)
         learner = agent(prioritized=True, normalize_observation=True)
@@ -133,7 +133,7 @@ def test_a_run_resumed_from_its_folder_ends_equal_to_the_bit(tmp_path):
         lambda state: broken.interrupt("for a test")
     )
     broken.run()
-    again = loop_of(tmp_path / "broken", "resume", None)  # what was learned from comes with the checkpoint
+    again = loop_of(tmp_path / "broken", "resume", None)  # the replay is in the checkpoint
     rein.resume(again, tmp_path / "broken")
     assert again.run().clocks.updates == 40
     ended, resumed = (loop.parts["agent"].state_dict() for loop in (whole, again))
@@ -142,7 +142,7 @@ def test_a_run_resumed_from_its_folder_ends_equal_to_the_bit(tmp_path):
     assert "learning_rate" in (tmp_path / "whole/run.json").read_text()
 
 
-def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
+def test_seed_determines_agent():
     def learned(seed: int) -> Any:
         learner = agent(seed=None)
         offline_loop(learner, [rows()], iterations=3, seed=seed).run()
@@ -153,27 +153,29 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another():
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_seed_for_an_agent_that_was_filled_without_one_is_refused_and_none_goes_on(learned):
+def test_seed_after_filling_raises_and_no_seed_continues(learned):
     learner = agent(seed=None)
     fill(learner, [rows()])
     if learned:
         offline_loop(learner, iterations=2).run()
     drawn, updates = learner.seed, learner.updates
-    with pytest.raises(ValueError, match=rf"seed=5.*seed {drawn} was drawn for the agent.*; build it with a seed="):
+    with pytest.raises(
+        ValueError, match=rf"seed=5.*random seed {drawn} was drawn for the agent.*; build it with a seed="
+    ):
         offline_loop(learner, iterations=2, seed=5)
     offline_loop(learner, iterations=2).run()
     assert (learner.seed, learner.updates) == (drawn, updates + 2 * 10)
     assert len(learner.replay) == 64
 
 
-def test_an_agent_with_a_seed_of_its_own_keeps_it_whatever_the_seed_of_the_loop():
+def test_agent_keeps_its_seed():
     learner = agent(seed=1)
     fill(learner, [rows()])
     offline_loop(learner, iterations=2, seed=5).run()
     assert learner.seed == 1
 
 
-def test_a_seed_that_was_drawn_when_the_agent_was_filled_is_no_difference_to_its_checkpoint(tmp_path):
+def test_checkpoint_of_randomly_seeded_agent_resumes(tmp_path):
     for exist in ("error", "resume"):
         learner = agent(seed=None)
         fill(learner, [rows()])
@@ -188,7 +190,7 @@ def test_a_seed_that_was_drawn_when_the_agent_was_filled_is_no_difference_to_its
         store.close()
 
 
-def test_an_agent_goes_on_in_environments():
+def test_offline_agent_continues_in_environments():
     environment = Pendulum(2, seed=0)
     learner = IQL(*spaces_of(environment), **SMALL, seed=0)
     fill(learner, [pendulum_rows()], num_envs=2)
@@ -197,24 +199,24 @@ def test_an_agent_goes_on_in_environments():
     assert (learner.updates, learner.env_steps, len(learner.replay)) == (6 + 20, 20, 40 + 20)
 
 
-def test_nonsense_is_refused():
+def test_invalid_arguments_raise():
     environment = Gridworld(num_envs=1)
     with pytest.raises(TypeError, match="PPO does not learn from a replay"):
         offline_loop(PPO(environment.single_observation_space, environment.single_action_space))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="updates_per_iteration=0"):
         offline_loop(agent(), [rows()], updates_per_iteration=0)
-    with pytest.raises(ValueError, match="nothing to learn from"):
+    with pytest.raises(ValueError, match="the replay is empty"):
         offline_loop(agent()).run()
     with pytest.raises(ValueError, match="have no reward"):
         fill(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="have no action, next_observation"):
         fill(agent(), [rows()._replace(action=None, next_observation=None)])
-    with pytest.raises(ValueError, match=r"of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"have the shape \(2,\)"):
         fill(agent(), [rows()._replace(action=torch.zeros(64, 2))])
     with pytest.raises(ValueError, match="1 numbers each, got 2"):
         fill(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
     pictures = DQN(spaces.Box(0, 255, (4, 42, 42), np.uint8), spaces.Discrete(2), frame_stack=4, hidden=(), seed=0)
-    with pytest.raises(ValueError, match=r"DQN\(frame_stack=4\) keeps each frame once.*leave frame_stack out"):
+    with pytest.raises(ValueError, match=r"DQN\(frame_stack=4\) stores each frame once.*omit frame_stack"):
         fill(pictures, [rows()])
     unseeded = agent(seed=None)
     extend(unseeded.replay, rows())
@@ -222,18 +224,18 @@ def test_nonsense_is_refused():
         offline_loop(unseeded, seed=0)
 
 
-def test_more_than_the_capacity_is_refused_and_as_much_is_not():
+def test_data_beyond_capacity_raises():
     assert fill(agent(capacity=64), [rows()]) == 64
-    with pytest.raises(ValueError, match="room for 63 transitions, and there are at least 64"):
+    with pytest.raises(ValueError, match="room for 63 transitions, but there are at least 64"):
         fill(agent(capacity=63), [rows()])
     learner = agent(capacity=100)
     fill(learner, [rows()])
-    with pytest.raises(ValueError, match="room for 100 transitions, and there are at least 128"):
+    with pytest.raises(ValueError, match="room for 100 transitions, but there are at least 128"):
         fill(learner, [rows()])
     assert len(learner.replay) == 64
 
 
-def test_a_run_fills_a_replay_with_every_transition_and_with_its_true_next_observation(recorded):
+def test_fill_with_run_keeps_true_next_observations(recorded):
     run, learner = rein.open_run(recorded), cloner()
     assert fill(learner, run) == 3 * 4 * 20
     columns = learner.replay.columns
@@ -241,22 +243,22 @@ def test_a_run_fills_a_replay_with_every_transition_and_with_its_true_next_obser
     ended = (columns["terminated"] | columns["truncated"])[:, 0]
     after, begins = columns["next_observation"][:-1, 0], columns["observation"][1:, 0]
     assert (after[~ended[:-1]] == begins[~ended[:-1]]).all()
-    assert (after[ended[:-1]] != begins[ended[:-1]]).any()  # the final one, not what the next episode begins with
+    assert (after[ended[:-1]] != begins[ended[:-1]]).any()  # the final observation of the episode
     assert columns["reward"].sum().item() == pytest.approx(run.field("reward").sum())
 
 
-def test_termination_and_truncation_stay_apart(recorded):
+def test_fill_keeps_termination_and_truncation_apart(recorded):
     run, learner = rein.open_run(recorded), cloner()
     fill(learner, run)
     columns = learner.replay.columns
     terminated, truncated = run.field("terminated"), run.field("truncated")
     assert columns["terminated"].sum() == terminated.sum()
     assert not (columns["terminated"] & columns["truncated"]).any()
-    at_the_end = 3  # what each environment was in the middle of is cut where the next one's rows begin
+    at_the_end = 3  # the open episode of each environment is truncated
     assert truncated.sum() <= columns["truncated"].sum() <= truncated.sum() + at_the_end
 
 
-def test_some_episodes_of_a_run_may_be_chosen(recorded):
+def test_fill_with_selected_episodes(recorded):
     run, learner = rein.open_run(recorded), cloner()
     best = np.argsort(run.episodes["return"])[-4:]
     chosen = run.episodes["id"][best]
@@ -264,7 +266,7 @@ def test_some_episodes_of_a_run_may_be_chosen(recorded):
     assert learner.replay.columns["reward"].sum() == pytest.approx(run.episodes["return"][best].sum())
 
 
-def test_returns_of_several_steps_are_those_of_one_environment_and_one_episode():
+def test_n_step_returns_stay_within_episode():
     replay = Replay(64)
     extend(replay, rows(8, ends=(3,)))
     found = replay.take(torch.arange(8), n_step=3, gamma=1.0)
@@ -273,8 +275,8 @@ def test_returns_of_several_steps_are_those_of_one_environment_and_one_episode()
     assert found.next_observation[:, 0].tolist() == [3.0, 4.0, 4.0, 4.0, 7.0, 8.0, 8.0, 8.0]
 
 
-def test_rows_that_do_not_follow_each_other_are_not_added_up():
-    """One after the other: two stretches of an environment, of which none ended in what was recorded."""
+def test_n_step_returns_stop_at_gaps():
+    """Two parts of one environment without a recorded end are concatenated."""
     replay = Replay(64)
     data = [torch.cat(pair) for pair in zip(rows(4)[:7], rows(4, first=100.0)[:7], strict=True)]
     extend(replay, Transition(*data, {}))
@@ -283,7 +285,7 @@ def test_rows_that_do_not_follow_each_other_are_not_added_up():
     assert not found.terminated.any()
 
 
-def test_two_parts_are_not_added_up():
+def test_n_step_returns_stop_between_calls_of_extend():
     replay = Replay(64)
     extend(replay, rows(2))
     extend(replay, rows(2, first=50.0))
@@ -291,26 +293,26 @@ def test_two_parts_are_not_added_up():
 
 
 @pytest.mark.parametrize("count", [6, 7, 8])
-def test_rows_are_dealt_out_in_stretches_to_several_environments(count):
+def test_rows_are_split_among_environments(count):
     replay = Replay(64)
     assert extend(replay, rows(count), 3) == len(replay) == count
     drawn = replay.sample(count, torch.Generator().manual_seed(0), replacement=False)
     assert sorted(drawn.reward.tolist()) == list(range(count))
     assert replay.columns["observation"][: count // 3, 0, 0].tolist() == list(range(count // 3))
-    found = replay.take(torch.arange(3), n_step=2, gamma=1.0)  # slot 0 of each
+    found = replay.take(torch.arange(3), n_step=2, gamma=1.0)  # slot 0 of each environment
     slots = -(-count // 3)
-    both = [first + 1 < min(count, first + slots) for first in (0, slots, 2 * slots)]  # the last stretch may be of one
+    both = [first + 1 < min(count, first + slots) for first in (0, slots, 2 * slots)]  # the last part may have one row
     assert found.reward.tolist() == [f + (f + 1.0) * two for f, two in zip((0, slots, 2 * slots), both, strict=True)]
 
 
-def test_several_environments_are_as_many_as_before():
+def test_other_num_envs_raises():
     replay = Replay(64)
     extend(replay, rows(6), 3)
-    with pytest.raises(ValueError, match="rows of 3 environments: give num_envs=3"):
+    with pytest.raises(ValueError, match="rows of 3 environments; use num_envs=3"):
         extend(replay, rows(6), 2)
 
 
-def test_rows_of_another_kind_are_refused_by_name():
+def test_rows_of_other_shape_raise_with_name():
     replay = Replay(64)
     extend(replay, rows(6))
     with pytest.raises(ValueError, match=r"action is .* but was"):
@@ -320,63 +322,63 @@ def test_rows_of_another_kind_are_refused_by_name():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("field", ["observation", "action", "reward", "next_observation"])
-def test_numbers_that_are_not_finite_are_refused_before_anything_is_learned(field, value):
-    bad, mine = map_tree(lambda x: x.double() if x.is_floating_point() else x.clone(), rows()), agent()
+def test_non_finite_values_raise_before_learning(field, value):
+    bad, learner = map_tree(lambda x: x.double() if x.is_floating_point() else x.clone(), rows()), agent()
     getattr(bad, field).view(-1)[5] = value
-    said = f"the {field} is not finite in 1 transitions, the first of them number 69"
-    with pytest.raises(ValueError, match=said):
-        fill(mine, [rows(), bad])
-    assert not len(mine.replay)
+    message = f"the {field} is not finite in 1 transitions, first in number 69"
+    with pytest.raises(ValueError, match=message):
+        fill(learner, [rows(), bad])
+    assert not len(learner.replay)
     bad.valid[5] = False
-    assert fill(mine, [bad]) == 63
+    assert fill(learner, [bad]) == 63
 
 
-def test_what_nothing_is_learned_from_may_be_missing():
+def test_unused_values_may_be_nan():
     found = map_tree(torch.clone, rows(ends=(5,)))
-    found.next_observation[5] = torch.nan  # after an end
+    found.next_observation[5] = torch.nan  # after termination
     assert fill(agent(), [found]) == 64
     found.reward[:] = torch.nan
     assert fill(agent(BC), [found]) == 64
-    with pytest.raises(ValueError, match="the reward is not finite in 64 transitions, the first of them number 0"):
+    with pytest.raises(ValueError, match="the reward is not finite in 64 transitions, first in number 0"):
         fill(agent(), [found])
 
 
 @pytest.mark.parametrize("action", [-1, 0, 4])
-def test_actions_that_there_are_not_are_refused(action):
+def test_discrete_actions_out_of_range_raise(action):
     space, found = spaces.Discrete(3, start=1), rows()
     chosen = torch.arange(64) % 3 + 1
-    mine = BC(BOX, space, hidden=(8,), seed=0)
-    assert fill(mine, [found._replace(action=chosen)]) == 64
-    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\), and those recorded torch.float32"):
-        fill(mine, [found._replace(action=chosen.float())])
+    learner = BC(BOX, space, hidden=(8,), seed=0)
+    assert fill(learner, [found._replace(action=chosen)]) == 64
+    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\), but the recorded actions are torch.float32"):
+        fill(learner, [found._replace(action=chosen.float())])
     chosen[7:9] = action
-    with pytest.raises(ValueError, match="the action is not from 1 to 3 in 2 transitions, the first of them number 7"):
-        fill(mine, [found._replace(action=chosen)])
+    with pytest.raises(ValueError, match="the action is not from 1 to 3 in 2 transitions, first in number 7"):
+        fill(learner, [found._replace(action=chosen)])
 
 
 @pytest.mark.parametrize("kind", [IQL, SAC, BC])
-def test_actions_that_the_policy_cannot_take_are_refused_and_clipped_where_that_is_asked_for(kind):
-    mine, found = agent(kind), map_tree(torch.clone, rows())
+def test_actions_outside_box_raise_or_are_clipped(kind):
+    learner, found = agent(kind), map_tree(torch.clone, rows())
     found.action[7:15] = 1.5
     found.action[20] = -torch.inf
-    found.valid[[7, 8, 9, 10, 20]] = False  # which leaves 59
-    said = "outside of Box(-1.0, 1.0, (1,), float32) (6.78% of the rows here) in 4 transitions, the first of them "
-    with pytest.raises(ValueError, match=re.escape(said) + r"number 75; give fill\(\.\.\., clip=True\)"):
-        fill(mine, [rows(), found])
-    assert not len(mine.replay)
-    assert fill(mine, [found], clip=True) == 59
-    assert mine.replay.columns["action"].abs().max() == 1.0
-    assert torch.equal(mine.replay.columns["action"][:5, 0], found.action[:5])  # what was within stays to the bit
+    found.valid[[7, 8, 9, 10, 20]] = False  # leaves 59 valid rows
+    message = "outside of Box(-1.0, 1.0, (1,), float32) (6.78% of these rows) in 4 transitions, first in "
+    with pytest.raises(ValueError, match=re.escape(message) + r"number 75; use fill\(\.\.\., clip=True\)"):
+        fill(learner, [rows(), found])
+    assert not len(learner.replay)
+    assert fill(learner, [found], clip=True) == 59
+    assert learner.replay.columns["action"].abs().max() == 1.0
+    assert torch.equal(learner.replay.columns["action"][:5, 0], found.action[:5])  # within the bounds: unchanged
 
 
-def test_clipped_actions_stay_in_the_type_that_agents_keep():
-    mine = IQL(BOX, spaces.Box(-0.5, 0.5, (1,), np.float64), **SMALL, seed=0)
-    fill(mine, [map_tree(lambda x: x.double() if x.is_floating_point() else x, rows())], clip=True)
-    action = mine.replay.columns["action"]
+def test_clipped_actions_keep_dtype_of_agent():
+    learner = IQL(BOX, spaces.Box(-0.5, 0.5, (1,), np.float64), **SMALL, seed=0)
+    fill(learner, [map_tree(lambda x: x.double() if x.is_floating_point() else x, rows())], clip=True)
+    action = learner.replay.columns["action"]
     assert (action.dtype, action.max().item()) == (torch.float32, 0.5)
 
 
-def test_clipping_makes_no_numbers_of_what_is_none():
+def test_clipping_rejects_non_finite_actions():
     found = map_tree(torch.clone, rows())
     found.action[3] = torch.inf
     with pytest.raises(ValueError, match="the action is not finite in 1 transitions"):
@@ -385,17 +387,17 @@ def test_clipping_makes_no_numbers_of_what_is_none():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("low", "high"), [(-0.3, 0.3), (-2.0, 2.0), (0.1, 0.7), (-1e6, 1e6), (99.0, 101.1)])
-def test_actions_that_are_outside_by_rounding_alone_are_kept_as_they_are(low, high, dtype):
+def test_actions_outside_by_rounding_are_kept(low, high, dtype):
     bounds = torch.tensor([low, high]).clamp(*((-6e4, 6e4) if dtype is torch.float16 else (low, high))).to(dtype)
     beyond = torch.nextafter(bounds.float(), torch.tensor([-torch.inf, torch.inf]))
     action = torch.cat((bounds.float(), beyond)).repeat(16).unsqueeze(1)
-    mine = IQL(BOX, spaces.Box(low, high, (1,), np.float32), **SMALL, seed=0)
-    assert fill(mine, [rows()._replace(action=action)]) == 64
-    assert torch.equal(mine.replay.columns["action"][:64, 0], action)
+    learner = IQL(BOX, spaces.Box(low, high, (1,), np.float32), **SMALL, seed=0)
+    assert fill(learner, [rows()._replace(action=action)]) == 64
+    assert torch.equal(learner.replay.columns["action"][:64, 0], action)
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3])
-def test_what_agents_did_themselves_at_the_bounds_of_their_actions_fills_another_agent(kind, tmp_path):
+def test_recorded_actions_at_bounds_are_accepted(kind, tmp_path):
     environment = Pendulum(2, seed=0)
     learner = kind(*spaces_of(environment), **SMALL, learning_starts=8, update_to_data=1e-6, seed=0)
     with torch.no_grad():
@@ -409,9 +411,9 @@ def test_what_agents_did_themselves_at_the_bounds_of_their_actions_fills_another
 
 
 @pytest.mark.parametrize(("actions", "dtype"), [(256, torch.uint8), (300, torch.uint8), (128, torch.int8)])
-def test_actions_may_be_recorded_in_as_few_bits_as_hold_them(actions, dtype):
-    mine = BC(BOX, spaces.Discrete(actions), hidden=(8,), seed=0)
-    assert fill(mine, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
+def test_actions_may_have_small_integer_dtypes(actions, dtype):
+    learner = BC(BOX, spaces.Discrete(actions), hidden=(8,), seed=0)
+    assert fill(learner, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
 
 
 RECORDED = [(kind, dtype) for kind in (DQN, IQL) for dtype in (torch.uint8, torch.int16, torch.int32)]
@@ -419,7 +421,7 @@ RECORDED += [(IQL, torch.float16), (IQL, torch.float64)]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), RECORDED)
-def test_an_agent_goes_on_from_actions_recorded_in_any_type(kind, dtype):
+def test_agent_continues_after_actions_of_any_dtype(kind, dtype):
     environment = Gridworld(2, seed=0) if kind is DQN else Pendulum(2, seed=0)
     learner = kind(*spaces_of(environment), **SMALL, learning_starts=0, seed=0)
     observation, action = environment.reset(), torch.ones(2, *learner.action_space.shape, dtype=dtype)
@@ -430,7 +432,7 @@ def test_an_agent_goes_on_from_actions_recorded_in_any_type(kind, dtype):
     assert (learner.updates, len(learner.replay)) == (8, 24)
 
 
-def test_a_normalizer_learns_of_what_is_filled_in():
+def test_fill_updates_observation_normalizer():
     learner = agent(normalize_observation=True)
     fill(learner, [rows(32), rows(32, first=32.0)])
     normalized = learner.networks.preprocess(rows(64).observation)
@@ -438,7 +440,7 @@ def test_a_normalizer_learns_of_what_is_filled_in():
     assert normalized.std().item() == pytest.approx(1.0, abs=0.05)
 
 
-def test_names_with_dots_in_them_are_told_apart():
+def test_field_names_with_dots_are_distinct():
     replay, one, other = Replay(64), rows(6), rows(6, first=50.0)
 
     def both(name: str) -> dict[str, Any]:
@@ -448,25 +450,25 @@ def test_names_with_dots_in_them_are_told_apart():
     for rows_of, following in ((slice(0, 3), slice(3, 4)), (slice(3, 6), None)):
         after = None if following is None else map_tree(lambda x, i=following: x[i], data)
         extend(replay, map_tree(lambda x, i=rows_of: x[i], data), following=after)
-    assert replay.columns["truncated"][:, 0].tolist() == [False] * 5 + [True]  # each is followed by the next one
+    assert replay.columns["truncated"][:, 0].tolist() == [False] * 5 + [True]  # each row continues in the next one
 
 
-def test_observations_without_any_numbers_fill_a_replay():
+def test_empty_observations_are_accepted():
     space = spaces.Dict({"x": BOX, "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32)})
-    mine, nothing = BC(space, BOX, **SMALL, seed=0), torch.zeros(64, 0)
+    learner, nothing = BC(space, BOX, **SMALL, seed=0), torch.zeros(64, 0)
     names = ("observation", "next_observation")
     found = rows()._replace(**{name: {"x": getattr(rows(), name), "nothing": nothing} for name in names})
-    assert fill(mine, [found]) == 64
-    assert mine.replay.columns["truncated"].sum() == 1  # the last row
+    assert fill(learner, [found]) == 64
+    assert learner.replay.columns["truncated"].sum() == 1  # the last row
 
 
-def test_observations_are_kept_in_the_types_that_the_agent_goes_on_with():
-    """Files hold half precision as float32."""
+def test_observations_have_dtypes_of_space():
+    """Files store half precision as float32."""
     inner = spaces.Dict({"half": spaces.Box(-9.0, 99.0, (1,), np.float16), "count": spaces.Discrete(99)})
-    mine, given = BC(inner, BOX, **SMALL, seed=0), rows()
+    learner, given = BC(inner, BOX, **SMALL, seed=0), rows()
     seen = {"half": given.observation, "count": given.observation[:, 0].to(torch.uint8)}
-    fill(mine, [given._replace(observation=seen, next_observation=map_tree(lambda x: x + 1, seen))])
+    fill(learner, [given._replace(observation=seen, next_observation=map_tree(lambda x: x + 1, seen))])
     for name in ("observation", "next_observation"):
-        kept = mine.replay.columns[name]
+        kept = learner.replay.columns[name]
         assert (kept["half"].dtype, kept["count"].dtype) == (torch.float16, torch.int64)
         assert kept["half"][:, 0, 0].tolist() == kept["count"][:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Learning from examples: what a step does and refuses, what is measured, and that a run resumes exactly."""
+"""Tests of supervised learning: steps, errors, metrics, validation and exact resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ XOR = TensorDataset(torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tens
 
 
 @pytest.fixture(autouse=True)
-def global_generator_is_left_as_it_was() -> Any:
+def restore_global_generator() -> Any:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         yield
@@ -38,20 +38,20 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 
 
 def scale(value: float = 1.0) -> nn.Linear:
-    """x -> value * x."""
+    """Return the model x -> value * x."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, value)
     return model
 
 
 def stepped(model: nn.Module, loss: Any, batch: Any, optimizer: Any = None, **options: Any) -> Prediction:
-    """What one step on `batch` gives."""
+    """Return the result of one step on `batch`."""
     loop = rein.Loop(train_step(model, loss, optimizer or sgd(model), **options))
     return loop.run([batch]).step_state
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, Adam])
-def test_a_step_follows_the_gradient_and_keeps_prediction_and_target(optimizer: Any) -> None:
+def test_step_follows_gradient_and_returns_prediction_and_target(optimizer: Any) -> None:
     model, target = scale(3.0), torch.tensor([[1.0]])
     result = stepped(model, mse_loss, [ONE, target], optimizer(model.parameters(), lr=0.1))
     assert (result.prediction.item(), result.target.item(), result.metrics["loss"].item()) == (3.0, 1.0, 4.0)
@@ -60,27 +60,27 @@ def test_a_step_follows_the_gradient_and_keeps_prediction_and_target(optimizer: 
     assert not result.metrics["loss"].requires_grad
 
 
-def test_a_step_of_gradient_descent_is_what_it_is_by_hand() -> None:
+def test_gradient_descent_step_equals_manual_computation() -> None:
     model = scale(3.0)
     stepped(model, mse_loss, (ONE, torch.tensor([[1.0]])))
     assert model.weight.item() == pytest.approx(3.0 - 0.1 * 2 * (3.0 - 1.0))
 
 
-def test_gradients_are_clipped_together_and_their_norm_is_reported() -> None:
+def test_gradients_are_clipped_and_norm_is_reported() -> None:
     model = scale(3.0)
     result = stepped(model, mse_loss, (ONE, torch.tensor([[1.0]])), max_grad_norm=0.5)
     assert result.metrics["grad_norm"].item() == pytest.approx(4.0)
     assert model.weight.item() == pytest.approx(3.0 - 0.1 * 0.5)
 
 
-def test_the_loss_may_be_any_function_or_module() -> None:
+def test_loss_may_be_function_or_module() -> None:
     model = scale()
     assert stepped(model, lambda p, t: 0.0 * p.sum() + 5.0, (ONE, ONE)).metrics["loss"] == 5.0
     assert stepped(model, nn.L1Loss(), (ONE, ONE + 1.0)).metrics["loss"] == 1.0
 
 
 class TwoHeads(nn.Module):
-    """Twice its input times the weight 1."""
+    """Returns its scaled input twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class TwoHeads(nn.Module):
         return self.body(x), self.body(x)
 
 
-def test_several_outputs_are_weighed_and_reported_one_by_one() -> None:
+def test_losses_of_several_outputs_are_weighted_and_reported() -> None:
     model, twos = TwoHeads(), (ONE + 1.0, ONE + 1.0)
     assert stepped(model, [(mse_loss, 0.5), (l1_loss, 0.5)], (ONE, twos)).metrics["loss"] == 1.0
     model = TwoHeads()
@@ -123,9 +123,11 @@ def test_inputs_and_targets_may_be_trees() -> None:
         (({}, None), "not a pair with nothing in it"),
     ],
 )
-def test_a_batch_that_is_no_pair_of_tensors_is_refused(batch: Any, text: str) -> None:
+def test_batch_that_is_no_pair_of_tensors_raises(batch: Any, text: str) -> None:
     model = scale()
-    with pytest.raises(TypeError, match=rf"a batch is a pair \(inputs, targets\) of tensors or trees of them, {text}"):
+    with pytest.raises(
+        TypeError, match=rf"a batch must be a pair \(inputs, targets\) of tensors or trees of them, {text}"
+    ):
         trainer(model, mse_loss, sgd(model)).run([batch])
     with pytest.raises(TypeError, match=text):
         evaluator(model, {"loss": mse_loss})([batch])
@@ -135,38 +137,38 @@ def test_a_batch_that_is_no_pair_of_tensors_is_refused(batch: Any, text: str) ->
     ("change", "kind", "text"),
     [
         ({"model": mse_loss}, TypeError, "give a torch.nn.Module"),
-        ({"loss": "mse"}, TypeError, "loss='mse'.*give a function, as torch.nn.functional.mse_loss"),
+        ({"loss": "mse"}, TypeError, "loss='mse'.*give a function such as torch.nn.functional.mse_loss"),
         ({"loss": []}, TypeError, "a list of"),
         ({"loss": [mse_loss, l1_loss]}, TypeError, "a list of"),
-        ({"optimizer": torch.optim.SGD}, TypeError, "give one of the model's parameters"),
-        ({"optimizer": "sgd"}, TypeError, "give one of the model's parameters"),
-        ({"optimizer": sgd(scale())}, ValueError, "none of the optimizer's parameters is the model's"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "give an optimizer object"),
+        ({"optimizer": "sgd"}, TypeError, "give an optimizer object"),
+        ({"optimizer": sgd(scale())}, ValueError, "the optimizer has no parameter of the model"),
     ],
 )
-def test_parts_that_are_none_are_refused_where_they_are_given(change: dict[str, Any], kind: Any, text: str) -> None:
+def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, text: str) -> None:
     model = scale()
     parts: dict[str, Any] = {"model": model, "loss": mse_loss, "optimizer": sgd(model), **change}
     with pytest.raises(kind, match=text):
         trainer(**parts)
 
 
-def test_a_loss_that_is_not_one_number_and_outputs_without_losses_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the loss is a tensor of shape \(1, 1\), not one number"):
+def test_non_scalar_loss_and_missing_loss_raise() -> None:
+    with pytest.raises(ValueError, match=r"the loss is a tensor of shape \(1, 1\), not a scalar"):
         stepped(scale(), lambda p, t: p - t, (ONE, ONE))
-    with pytest.raises(ValueError, match="1 losses, and 2 outputs of the model for 1 targets"):
+    with pytest.raises(ValueError, match="1 losses do not fit 2 outputs of the model and 1 targets"):
         stepped(TwoHeads(), [(mse_loss, 1.0)], (ONE, ONE))
 
 
 @pytest.mark.parametrize("kind", [float, Tensor.numpy])
-def test_a_loss_that_is_no_tensor_is_refused(kind: Any) -> None:
-    refused = pytest.raises(ValueError, match=r"the loss is .*4\..*, not a tensor of one number: .* without \.item\(\)")
+def test_loss_that_is_no_tensor_raises(kind: Any) -> None:
+    expected_error = pytest.raises(ValueError, match=r"the loss is .*4\..*, not a scalar tensor; .* without \.item\(\)")
     for loss in (lambda p, t: kind(mse_loss(p, t).detach()), [(lambda p, t: kind(mse_loss(p, t).detach()), 1.0)]):
-        with refused:
+        with expected_error:
             stepped(scale(), loss, (ONE, ONE + 2.0))
 
 
 class InTuple(nn.Sequential):
-    """What it is made of gives, as the only entry of a tuple."""
+    """Sequential that returns its output in a tuple of one entry."""
 
     def forward(self, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]  # on purpose: a tuple
         return (super().forward(x),)
@@ -175,7 +177,7 @@ class InTuple(nn.Sequential):
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("output", [nn.Sequential, InTuple])
 @pytest.mark.parametrize("target", [lambda one: one, lambda one: (one,)])
-def test_a_list_of_one_loss_is_for_the_whole_of_one_output(rows: int, output: Any, target: Any) -> None:
+def test_list_of_one_loss_applies_to_whole_output(rows: int, output: Any, target: Any) -> None:
     def mean_of_rows(p: Tensor, t: Tensor) -> Tensor:
         assert p.shape == t.shape == (rows, 1)
         return mse_loss(p, t)
@@ -186,12 +188,12 @@ def test_a_list_of_one_loss_is_for_the_whole_of_one_output(rows: int, output: An
     assert metrics["loss"] == 2.0 * metrics["loss_0"]
 
 
-def test_two_losses_are_not_dealt_out_to_the_rows_of_one_output() -> None:
-    with pytest.raises(ValueError, match="2 losses, and 1 outputs of the model for 1 targets"):
+def test_two_losses_for_one_output_raise() -> None:
+    with pytest.raises(ValueError, match="2 losses do not fit 1 outputs of the model and 1 targets"):
         stepped(scale(), [(mse_loss, 1.0), (mse_loss, 1.0)], (torch.ones(2, 1), torch.ones(2, 1)))
 
 
-def test_frozen_parameters_stay_as_they_are() -> None:
+def test_frozen_parameters_do_not_change() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     before = copy_state(model.state_dict())
@@ -200,7 +202,7 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     assert changed == {"1.weight", "1.bias"}
 
 
-def test_batch_norm_learns_its_statistics_from_training_and_not_from_evaluating() -> None:
+def test_batch_norm_statistics_ignore_evaluation() -> None:
     model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
     ones = torch.ones(4, 1)
     loop = trainer(model, mse_loss, sgd(model))
@@ -210,8 +212,8 @@ def test_batch_norm_learns_its_statistics_from_training_and_not_from_evaluating(
     assert model[0].running_var.item() == pytest.approx(0.9)
 
 
-def test_modes_are_left_as_they_were() -> None:
-    """Batch norm that somebody holds still is not woken by an evaluation."""
+def test_evaluation_restores_training_modes() -> None:
+    """A module that was in evaluation mode stays in it."""
     model = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.Linear(1, 1))
     model[0].eval()
     seen = evaluator(model, {"training": lambda p, t: torch.tensor(float(model.training))})([(ONE, ONE)])
@@ -219,14 +221,14 @@ def test_modes_are_left_as_they_were() -> None:
     assert [module.training for module in model.modules()] == [True, False, True, True]
 
 
-def test_an_evaluation_that_fails_gives_the_modes_back() -> None:
+def test_failed_evaluation_restores_training_modes() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
     with pytest.raises(ValueError, match="the data is empty"):
         evaluator(model, {"loss": mse_loss})([])
     assert all(module.training for module in model.modules())
 
 
-def test_the_loss_is_the_mean_of_this_epoch_and_the_updates_are_counted() -> None:
+def test_loss_is_epoch_mean_and_updates_are_counted() -> None:
     model = scale()
     loop = trainer(model, mse_loss, sgd(model, lr=0.0), epochs=2)
     final = loop.run([(ONE, ONE), (ONE, ONE + 2.0)])
@@ -234,7 +236,7 @@ def test_the_loss_is_the_mean_of_this_epoch_and_the_updates_are_counted() -> Non
     assert final.clocks.updates == 4
 
 
-def test_an_update_that_the_guard_refuses_is_not_taken_and_leaves_nothing_behind() -> None:
+def test_update_rejected_by_guard_has_no_effect() -> None:
     model = scale(3.0)
     loop = trainer(model, mse_loss, sgd(model), guard=UpdateGuard("skip"))
     loop.run([(ONE * float("nan"), ONE)])
@@ -243,11 +245,11 @@ def test_an_update_that_the_guard_refuses_is_not_taken_and_leaves_nothing_behind
     with pytest.raises(NonFiniteError):
         strict.run([(ONE * float("nan"), ONE)])
     strict.epoch_ended(lambda state: state.halt_loop())
-    strict.run([(ONE, ONE), (ONE, ONE)])  # the first element of the open epoch is the one that failed
+    strict.run([(ONE, ONE), (ONE, ONE)])  # the first batch of the open epoch is the one that failed
     assert torch.isfinite(model.weight).all()
 
 
-def test_metrics_of_the_loop_read_the_prediction_and_the_target() -> None:
+def test_loop_metrics_read_prediction_and_target() -> None:
     model = scale()
     loop = trainer(model, mse_loss, sgd(model, lr=0.0))
     loop.metric("accuracy", lambda state: accuracy(state.step_state.prediction, state.step_state.target))
@@ -258,24 +260,24 @@ def test_metrics_of_the_loop_read_the_prediction_and_the_target() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[7], [3, 4], [1, 6], [1] * 7])
-def test_what_is_evaluated_does_not_depend_on_how_the_rows_are_cut_into_batches(cuts: list[int]) -> None:
-    said = torch.tensor([0.8, 0.6, 0.4, 0.2, 0.8, 0.2, 0.2]).unsqueeze(1)
+def test_evaluation_does_not_depend_on_batches(cuts: list[int]) -> None:
+    predicted = torch.tensor([0.8, 0.6, 0.4, 0.2, 0.8, 0.2, 0.2]).unsqueeze(1)
     target = torch.tensor([[1.0], [0], [1], [1], [0], [1], [0]])
-    data = list(zip(said.split(cuts), target.split(cuts), strict=True))
+    data = list(zip(predicted.split(cuts), target.split(cuts), strict=True))
     found = evaluator(scale(), {"precision": precision, "error": l1_loss})(data)
     assert found["precision"] == pytest.approx(1 / 3)
-    assert found["error"] == pytest.approx((said - target).abs().mean().item())
+    assert found["error"] == pytest.approx((predicted - target).abs().mean().item())
 
 
-def test_a_metric_by_name_and_a_bare_iterator_are_refused() -> None:
+def test_metric_name_and_iterator_raise() -> None:
     model = scale()
     with pytest.raises(TypeError, match="give a function"):
         evaluator(model, {"accuracy": "accuracy"})  # type: ignore[dict-item]  # the mistake
-    with pytest.raises(ValueError, match="used up once"):
+    with pytest.raises(ValueError, match="can be read only once"):
         validate(trainer(model, mse_loss, sgd(model)), model, iter([(ONE, ONE)]), {"loss": mse_loss})
 
 
-def test_the_latest_validation_is_what_evaluating_gives_afterwards() -> None:
+def test_validation_equals_later_evaluation() -> None:
     model = nn.Linear(2, 1)
     data = [(torch.rand(5, 2), torch.rand(5, 1))]
     loop, seen = trainer(model, mse_loss, sgd(model), epochs=4), []
@@ -286,7 +288,7 @@ def test_the_latest_validation_is_what_evaluating_gives_afterwards() -> None:
     assert evaluator(model, {"loss": mse_loss})(data) == {"loss": seen[-1]}
 
 
-def test_validating_early_or_in_mid_epoch_changes_nothing_of_the_training() -> None:
+def test_validation_does_not_change_training() -> None:
     def weights(validated: bool) -> Tensor:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
@@ -301,7 +303,7 @@ def test_validating_early_or_in_mid_epoch_changes_nothing_of_the_training() -> N
 
 
 @pytest.mark.parametrize("ask", [rein.Loop.stop, rein.Loop.interrupt])
-def test_a_validation_ends_at_its_next_batch_when_the_run_is_to_end(ask: Any) -> None:
+def test_validation_ends_at_next_batch_after_stop_or_interrupt(ask: Any) -> None:
     batches = [(torch.rand(5, 2), torch.rand(5, 1)) for _ in range(4)]
 
     def make(asks: bool) -> tuple[rein.Loop, list[int]]:
@@ -334,7 +336,7 @@ def test_a_validation_ends_at_its_next_batch_when_the_run_is_to_end(ask: Any) ->
         assert [dict(r.metrics) for r in resumed.state.history] == [dict(r.metrics) for r in whole.state.history]
 
 
-def test_it_learns_exclusive_or_and_stops_when_there_is_nothing_more_to_learn() -> None:
+def test_trainer_learns_xor_and_stops_early() -> None:
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     loop = trainer(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters(), lr=0.05), epochs=200)
     data = DataLoader(XOR, batch_size=2, shuffle=True)
@@ -346,7 +348,7 @@ def test_it_learns_exclusive_or_and_stops_when_there_is_nothing_more_to_learn() 
 
 
 def classifier(seed: int = 1) -> tuple[rein.Loop, Any]:
-    """Everything that has a state: batch norm, dropout, Adam's moments, a learning rate that decays, shuffled data."""
+    """Return a loop with all kinds of state: batch norm, dropout, Adam, a learning-rate schedule, shuffled data."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -356,13 +358,13 @@ def classifier(seed: int = 1) -> tuple[rein.Loop, Any]:
     return loop, DataLoader(TensorDataset(XOR[:][0].repeat(2, 1), XOR[:][1].repeat(2)), 2, shuffle=True)
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # left between the one and the other
-@pytest.mark.parametrize("left_at", [1, 3, 4, 6, 8, 11])
-def test_a_run_that_is_left_and_resumed_equals_one_without_a_break(left_at: int, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the run may stop between the two steps
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 6, 8, 11])
+def test_resumed_run_equals_uninterrupted_run(stop_at: int, tmp_path: Path) -> None:
     whole, data = classifier()
     whole.run(data)
     first, data = classifier()
-    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    first.iteration_completed(once=stop_at)(lambda state: first.interrupt())
     store = rein.Checkpoints(tmp_path)
     checkpoint(first, store)
     first.run(data)
@@ -376,10 +378,8 @@ def test_a_run_that_is_left_and_resumed_equals_one_without_a_break(left_at: int,
     assert whole.state.metrics["loss"] == second.state.metrics["loss"]
 
 
-@pytest.mark.parametrize("left_at", [2, 4, 7])
-def test_a_dataloader_with_a_generator_of_its_own_resumes_exactly_when_the_loop_has_it(
-    left_at: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stop_at", [2, 4, 7])
+def test_dataloader_with_own_generator_resumes_exactly(stop_at: int, tmp_path: Path) -> None:
     def shuffled() -> tuple[rein.Loop, Any]:
         torch.manual_seed(1)
         model, order = nn.Linear(2, 2), torch.Generator().manual_seed(3)
@@ -389,7 +389,7 @@ def test_a_dataloader_with_a_generator_of_its_own_resumes_exactly_when_the_loop_
     whole, data = shuffled()
     whole.run(data)
     first, data = shuffled()
-    first.iteration_completed(once=left_at)(lambda state: first.interrupt())
+    first.iteration_completed(once=stop_at)(lambda state: first.interrupt())
     checkpoint(first, rein.Checkpoints(tmp_path))
     first.run(data)
     second, data = shuffled()
@@ -399,7 +399,7 @@ def test_a_dataloader_with_a_generator_of_its_own_resumes_exactly_when_the_loop_
     assert second.state.metrics["loss"] == whole.state.metrics["loss"]
 
 
-def test_with_a_store_the_run_has_a_folder_with_its_metrics(tmp_path: Path) -> None:
+def test_run_with_store_writes_metrics(tmp_path: Path) -> None:
     model = scale()
     store = rein.HDF5Store(tmp_path / "run")
     loop = trainer(model, mse_loss, sgd(model), store, epochs=2)
@@ -426,13 +426,13 @@ def test_resumed_run_does_not_warn_of_missing_trajectories(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("returned", [None, "good", torch.ones(2)])
-def test_a_metric_of_an_evaluator_returns_one_number(returned: Any) -> None:
+def test_metric_that_returns_no_number_raises(returned: Any) -> None:
     evaluate = evaluator(nn.Linear(1, 1), {"mine": lambda prediction, target: returned})
     with pytest.raises(TypeError, match=r"metric 'mine' returned .*; return one number"):
         evaluate([(ONE, ONE)])
 
 
-def test_a_guard_that_returns_nothing_is_an_error() -> None:
+def test_guard_that_returns_none_raises() -> None:
     model = nn.Linear(1, 1)
     loop = trainer(model, mse_loss, sgd(model), guard=lambda metrics, gradients: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match="guard returned None"):

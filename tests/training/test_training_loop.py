@@ -1,4 +1,4 @@
-"""The training loop: resets, ends, episodes, trajectories, and rein's own handlers beside the user's."""
+"""Tests of the training loop: resets, episodes, trajectories, seeds, stores and handlers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def trace(loop):
 
 
 def rows_of(path):
-    """The rows of a CSV file without the wall time."""
+    """Return the rows of a CSV file without the wall time."""
     with open(path, newline="", encoding="utf-8") as file:
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
-def test_the_five_phases_have_their_events_in_order(scripted, listening):
+def test_events_of_phases_fire_in_order(scripted, listening):
     environment = scripted([9])
     loop = rein.training_loop(listening(environment), environment)
     seen = trace(loop)
@@ -46,7 +46,7 @@ def test_the_five_phases_have_their_events_in_order(scripted, listening):
     assert seen[2:-4] == ["iteration_started", *phases]
 
 
-def test_a_phase_that_is_muted_is_counted_all_the_same(scripted, listening):
+def test_muted_phase_is_counted(scripted, listening):
     environment = scripted([9])
     loop, seen = rein.training_loop(listening(environment), environment), []
     loop.model_optimized(every=4)(lambda state: seen.append(state.total_iterations))
@@ -54,11 +54,11 @@ def test_a_phase_that_is_muted_is_counted_all_the_same(scripted, listening):
     with loop.muted("model_optimized"):
         loop.run(epochs=2, iterations=3)
     loop.run(epochs=3, iterations=3)
-    assert seen == [7], "the eighth step, which is not finished yet"
+    assert seen == [7], "expected the eighth step, which is not finished yet"
 
 
 @pytest.mark.parametrize("episodic", [False, True])
-def test_muting_events_changes_nothing_of_what_is_learned_and_stored(scripted, listening, tmp_path, episodic):
+def test_muted_events_do_not_change_learning_or_storage(scripted, listening, tmp_path, episodic):
     def run(name, muted):
         environment, store = scripted([2, 3]), rein.HDF5Store(tmp_path / name)
         agent = listening(environment)
@@ -78,7 +78,7 @@ def test_muting_events_changes_nothing_of_what_is_learned_and_stored(scripted, l
     assert len(rows[0]) == 3 and len(rows[1]) == 27 if not episodic else rows[1]
 
 
-def test_the_wiring_is_not_listed_and_runs_before_the_handlers(scripted, listening):
+def test_wiring_is_not_listed_and_runs_before_handlers(scripted, listening):
     environment, store = scripted([2]), MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store, episodic=True)
     assert not any(event.handlers for event in loop.events.values())
@@ -91,7 +91,7 @@ def test_the_wiring_is_not_listed_and_runs_before_the_handlers(scripted, listeni
             loop.epoch_started.detach(function)
 
 
-def test_events_that_are_muted_are_counted_even_if_only_a_muted_handler_hears_them(scripted, listening):
+def test_muted_events_with_muted_handlers_are_counted(scripted, listening):
     environment = scripted([2])
     loop = rein.training_loop(listening(environment), environment)
     loop.episodes_completed(lambda state: None)
@@ -100,7 +100,7 @@ def test_events_that_are_muted_are_counted_even_if_only_a_muted_handler_hears_th
     assert loop.state.counts["episodes_completed"] == 3
 
 
-def test_episodes_completed_fires_in_the_steps_in_which_one_ends(scripted, listening):
+def test_episodes_completed_fires_when_episodes_end(scripted, listening):
     environment = scripted([2, 3])
     loop = rein.training_loop(listening(environment), environment)
     ended = []
@@ -109,7 +109,7 @@ def test_episodes_completed_fires_in_the_steps_in_which_one_ends(scripted, liste
     assert ended == [(2, 1), (3, 2), (4, 3), (6, 5)]
 
 
-def test_a_continuing_run_resets_once_and_epochs_do_not_touch_episodes(scripted, listening):
+def test_continuing_run_resets_once(scripted, listening):
     environment = scripted([4])
     agent = listening(environment)
     rein.training_loop(agent, environment).run(epochs=5, iterations=3)
@@ -118,7 +118,7 @@ def test_a_continuing_run_resets_once_and_epochs_do_not_touch_episodes(scripted,
     assert [mask.tolist() for mask in agent.resets] == [[True]]
 
 
-def test_a_second_run_goes_on_without_a_reset(scripted, listening):
+def test_second_run_continues_without_reset(scripted, listening):
     environment = scripted([4])
     agent = listening(environment)
     loop = rein.training_loop(agent, environment)
@@ -128,7 +128,7 @@ def test_a_second_run_goes_on_without_a_reset(scripted, listening):
     assert len(agent.transitions) == 6
 
 
-def test_an_episodic_run_resets_each_epoch_and_tells_the_agent(scripted, listening):
+def test_episodic_run_resets_each_epoch_and_notifies_agent(scripted, listening):
     environment = scripted([2, 3])
     agent = listening(environment)
     rein.training_loop(agent, environment, episodic=True).run(epochs=4, iterations=9)
@@ -137,13 +137,13 @@ def test_an_episodic_run_resets_each_epoch_and_tells_the_agent(scripted, listeni
     assert all(mask.all() for mask in agent.resets)
 
 
-def test_an_episodic_epoch_halts_when_all_have_ended_by_themselves(scripted, listening):
+def test_episodic_epoch_halts_when_all_episodes_ended(scripted, listening):
     environment = scripted([2, 3])
     state = rein.training_loop(listening(environment), environment, episodic=True).run(epochs=2, iterations=9)
     assert [(record.status, record.iterations) for record in state.history] == [("halted", 3), ("halted", 3)]
 
 
-def test_an_episodic_epoch_completes_when_the_iterations_run_out_first(scripted, listening):
+def test_episodic_epoch_completes_at_iterations(scripted, listening):
     environment = scripted([2, 9])
     agent = listening(environment)
     state = rein.training_loop(agent, environment, episodic=True).run(epochs=1, iterations=4)
@@ -151,13 +151,13 @@ def test_an_episodic_epoch_completes_when_the_iterations_run_out_first(scripted,
     assert agent.transitions[-1].truncated.tolist() == [False, True]
 
 
-def test_all_ending_by_themselves_in_the_last_iteration_is_a_halt(scripted, listening):
+def test_episodes_ending_in_last_iteration_halt_epoch(scripted, listening):
     environment = scripted([2, 4], truncates=[1])
     state = rein.training_loop(listening(environment), environment, episodic=True).run(epochs=1, iterations=4)
     assert state.history[-1].status == "halted"
 
 
-def test_each_environment_contributes_exactly_one_episode_to_an_episodic_epoch(scripted, listening):
+def test_episodic_epoch_has_one_episode_per_environment(scripted, listening):
     environment, store = scripted([2, 3, 9]), rein.MemoryStore()
     rein.training_loop(listening(environment), environment, store, episodic=True).run(epochs=3, iterations=5)
     for trajectory in store.trajectories:
@@ -165,7 +165,7 @@ def test_each_environment_contributes_exactly_one_episode_to_an_episodic_epoch(s
         assert sorted(trajectory.episodes.length.tolist()) == [2, 3, 5]
 
 
-def test_metrics_of_the_epoch_are_there_at_its_end_and_in_the_history(scripted, listening):
+def test_epoch_metrics_are_available_at_end_and_in_history(scripted, listening):
     environment = scripted([2])
     loop = rein.training_loop(listening(environment), environment)
     seen = []
@@ -176,7 +176,7 @@ def test_metrics_of_the_epoch_are_there_at_its_end_and_in_the_history(scripted, 
     assert math.isnan(state.history[-1].metrics["episode_return_100"])
 
 
-def test_the_return_is_that_of_raw_rewards_whatever_a_handler_shapes(scripted, listening):
+def test_episode_return_uses_raw_rewards(scripted, listening):
     environment, store = scripted([2]), rein.MemoryStore()
     agent = listening(environment)
     loop = rein.training_loop(agent, environment, store)
@@ -194,7 +194,7 @@ def test_the_return_is_that_of_raw_rewards_whatever_a_handler_shapes(scripted, l
     assert torch.as_tensor(fields["raw_reward"])[:, 0].tolist() == [1, 2, 1, 2]
 
 
-def test_a_store_gets_every_epoch_once_with_what_users_and_agents_add(scripted, listening):
+def test_store_gets_every_epoch_with_custom_fields_and_extras(scripted, listening):
     environment, store = scripted([2, 3]), rein.MemoryStore()
     agent = listening(environment)
     loop = rein.training_loop(
@@ -205,11 +205,11 @@ def test_a_store_gets_every_epoch_once_with_what_users_and_agents_add(scripted, 
     assert (first.epoch, first.first_step, second.epoch, second.first_step) == (1, 0, 2, 4)
     assert torch.as_tensor(second.fields["double"]).tolist() == (2 * torch.as_tensor(second.fields["reward"])).tolist()
     assert torch.as_tensor(first.fields["value"]).shape == (4, 2)
-    assert torch.as_tensor(first.next_observation)[:, 0].tolist() == [0.0, 1.0]  # what would be acted on next
+    assert torch.as_tensor(first.next_observation)[:, 0].tolist() == [0.0, 1.0]  # observation of the next action
     assert "next_observation" not in first.fields
 
 
-def test_a_halted_epoch_is_stored_as_such_and_so_is_one_whose_body_was_skipped(scripted, listening):
+def test_halted_and_skipped_epochs_are_stored(scripted, listening):
     environment, store = scripted([9]), rein.MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store)
     loop.iteration_completed(once=2)(lambda state: state.halt_epoch())
@@ -223,8 +223,7 @@ def test_a_halted_epoch_is_stored_as_such_and_so_is_one_whose_body_was_skipped(s
     ]
 
 
-def test_a_users_handler_that_halts_silences_neither_the_store_nor_later_handlers(scripted, listening):
-    """The ancestor's B19: its callback on epoch_halted kept every later handler, the checkpoint first, from running."""
+def test_halt_in_handler_does_not_skip_store_or_later_handlers(scripted, listening):
     environment, store, seen = scripted([2, 3]), rein.MemoryStore(), []
     loop = rein.training_loop(listening(environment), environment, store, episodic=True)
     loop.epoch_halted.attach(lambda state: state.halt_epoch())
@@ -243,8 +242,7 @@ def test_a_users_handler_that_halts_silences_neither_the_store_nor_later_handler
 
 
 @pytest.mark.parametrize("epochs", [0, -1])
-def test_no_epochs_is_an_error_and_not_two_episodes(scripted, listening, epochs):
-    """The ancestor's B17 counted from 1 down to 0 and ran two."""
+def test_epochs_below_one_raise(scripted, listening, epochs):
     environment = scripted([2])
     with pytest.raises(ValueError, match=f"epochs={epochs}: give 1 or more"):
         rein.training_loop(listening(environment), environment, epochs=epochs)
@@ -252,7 +250,7 @@ def test_no_epochs_is_an_error_and_not_two_episodes(scripted, listening, epochs)
         rein.training_loop(listening(environment), environment).run(epochs=epochs, iterations=1)
 
 
-def test_what_was_gathered_is_safe_when_a_handler_fails(scripted, listening):
+def test_store_is_flushed_if_handler_fails(scripted, listening):
     class Flushed(rein.MemoryStore):
         flushes = 0
 
@@ -267,7 +265,7 @@ def test_what_was_gathered_is_safe_when_a_handler_fails(scripted, listening):
     assert ([t.epoch for t in store.trajectories], store.flushes) == ([1, 2], 1)
 
 
-def test_parts_without_a_seed_are_seeded_by_the_loop_and_others_keep_theirs(scripted, listening):
+def test_loop_seeds_parts_without_seed(scripted, listening):
     environment = scripted([2])
     agent = listening(environment)
     agent.seed, environment.seed = None, 7
@@ -275,7 +273,7 @@ def test_parts_without_a_seed_are_seeded_by_the_loop_and_others_keep_theirs(scri
     assert (agent.seed, environment.seed) == (3, 7)
 
 
-def test_without_any_seed_a_fresh_one_is_drawn_and_can_be_read(scripted, listening):
+def test_random_seed_is_drawn_without_seed(scripted, listening):
     seeds = set()
     for _ in range(3):
         environment = scripted([2])
@@ -287,7 +285,7 @@ def test_without_any_seed_a_fresh_one_is_drawn_and_can_be_read(scripted, listeni
     assert len(seeds) == 3
 
 
-def test_spaces_that_do_not_fit_are_refused_before_anything_runs(scripted, listening):
+def test_spaces_that_do_not_fit_raise(scripted, listening):
     environment, other = scripted([2]), scripted([2])
     agent = listening(environment)
     other.single_action_space = type(other.single_action_space)(5)
@@ -295,7 +293,7 @@ def test_spaces_that_do_not_fit_are_refused_before_anything_runs(scripted, liste
         rein.training_loop(agent, other)
 
 
-def test_something_that_is_no_agent_is_refused_by_what_it_lacks(scripted, listening):
+def test_invalid_agent_raises_with_missing_attributes(scripted, listening):
     environment = scripted([2])
     agent = listening(environment)
     with pytest.raises(TypeError, match=r"Scripted is not a valid Agent; it lacks .*select_action"):
@@ -310,13 +308,13 @@ def test_something_that_is_no_agent_is_refused_by_what_it_lacks(scripted, listen
         rein.training_loop(agent, gymnasium.make("CartPole-v1"))
 
 
-def test_train_is_the_same_in_one_call(scripted, listening):
+def test_train_builds_and_runs_loop(scripted, listening):
     environment = scripted([2, 3])
     state = rein.train(listening(environment), environment, epochs=3, iterations=4)
     assert (state.epoch, state.clocks.env_steps, state.status) == (3, 24, "completed")
 
 
-def test_train_ends_at_the_env_steps_asked_for(scripted, listening):
+def test_train_ends_at_env_steps(scripted, listening):
     environment = scripted([2, 3])
     state = rein.train(listening(environment), environment, env_steps=1000)
     assert state.clocks.env_steps == 1000
@@ -324,13 +322,13 @@ def test_train_ends_at_the_env_steps_asked_for(scripted, listening):
 
 
 @pytest.mark.parametrize("budget", [{}, {"epochs": 1, "env_steps": 10}])
-def test_train_wants_one_budget(scripted, listening, budget):
+def test_train_requires_exactly_one_budget(scripted, listening, budget):
     environment = scripted([2])
     with pytest.raises(ValueError, match="expected one of epochs= and env_steps="):
         rein.train(listening(environment), environment, **budget)
 
 
-def test_a_store_that_fails_ends_the_run_with_its_error(scripted, listening):
+def test_store_error_ends_run(scripted, listening):
     class Full(rein.MemoryStore):
         def append(self, trajectory):
             raise rein.StoreError("runs/x: no space left")
@@ -342,7 +340,7 @@ def test_a_store_that_fails_ends_the_run_with_its_error(scripted, listening):
     assert any("write_trajectory" in note and "epoch 1" in note for note in caught.value.__notes__)
 
 
-def test_an_environment_that_breaks_the_contract_is_found_in_the_first_step(scripted, listening):
+def test_environment_contract_is_checked_in_first_step(scripted, listening):
     environment = scripted([3])
     apply_action = environment.apply_action
     environment.apply_action = lambda action: apply_action(action)._replace(reward=torch.zeros(1, dtype=torch.int64))
@@ -351,7 +349,7 @@ def test_an_environment_that_breaks_the_contract_is_found_in_the_first_step(scri
 
 
 @pytest.mark.parametrize("episodic", [False, True])
-def test_episodes_that_a_resume_cannot_bring_back_begin_anew_and_the_agent_is_told(scripted, listening, episodic):
+def test_environments_that_await_reset_are_reset_after_resume(scripted, listening, episodic):
     def make():
         environment = scripted([4, 9])
         agent = listening(environment)
@@ -366,12 +364,12 @@ def test_episodes_that_a_resume_cannot_bring_back_begin_anew_and_the_agent_is_to
     state = second.run(epochs=1, iterations=9)
     assert len(agent.resets) == 1
     assert agent.transitions[0].observation[:, 0].tolist() == [0.0, 0.0]
-    if episodic:  # who had ended in this epoch stays so
+    if episodic:  # ended episodes stay ended
         assert agent.transitions[0].valid.tolist() == [False, True]
     assert state.status == "completed"
 
 
-def test_the_return_is_right_after_a_resume_that_lost_the_open_episodes(scripted, listening):
+def test_return_is_correct_after_resume_without_open_episodes(scripted, listening):
     def make():
         environment = scripted([9])
         return environment, rein.training_loop(listening(environment), environment, rein.MemoryStore())
@@ -387,7 +385,7 @@ def test_the_return_is_right_after_a_resume_that_lost_the_open_episodes(scripted
     assert (episodes.episode_return.tolist(), episodes.length.tolist()) == ([45.0], [9])
 
 
-def test_environments_without_a_state_begin_anew_at_a_resume_and_say_so(scripted, listening, caplog):
+def test_environments_without_state_are_reset_with_warning(scripted, listening, caplog):
     def make():
         class Forgetful(scripted):
             state_dict = load_state_dict = property()
@@ -401,10 +399,10 @@ def test_environments_without_a_state_begin_anew_at_a_resume_and_say_so(scripted
     second.load_state_dict(first.state_dict())
     second.run(epochs=2, iterations=5)
     assert environment.resets == 1
-    assert "were not saved; new ones begin" in caplog.text
+    assert "were not saved; new episodes begin" in caplog.text
 
 
-def test_evaluating_in_the_training_environments_is_noticed(scripted, listening, caplog):
+def test_evaluation_in_training_environments_is_detected(scripted, listening, caplog):
     environment = scripted([4])
     agent = listening(environment)
     loop = rein.training_loop(agent, environment)
@@ -412,23 +410,23 @@ def test_evaluating_in_the_training_environments_is_noticed(scripted, listening,
     rein.evaluate(agent, environment, 1)
     agent.transitions.clear()
     loop.run(epochs=2, iterations=6)
-    assert "who used the environments that are trained in; new ones begin" in caplog.text
+    assert "by other code that used the training environments; new episodes begin" in caplog.text
     assert [t.reward.item() for t in agent.transitions] == [1, 2, 3, 4, 1, 2]
     assert len(agent.resets) == 2
 
 
-def test_an_epoch_of_a_continuing_run_ends_also_where_nobody_says_when(scripted, listening):
+def test_default_epoch_of_continuing_run_has_128_steps(scripted, listening):
     environment = scripted([4])
     assert rein.train(listening(environment), environment, epochs=2).clocks.vector_steps == 256
 
 
-def test_env_steps_of_a_second_call_are_further_ones(scripted, listening):
+def test_env_steps_of_second_train_call_are_additional(scripted, listening):
     environment = scripted([4, 9])
     agent = listening(environment)
     assert [rein.train(agent, environment, env_steps=600).clocks.vector_steps for _ in range(2)] == [300, 300]
 
 
-def test_metrics_that_handlers_add_at_an_epochs_end_are_stored(scripted, listening):
+def test_metrics_added_at_epoch_end_are_stored(scripted, listening):
     environment, store = scripted([2]), rein.MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store)
     loop.epoch_ended.attach(lambda state: state.metrics.__setitem__("score", state.epoch * 1.5))
@@ -438,7 +436,7 @@ def test_metrics_that_handlers_add_at_an_epochs_end_are_stored(scripted, listeni
 
 
 @pytest.mark.parametrize("name", ["reward", "raw_reward", "observation", "seed"])
-def test_fields_may_not_hide_those_of_rein(scripted, listening, name):
+def test_reserved_field_names_raise(scripted, listening, name):
     environment = scripted([2])
     loop = rein.training_loop(
         listening(environment), environment, rein.MemoryStore(), state_to_trajectory=lambda state: {name: torch.ones(1)}
@@ -448,12 +446,12 @@ def test_fields_may_not_hide_those_of_rein(scripted, listening, name):
 
 
 @pytest.mark.parametrize("reward", [torch.tensor(1.0), torch.ones(2, 1), torch.ones(2, dtype=torch.int64), 1.0])
-def test_a_handler_cannot_put_a_misshapen_reward_in_place(scripted, listening, reward):
+def test_misshapen_reward_of_handler_raises(scripted, listening, reward):
     environment = scripted([4, 4])
     loop = rein.training_loop(listening(environment), environment)
 
     @loop.action_applied(once=3)
-    def spoil(state):
+    def replace_reward(state):
         known = state.step_state
         state.step_state = known._replace(transition=known.transition._replace(reward=reward))
 
@@ -461,21 +459,21 @@ def test_a_handler_cannot_put_a_misshapen_reward_in_place(scripted, listening, r
         loop.run(iterations=5)
 
 
-def test_a_misshapen_reward_is_found_in_any_step(scripted, listening):
+def test_misshapen_reward_of_environment_raises(scripted, listening):
     environment = scripted([4, 4])
     apply_action, steps = environment.apply_action, []
 
-    def spoiled(action):
+    def misshapen(action):
         steps.append(action)
         time_step = apply_action(action)
         return time_step._replace(reward=time_step.reward[:1]) if len(steps) == 3 else time_step
 
-    environment.apply_action = spoiled
+    environment.apply_action = misshapen
     with pytest.raises(rein.EnvironmentContractError, match="reward"):
         rein.training_loop(listening(environment), environment).run(iterations=5)
 
 
-def test_before_a_phase_has_run_nothing_of_the_step_before_is_seen(scripted, listening):
+def test_step_state_has_no_fields_of_previous_step(scripted, listening):
     environment = scripted([4])
     loop, seen = rein.training_loop(listening(environment), environment), []
     loop.action_selected.attach(lambda state: seen.append(state.step_state[4:]))
@@ -483,20 +481,20 @@ def test_before_a_phase_has_run_nothing_of_the_step_before_is_seen(scripted, lis
     assert seen == [(None, None, None)] * 3
 
 
-def test_strict_lets_an_agent_learn_when_it_likes(scripted, listening):
+def test_strict_allows_learning_in_some_steps_only(scripted, listening):
     environment = scripted([4])
     agent = listening(environment, learns_every=2)
     assert rein.training_loop(agent, environment, strict=True).run(iterations=4).status == "completed"
 
 
-def test_something_that_is_no_store_is_refused(scripted, listening):
+def test_invalid_store_raises(scripted, listening):
     environment = scripted([4])
     with pytest.raises(TypeError, match=r"int is not a valid Store; pass .*HDF5Store"):
         rein.training_loop(listening(environment), environment, 3)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_path_becomes_a_new_store_that_is_flushed_at_the_end_of_the_run(scripted, listening, tmp_path, kind):
+def test_path_becomes_new_store(scripted, listening, tmp_path, kind):
     for folder in ("run", "run-2"):
         environment = scripted([4])
         loop = rein.training_loop(listening(environment), environment, kind(tmp_path / "run"))
@@ -520,7 +518,7 @@ def test_train_shows_progress_on_a_terminal_only(scripted, listening, capsys, mo
     assert ("env_steps" in capsys.readouterr().out) == terminal
 
 
-def test_a_state_can_be_loaded_into_a_loop_that_has_run(scripted, listening, caplog):
+def test_state_can_be_loaded_into_used_loop(scripted, listening, caplog):
     environment = scripted([4])
     agent = listening(environment)
     loop = rein.training_loop(agent, environment)
@@ -536,24 +534,26 @@ def test_a_state_can_be_loaded_into_a_loop_that_has_run(scripted, listening, cap
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".x", 0])
-def test_names_that_a_store_cannot_hold_are_refused_before_anything_runs(scripted, listening, tmp_path, name):
+def test_field_names_that_store_rejects_raise_before_run(scripted, listening, tmp_path, name):
     environment = scripted([2])
     environment.single_observation_space = spaces.Dict({"inner": spaces.Dict({name: spaces.Discrete(2)})})
     agent = listening(environment)
     agent.observation_space = environment.single_observation_space
     for store in (rein.MemoryStore(), rein.HDF5Store(tmp_path / "run")):
-        said = (
+        message = (
             f"invalid field name {name!r} in observation.inner: .*; rename it with an environment wrapper, or flatten"
         )
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             rein.training_loop(agent, environment, store)
-    for number, options in enumerate(({"every": 0}, {"fields": ["action", "reward"]})):  # which keep none of it
+    for number, options in enumerate(
+        ({"every": 0}, {"fields": ["action", "reward"]})
+    ):  # stores that do not keep the observation
         rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / str(number), **options))
     rein.training_loop(agent, environment, type("Any", (), dict.fromkeys(("config", "append", "flush", "close")))())
 
 
 @pytest.mark.parametrize("event", ["action_selected", "action_applied", "observation_recorded", "trajectory_persisted"])
-def test_no_stored_transition_or_window_reaches_over_the_reset_after_a_failed_step(tmp_path, event):
+def test_stored_transitions_do_not_cross_reset_after_failed_step(tmp_path, event):
     environment = Pendulum(num_envs=2)
     shape = environment.single_observation_space, environment.single_action_space
     agent = SAC(*shape, hidden=(8,), learning_starts=10**6)
@@ -593,7 +593,7 @@ def test_no_stored_transition_or_window_reaches_over_the_reset_after_a_failed_st
         ({"x": {"y": torch.ones(3)}}, ValueError, r"x\.y has shape \(3,\); .* each of the 2 environments"),
     ],
 )
-def test_fields_of_ones_own_are_checked_in_the_first_step(scripted, listening, returned, error, text):
+def test_custom_fields_are_checked_in_first_step(scripted, listening, returned, error, text):
     environment, store = scripted([2, 3]), MemoryStore()
     loop = rein.training_loop(listening(environment), environment, store, state_to_trajectory=lambda state: returned)
     with pytest.raises(error, match=f"state_to_trajectory.*{text}"):
@@ -602,7 +602,7 @@ def test_fields_of_ones_own_are_checked_in_the_first_step(scripted, listening, r
 
 
 @pytest.mark.parametrize("returned", [torch.ones(()), 0.5, [("loss", 1.0)]])
-def test_what_optimize_model_returns_is_checked_in_the_first_step(scripted, listening, returned):
+def test_metrics_of_optimize_model_are_checked_in_first_step(scripted, listening, returned):
     environment = scripted([2, 3])
     agent = listening(environment)
     agent.optimize_model = lambda: returned
@@ -620,7 +620,7 @@ def test_what_optimize_model_returns_is_checked_in_the_first_step(scripted, list
     ],
 )
 @pytest.mark.parametrize("limit", ["completed", "halted"])
-def test_run_that_ends_without_an_update_warns(kind, options, named, limit, caplog):
+def test_run_without_update_warns(kind, options, named, limit, caplog):
     environment = CartPole(num_envs=2, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     loop = rein.training_loop(kind(*spaces, hidden=(4,), seed=0, **options), environment, iterations=5)
@@ -632,7 +632,7 @@ def test_run_that_ends_without_an_update_warns(kind, options, named, limit, capl
 
 
 @pytest.mark.parametrize("ending", ["an update", "an interrupt"])
-def test_run_with_an_update_or_an_interrupt_does_not_warn(ending, caplog):
+def test_run_with_update_or_interrupt_does_not_warn(ending, caplog):
     environment = CartPole(num_envs=2, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, hidden=(4,), rollout_steps=4 if ending == "an update" else 100, seed=0)

@@ -114,6 +114,6 @@ def test_run_without_environment_state_resumes_with_new_episodes(
     loop.action_selected.attach(lambda state: seen.append(state.step_state.observation))
     final = loop.run(epochs=4, iterations=10)
     assert (final.status, final.total_iterations) == ("completed", 40)
-    assert "were not saved; new ones begin" in caplog.text
+    assert "were not saved; new episodes begin" in caplog.text
     if "frame_stack" in wrapper:  # the stack does not contain earlier observations
         assert torch.equal(seen[0], seen[0][:, :1].expand_as(seen[0]))
