@@ -1,5 +1,5 @@
-# `make demo` and `make test` set up all they need: Python 3.11 or newer, pip and make are enough. The environment is
-# .venv in this folder; one that is already there is kept and used. Which package index pip asks is pip's own business.
+# `make demo` and `make test` need only Python 3.11 or newer, pip and make. They install the dependencies into .venv in
+# this folder, or use the .venv that exists, with the package index that pip is configured for.
 
 PYTHON ?= $(shell for python in python3.11 python3; do $$python -c $(NEW_ENOUGH) 2>/dev/null && echo $$python && break; done)
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -12,15 +12,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 .PHONY: help demo test test-slow test-faults test-viewers viewers docs dist bench clean
 
 help:
-	@echo 'make demo       train PPO on CartPole-v1 and say where the trajectories are'
-	@echo 'make test       lint, format and type check, and all tests but the slow ones'
+	@echo 'make demo       train PPO on CartPole-v1 and print the path of the trajectories'
+	@echo 'make test       lint, format and type check, and all tests except the slow ones'
 	@echo 'make test-slow  the slow tests'
-	@echo 'make test-faults  kills, signals, full disks, damaged files and leaks in full: some 25 minutes on two cores'
+	@echo 'make test-faults  all tests of kills, signals, full disks, damaged files and leaks; about 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
 	@echo 'make docs       build the documentation site in build/docs'
 	@echo 'make dist       build the sdist and the wheel in dist'
-	@echo 'make bench      the benchmarks, side by side with the peers'
-	@echo 'make clean      remove the environment and what the tools left behind; runs/ is kept'
+	@echo 'make bench      the benchmarks, with comparisons to other libraries'
+	@echo 'make clean      remove the environment, builds and caches, but not runs/'
 
 demo: .venv/installed
 	$(BIN)/rein train cartpole
@@ -40,13 +40,13 @@ test-faults: .venv/installed-test
 
 test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
 	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers
-	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py takes those that docs/reference/file_format.md shows'
+	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py makes those of docs/reference/file_format.md'
 
 viewers:
 	@for program in $(or $(CHROMIUM),chromium) npm h5dump h5ls; do command -v $$program >/dev/null || { \
 		echo "make test-viewers needs $$program; on Debian: apt install chromium hdf5-tools nodejs npm" >&2; exit 1; }; done
 
-# What is installed is in package.json, exactly; a lock file would name the registry that npm asked.
+# package.json pins all versions. A lock file would contain the address of the npm registry.
 build/viewers/bundle.js: $(wildcard tests/viewers/h5web/*)
 	mkdir -p build/viewers
 	cp $^ build/viewers
@@ -69,10 +69,10 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
-	@$(or $(PYTHON),false) -c $(NEW_ENOUGH) || { echo 'rein needs Python 3.11 or newer; name one: make PYTHON=/path/to/python' >&2; exit 1; }
+	@$(or $(PYTHON),false) -c $(NEW_ENOUGH) || { echo 'rein needs Python 3.11 or newer; give its path: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# The pip that Python 3.11 brings knows no dependency groups and cannot pin what builds a package.
+# The pip of Python 3.11 does not support dependency groups and build constraints.
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) pip
 	$(INSTALL) --build-constraint constraints.txt --editable .

@@ -1,4 +1,4 @@
-"""No events at all: the five phases of a step in a `for` of one's own."""
+"""Run the five phases of a step in a custom `for` loop, without events."""
 
 import rein
 

@@ -1,6 +1,6 @@
-"""Two processes learn as one, each in environments of its own: `torchrun --nproc-per-node 2 data_parallel.py`.
+"""Train data-parallel in two processes with separate environments: `torchrun --nproc-per-node 2 data_parallel.py`.
 
-Plain `python data_parallel.py` calls that command.
+`python data_parallel.py` calls this command.
 """
 
 import os
@@ -22,7 +22,7 @@ def train():
         def solved(state):
             mean = mean_of_processes(state.metrics["episode_return_100"])
             if group.rank == 0:
-                print(f"epoch {state.epoch}: a mean return of {mean:.0f} in {group.processes} processes")
+                print(f"epoch {state.epoch}: mean return {mean:.0f} in {group.processes} processes")
             if mean >= 150:
                 state.halt_loop("solved")
 

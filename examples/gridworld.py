@@ -1,4 +1,4 @@
-"""Train Q-learning on a Gridworld and look at what it believes."""
+"""Train Q-learning on a Gridworld and print the action values."""
 
 import rein
 

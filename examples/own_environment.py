@@ -1,4 +1,4 @@
-"""Write an environment, and learn it: a cart on a line must stop at the origin."""
+"""A custom environment: a cart on a line must stop at the origin. PPO learns it."""
 
 import torch
 from gymnasium import spaces

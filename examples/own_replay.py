@@ -1,4 +1,4 @@
-"""A custom agent with a replay: double DQN (van Hasselt et al. 2016) on CartPole, with an optimizer of torch."""
+"""A custom agent with a replay: double DQN (van Hasselt et al. 2016) on CartPole, with an optimizer of torch.optim."""
 
 import copy
 

@@ -1,10 +1,10 @@
-"""The loop runs anything that takes steps: here Newton's method."""
+"""The loop runs any step function, here Newton's method."""
 
 import rein
 
 
 def newton(state):
-    """One step toward the square root of the batch's number."""
+    """Take one step toward the square root of the number in the batch."""
     guess = state.step_state
     return guess - (guess * guess - state.batch) / (2 * guess)
 

@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch, go on in new objects, and end where a run without a break ends: to the last bit."""
+"""Interrupt a run within an epoch and resume it in new objects. The result equals that of an uninterrupted run."""
 
 import torch
 
@@ -15,7 +15,7 @@ whole = make_loop()
 whole.run(epochs=10, iterations=25)
 
 first = make_loop()
-first.iteration_completed(once=137)(lambda state: first.interrupt("somebody tripped over the cable"))
+first.iteration_completed(once=137)(lambda state: first.interrupt("power failure"))
 state = first.run(epochs=10, iterations=25)
 print(f"{state.status} in epoch {state.epoch}, iteration {state.iteration}: {state.reason}")
 saved = first.state_dict()
@@ -23,4 +23,4 @@ saved = first.state_dict()
 second = make_loop()
 second.load_state_dict(saved)
 second.run(epochs=10, iterations=25)
-print("equal to the bit:", torch.equal(whole.parts["agent"].table, second.parts["agent"].table))
+print("bitwise equal:", torch.equal(whole.parts["agent"].table, second.parts["agent"].table))

@@ -1,4 +1,4 @@
-"""Shape a reward between two phases of a step: the agent learns the shaped one, statistics keep the raw one."""
+"""Shape the reward between two phases of a step. The agent learns the shaped reward; statistics use the raw reward."""
 
 import rein
 
@@ -9,13 +9,13 @@ loop = rein.training_loop(agent, environment, store)
 
 
 @loop.action_applied
-def pay_for_arriving(state):
-    known = state.step_state
-    reward = known.transition.reward + 10.0 * known.transition.terminated
-    state.step_state = known._replace(transition=known.transition._replace(reward=reward))
+def add_bonus(state):
+    transition = state.step_state.transition
+    reward = transition.reward + 10.0 * transition.terminated
+    state.step_state = state.step_state._replace(transition=transition._replace(reward=reward))
 
 
 state = loop.run(epochs=5, iterations=200)
 fields = store.trajectories[-1].fields
 print("mean raw return of the last epoch:", state.history[-1].metrics["episode_return"])
-print("largest reward learned from:", fields["reward"].max(), "largest raw one:", fields["raw_reward"].max())
+print("largest shaped reward:", fields["reward"].max(), "largest raw reward:", fields["raw_reward"].max())

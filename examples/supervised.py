@@ -1,4 +1,4 @@
-"""The same loop without RL: a network learns two rings apart from examples, and stops when it no longer gets better."""
+"""Supervised learning with the same loop: classify the points of two rings, with early stopping."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from rein.training.supervised import evaluator, trainer, validate
 
 
 def rings(count):
-    """Points of two rings with noise, (count, 2), and the ring that each is of."""
+    """Return noisy points of two rings, (count, 2), and the ring of each point."""
     ring = torch.randint(2, (count,))
     angle, radius = 2 * torch.pi * torch.rand(count), 1.0 + ring + 0.3 * torch.randn(count)
     return TensorDataset(torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), ring)

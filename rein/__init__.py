@@ -1,4 +1,4 @@
-"""Reinforcement learning as one small, event-driven loop, with trajectories in HDF5 files that plot themselves.
+"""Reinforcement learning with a small event-driven loop, and trajectories in HDF5 files with built-in plots.
 
 The public names are in `__init__.pyi`. Each is imported when it is first used.
 """

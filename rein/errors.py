@@ -1,12 +1,14 @@
 """Exceptions of rein. Invalid arguments raise `ValueError` or `TypeError`.
 
-ReinError
-  StoreError                    a file of a run is missing, damaged or hostile, or cannot be written
-    CheckpointError             a checkpoint cannot be written, read or loaded
-  WorkerDied                    the process of an environment ended unexpectedly
-  WorkerTimeout                 the process of an environment did not answer in time
-  EnvironmentContractError      an environment returned invalid data
-  NonFiniteError                a value is NaN or infinite
+Hierarchy::
+
+    ReinError
+      StoreError                    a file of a run is missing, damaged or hostile, or cannot be written
+        CheckpointError             a checkpoint cannot be written, read or loaded
+      WorkerDied                    the process of an environment ended unexpectedly
+      WorkerTimeout                 the process of an environment did not answer in time
+      EnvironmentContractError      an environment returned invalid data
+      NonFiniteError                a value is NaN or infinite
 """
 
 

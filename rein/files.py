@@ -27,13 +27,13 @@ def short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-LARGEST = 64 << 30  # bytes of a file that is opened at all
-TEXT = 1 << 30  # bytes of a file of text, which is read as a whole
-_JSON = 16 << 20  # bytes of a JSON file
-_DEEPEST = 100  # levels of JSON: functions that walk through it recursively stay far below Python's limit
+LARGEST = 64 << 30  # maximum bytes of any file
+TEXT = 1 << 30  # maximum bytes of a text file, which is read as a whole
+_JSON = 16 << 20  # maximum bytes of a JSON file
+_DEEPEST = 100  # maximum nesting of JSON, so that recursive functions stay far below Python's limit
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 
-_LINK = "is a symbolic link, and links inside a run's folder are not followed; replace it by what it leads to"
+_LINK = "is a symbolic link, and links inside a run's folder are not followed; replace it by its target"
 
 
 def is_regular(path: Path) -> bool:
@@ -45,7 +45,7 @@ def is_regular(path: Path) -> bool:
 
 
 def open_file(path: Path, mode: str = "rb", *, limit: int = LARGEST, buffering: int = -1) -> Any:
-    """Open a file of a run, as `open` does. Every file of a run is opened here, because a run may come from anybody.
+    """Open a file of a run, as `open` does. All files of runs are opened here, because runs are not trusted.
 
     Raises OSError if the path is a symbolic link, not a regular file, or larger than `limit` bytes. A pipe or device is
     refused without being opened.
@@ -74,8 +74,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def decode_json(text: bytes | str, **options: Any) -> Any:
-    """Parse JSON from anybody; `options` are those of `json.loads`. Raises ValueError, also for deeply nested JSON."""
-    too_deep = f"its JSON is nested more than {_DEEPEST} levels deep"
+    """Parse untrusted JSON. `options` are those of `json.loads`. Raises ValueError, also for deeply nested JSON."""
+    too_deep = f"the JSON is nested more than {_DEEPEST} levels deep"
     try:
         found = json.loads(text, **options)
     except RecursionError:
@@ -90,7 +90,7 @@ def decode_json(text: bytes | str, **options: Any) -> Any:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return the path of what a run keeps in `folder`: `inside(run, "checkpoints", "best")`.
+    """Return the path of a file or folder of a run: `inside(run, "checkpoints", "best")`.
 
     Raises StoreError if one of these is a symbolic link: reading, writing and deleting would act outside the run.
     `folder` itself may be a link.
@@ -109,4 +109,4 @@ def _check_regular(name: str, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", name)
     if status.st_size > limit:
-        raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, and at most {limit:,} are read", name)
+        raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes; at most {limit:,} are read", name)

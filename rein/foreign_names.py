@@ -1,4 +1,4 @@
-"""Names of other libraries and rein's names for the same things; the only table of its kind.
+"""Names of other libraries and rein's names for the same things.
 
 Agents, functions and the command line use it to explain an unknown option, method or command. The names come from
 Stable-Baselines3, CleanRL, TorchRL, RLlib, Tianshou, PyTorch Lightning and ignite.
@@ -174,7 +174,7 @@ AGENT_METHODS: dict[str, str] = {
     "train": "rein.train(agent, environment, env_steps=100_000)",
     "fit": "rein.train(agent, environment, env_steps=100_000)",
     "collect_rollouts": "rein.train(agent, environment, env_steps=100_000)",
-    "update": "rein.train(agent, environment, env_steps=100_000), or agent.optimize_model() in a loop of your own",
+    "update": "rein.train(agent, environment, env_steps=100_000), or agent.optimize_model() in a custom loop",
     "predict": "agent.policy().select_action(observation)",
     "act": "agent.policy().select_action(observation)",
     "choose_action": "agent.policy().select_action(observation)",
@@ -270,7 +270,7 @@ def check_keywords(function: F) -> F:
             refuse_unknown(caller, keywords, parameters.keys() - {"self"})
         return function(*args, **keywords)
 
-    return checked  # type: ignore[return-value]  # it has the signature of `function`
+    return checked  # type: ignore[return-value]  # has the signature of `function`
 
 
 class _Elsewhere:
@@ -284,7 +284,7 @@ class _Elsewhere:
 
 
 def explain(attributes: Mapping[str, str]) -> Callable[[T], T]:
-    """Class decorator: reading one of `attributes` raises an AttributeError that says what to use instead.
+    """Class decorator: reading one of `attributes` raises an AttributeError with the alternative.
 
     The attributes do not exist for `hasattr`, and `dir` of an instance does not list them.
     """

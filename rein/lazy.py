@@ -44,7 +44,7 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name not in self._exports:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{self._suggestion(name)}")
-        # Importing torch creates some 180,000 objects that stay. Without garbage collection it takes a ninth less time.
+        # Importing torch creates about 180,000 permanent objects. Without garbage collection it is 11% faster.
         collects = gc.isenabled()
         gc.disable()
         try:

@@ -1,4 +1,4 @@
-"""What the parts look like to each other: shapes, no base classes. `rein.testing` ships a test suite for each.
+"""Protocols of the parts of rein. `rein.testing` has a test suite for each.
 
 Shapes: N environments, O one observation, A one action, T steps. Observations may be nested dictionaries of tensors.
 """
@@ -16,19 +16,19 @@ from rein.types import TimeStep, Trajectory, Transition, Tree
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever must come back at a resume exactly as it was.
+    """Part whose state is saved in checkpoints and restored exactly at a resume.
 
-    A state is made of dictionaries with string keys, lists, tensors, numbers, strings, booleans and None only, so that
-    a checkpoint can hold it without pickle. `state_dict` may share memory with the part: whoever keeps it copies it.
-    Of wrappers ask with `hasattr`: they have a state where the environment inside has one.
+    A state consists of dictionaries with string keys, lists, tensors, numbers, strings, booleans and None, so that it
+    can be stored without pickle. `state_dict` may share memory with the part; copy it to keep it. Test environment
+    wrappers with `hasattr`, because they have a state only if the wrapped environment has one.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the part's future depends on."""
+        """Return everything that the future behavior of the part depends on."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the part that `state_dict` was taken from."""
+        """Restore the state that `state_dict` returned."""
         ...
 
 
@@ -38,7 +38,7 @@ class Environment(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """N."""
+        """Number of environments, N."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class Environment(Protocol):
 
     @property
     def seed(self) -> int | None:
-        """None until given, or seeded by `training_loop(seed=)`."""
+        """The seed, or None before one is set by the constructor, `reseed`, or `training_loop(seed=)`."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Environment(Protocol):
 
     @property
     def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the current episodes; -1 if unknown."""
+        """Seeds of the current episodes, `(N,)` int64; -1 if unknown."""
         ...
 
     @property
@@ -77,11 +77,11 @@ class Environment(Protocol):
         ...
 
     def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns (N, *O)."""
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns `(N, *O)`."""
         ...
 
     def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment with `action` (N, *A)."""
+        """Step every environment with `action` `(N, *A)`."""
         ...
 
     def reseed(self, seed: int) -> None:
@@ -98,7 +98,7 @@ class Replayable(Protocol):
     """An environment that can repeat episodes by their seeds, for replays and videos."""
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,). Later episodes are seeded as usual. Returns (N, *O)."""
+        """Begin the episodes with these seeds `(N,)`. Later episodes are seeded as usual. Returns `(N, *O)`."""
         ...
 
 
@@ -107,7 +107,7 @@ class PartlyResettable(Protocol):
     """An environment that can reset some rows only. Test wrappers with `hasattr`, see `Wrapper`."""
 
     def reset_where(self, mask: Tensor) -> Tree:
-        """Begin the next episode where `mask` (N,) is True. Returns the observation (N, *O) of all environments."""
+        """Begin the next episode where `mask` `(N,)` is True. Returns all observations `(N, *O)`."""
         ...
 
 
@@ -115,30 +115,32 @@ class PartlyResettable(Protocol):
 class PartlySteppable(Protocol):
     """An environment that can step some rows only. Test wrappers with `hasattr`, see `Wrapper`.
 
-    A row that is not stepped is not valid, nothing ended in it, its reward is 0, and its observation and
-    final_observation are the current one. With an attribute `steps_separately = True`, stepping a part costs less than
-    stepping all: evaluations, replays and episodic epochs then leave out the environments whose episode has ended.
+    A row that is not stepped is not valid and has ended no episode, its reward is 0, and its observation and
+    final_observation are the current observation. Set the attribute `steps_separately = True` if stepping some rows
+    costs less than stepping all: evaluations, replays and episodic epochs then skip environments whose episode has
+    ended.
     """
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
-        """Step the rows where `mask` (N,) is True; `action` (N, *A) has all rows."""
+        """Step the rows where `mask` `(N,)` is True; `action` `(N, *A)` has all rows."""
         ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Acts and nothing else. Shares the agent's parameters; has buffers, carry and generator of its own.
+    """Policy of an agent: selects actions only.
 
-    One that draws or remembers is `Stateful` as well: its state is what it does not share with the agent. One that
-    lives elsewhere than its environments has a `device`.
+    A policy shares the parameters of its agent, and has separate buffers, carry and random generator. If it has any of
+    these, it is `Stateful`, and its state is the part that is not shared. A policy on another device than its
+    environments has a `device`.
     """
 
     def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
-        """The action (N, *A) for an observation (N, *O), and what goes with it."""
+        """Return the actions `(N, *A)` for observations `(N, *O)`, and extras."""
         ...
 
     def reset(self, mask: Tensor | None = None) -> None:
-        """Begin new episodes where `mask` (N,) is True; everywhere without one."""
+        """Begin new episodes where `mask` `(N,)` is True, or in all environments by default."""
         ...
 
 
@@ -161,51 +163,51 @@ class AgentProtocol(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where observations are expected and actions come from."""
+        """Device of observations and actions."""
         ...
 
     @property
     def seed(self) -> int | None:
-        """None until given, or seeded by `training_loop(seed=)`."""
+        """The seed, or None before one is set by the constructor, `reseed`, or `training_loop(seed=)`."""
         ...
 
     @property
     def env_steps(self) -> int:
-        """Rows recorded so far, N per vector step."""
+        """Number of recorded rows, N per vector step."""
         ...
 
     @property
     def updates(self) -> int:
-        """Optimizer steps so far."""
+        """Number of optimizer steps."""
         ...
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON."""
         ...
 
     def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
-        """The action (N, *A) to explore with for an observation (N, *O), and extras to be recorded with it."""
+        """Return exploring actions `(N, *A)` for observations `(N, *O)`, and extras to record with them."""
         ...
 
     def record_observation(self, transition: Transition) -> None:
-        """Take in one transition of every environment; rows that are not `valid` are no data."""
+        """Record one transition of every environment. Rows that are not `valid` are ignored."""
         ...
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """The environments in `mask` (N,) were reset outside a step: no return or sequence may reach over it."""
+        """Handle a reset outside a step of the environments in `mask` `(N,)`. Returns and sequences must end there."""
         ...
 
     def optimize_model(self) -> Mapping[str, Tensor]:
-        """Learn, if it is time to. Returns metrics, left on the device; empty when nothing was done."""
+        """Learn if an update is due. Returns metrics on the device, or an empty mapping without an update."""
         ...
 
     def policy(self, deterministic: bool = True) -> Policy:
-        """A policy that follows the agent's parameters; evaluating it never touches training."""
+        """Return a policy that follows the agent's parameters. Evaluating it does not influence training."""
         ...
 
     def reseed(self, seed: int) -> None:
-        """Take `seed` for all streams and draw the parameters anew; refused after the first step."""
+        """Set the seed of all streams and initialize the parameters again. Raises RuntimeError after the first step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,59 +221,65 @@ class AgentProtocol(Protocol):
 
 @runtime_checkable
 class Buffer(Protocol):
-    """Keeps transitions of N environments, which are sampled from."""
+    """Replay buffer: stores transitions of N environments and samples from them."""
 
     def append(self, transition: Transition) -> None:
-        """Take in one transition of every environment."""
+        """Append one transition of every environment."""
         ...
 
     def observe_reset(self, mask: Tensor) -> None:
-        """The environments in `mask` (N,) bool were reset outside a step: nothing reaches over that."""
+        """Handle a reset outside a step of the environments in `mask` `(N,)` bool. Returns must end there."""
         ...
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Any:
-        """So many rows, drawn under `generator`; a named tuple of tensors (B, ...). Raises ValueError for none."""
+        """Sample `batch_size` rows with `generator`. Returns a named tuple of tensors `(B, ...)`.
+
+        Raises ValueError if there are no rows.
+        """
         ...
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
+        """Number of transitions that can be sampled."""
         ...
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps trajectories for good. `append` hands over a whole epoch; what it returns from `flush` is safe."""
+    """Storage of trajectories. `append` takes a whole epoch; after `flush`, all appended epochs are safe."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """What it was built with, as JSON."""
+        """Constructor options, as JSON."""
         ...
 
     def append(self, trajectory: Trajectory) -> None:
-        """Take in one epoch; may return before it is on the disk. Raises StoreError if an earlier write failed."""
+        """Append one epoch. May return before it is written. Raises StoreError if an earlier write failed."""
         ...
 
     def flush(self) -> None:
-        """Return when everything appended so far is safe."""
+        """Wait until all appended epochs are safe."""
         ...
 
     def close(self) -> None:
-        """Flush and release what the store holds; may be called twice."""
+        """Flush, and release all resources. May be called twice."""
         ...
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes down numbers: an observer, which never influences a run.
+    """Writes metrics. A logger never influences a run.
 
-    It may have `describe(settings)`, `go_on(clocks)` and `finish(status)` as well, which `rein.handlers.loggers.attach`
-    calls where they are: what the run is, that it goes on from a loaded state that stands there, and how it ended.
+    Optional methods, which `rein.handlers.loggers.attach` calls if present:
+
+    - `describe(settings)`: describes the run.
+    - `go_on(clocks)`: the run continues from a loaded state with these clocks.
+    - `finish(status)`: the run has ended.
     """
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        """Take down the metrics of an epoch with the clocks at which they were measured."""
+        """Write the metrics of an epoch with the clocks at which they were measured."""
         ...
 
     def close(self) -> None:
-        """Write what is left and release what the logger holds; may be called twice."""
+        """Write pending data, and release all resources. May be called twice."""
         ...

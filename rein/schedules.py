@@ -1,13 +1,15 @@
-"""Numbers that change over a run: learning rates, exploration rates, coefficients.
+"""Schedules of learning rates, exploration rates and coefficients.
 
-A schedule is a function of the counts of one clock, `env_steps` or `updates`, from 0 to its horizon: it holds no state,
-so a resumed run reads the same values, and it never needs to know how long a run will be.
+A schedule is a function of one clock, `env_steps` or `updates`, from 0 to its horizon. It has no state, so a resumed
+run gets the same values, and it does not depend on the length of the run.
 
-    epsilon = linear(1.0, 0.05, env_steps=100_000)
-    epsilon(env_steps=50_000)       # 0.525
-    epsilon(env_steps=100_000)      # 0.05, exactly, and ever after
-
-    warm_up = piecewise(linear(0.0, 1e-3, updates=500), cosine(1e-3, 0.0, updates=9_500))
+Example:
+    >>> epsilon = linear(1.0, 0.05, env_steps=100_000)
+    >>> epsilon(env_steps=50_000)
+    0.525
+    >>> epsilon(env_steps=200_000)
+    0.05
+    >>> warm_up = piecewise(linear(0.0, 1e-3, updates=500), cosine(1e-3, 0.0, updates=9_500))
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from typing import Any
 
 import attrs
 
-CLOCKS = ("env_steps", "updates")  # those that an agent counts by itself
+CLOCKS = ("env_steps", "updates")  # clocks that agents count
 
-_CURVES = {  # start, end, and p: the part of the steps that is over, in [0, 1)
+_CURVES = {  # functions of start, end and p, the finished fraction of the steps in [0, 1)
     "constant": lambda start, end, p: start,
     "linear": lambda start, end, p: start + (end - start) * p,
     "exponential": lambda start, end, p: start * (end / start) ** p,
@@ -31,7 +33,7 @@ _CURVES = {  # start, end, and p: the part of the steps that is over, in [0, 1)
 
 @attrs.frozen
 class Segment:
-    """One curve from `start` to `end` in `steps` counts; for ever where `steps` is None."""
+    """One curve from `start` to `end` in `steps` counts, or a constant without an end if `steps` is None."""
 
     curve: str
     start: float
@@ -43,38 +45,40 @@ class Segment:
         if self.curve not in _CURVES:
             raise ValueError(f"unknown curve {self.curve!r}; the curves are {', '.join(_CURVES)}")
         if not (math.isfinite(self.start) and math.isfinite(self.end)):
-            raise ValueError(f"{call}: a schedule's values are finite numbers")
+            raise ValueError(f"{call}: the values of a schedule must be finite")
         if self.curve == "exponential" and self.start * self.end <= 0.0:
-            raise ValueError(f"{call}: a constant ratio cannot reach or cross 0; end at a small number, or use linear")
+            raise ValueError(
+                f"{call}: an exponential schedule cannot reach or cross 0; end at a small number, or use linear"
+            )
         if self.steps is not None and (self.steps < 1 or self.steps % 1 != 0):
-            raise ValueError(f"{call}: the horizon is {self.steps}; it is a whole number, at least 1")
+            raise ValueError(f"{call}: the horizon is {self.steps}; give a whole number of at least 1")
 
     def __call__(self, count: float) -> float:
-        """The value `count` steps after the segment's beginning."""
+        """Return the value `count` steps after the start of the segment."""
         return self.start if self.steps is None else _CURVES[self.curve](self.start, self.end, count / self.steps)
 
 
 @attrs.frozen(repr=False)
 class Schedule:
-    """Segments one after another on one clock; stays at the last one's end. Made by the functions of this module."""
+    """Segments on one clock, followed by the end value of the last one. Created by the functions of this module."""
 
-    clock: str | None  # None: the same at any time
+    clock: str | None  # None for a constant
     segments: tuple[Segment, ...]
 
     def __attrs_post_init__(self) -> None:
         if self.clock not in (None, *CLOCKS):
-            raise ValueError(f"unknown clock {self.clock!r}; a schedule runs on {' or '.join(CLOCKS)}")
+            raise ValueError(f"unknown clock {self.clock!r}; use {' or '.join(CLOCKS)}")
         for place, segment in enumerate(self.segments[:-1]):
             if segment.steps is None:
-                raise ValueError(f"segment {place} of {len(self.segments)} never ends: give it a horizon")
+                raise ValueError(f"segment {place} of {len(self.segments)} never ends; give it a horizon")
 
     def __call__(self, *, env_steps: int | None = None, updates: int | None = None) -> float:
-        """The value at these counts; ValueError where the count of the schedule's own clock is not given."""
+        """Return the value at these counts. Raises ValueError if the count of the schedule's clock is missing."""
         if self.clock is None:
             return self.segments[0].start
         count = env_steps if self.clock == "env_steps" else updates
         if count is None:
-            raise ValueError(f"this schedule runs on {self.clock}: call it with {self.clock}=")
+            raise ValueError(f"this schedule depends on {self.clock}; call it with {self.clock}=")
         over = 0.0
         for segment in self.segments:
             if segment.steps is None or count - over < segment.steps:
@@ -84,19 +88,19 @@ class Schedule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the greatest value that it ever takes."""
+        """Smallest and largest value of the schedule."""
         ends = [value for segment in self.segments for value in (segment.start, segment.end)]
         return min(ends), max(ends)
 
     @property
     def config(self) -> float | dict[str, Any]:
-        """What `as_schedule` makes an equal schedule of, as JSON: a number where it is constant."""
+        """The schedule as JSON, from which `as_schedule` builds it again; a number if it is constant."""
         if self.clock is None:
             return self.segments[0].start
         return {"clock": self.clock, "segments": [attrs.asdict(segment) for segment in self.segments]}
 
     def __repr__(self) -> str:
-        """The call that builds it."""
+        """Return the call that builds the schedule."""
         ends = [f"{s.start}" if s.curve == "constant" else f"{s.start}, {s.end}" for s in self.segments]
         horizons = ["" if s.steps is None else f", {self.clock}={s.steps}" for s in self.segments]
         parts = [f"{s.curve}({a}{b})" for s, a, b in zip(self.segments, ends, horizons, strict=True)]
@@ -104,27 +108,27 @@ class Schedule:
 
 
 def constant(value: float, **horizon: float) -> Schedule:
-    """The same value for ever; with a horizon (`env_steps=` or `updates=`) a part for the middle of `piecewise`."""
+    """Constant value. With a horizon (`env_steps=` or `updates=`), it can be followed by other parts in `piecewise`."""
     if horizon:
         return _single("constant", value, value, horizon)
     return Schedule(None, (Segment("constant", float(value), float(value), None),))
 
 
 def linear(start: float, end: float, **horizon: float) -> Schedule:
-    """From `start` to `end` in a straight line: start + (end - start) * p, where p of the horizon is over.
+    """Linear schedule: `start + (end - start) * p`, with p the finished fraction of the horizon.
 
-    The horizon is `env_steps=` or `updates=`: a whole number, at least 1; anything else is a ValueError.
+    The horizon is `env_steps=` or `updates=`. Raises ValueError unless it is a whole number of at least 1.
     """
     return _single("linear", start, end, horizon)
 
 
 def exponential(start: float, end: float, **horizon: float) -> Schedule:
-    """From `start` to `end` by a constant ratio: start * (end / start)^p. Both of one sign, neither 0."""
+    """Exponential schedule: `start * (end / start)^p`. `start` and `end` must have the same sign and not be 0."""
     return _single("exponential", start, end, horizon)
 
 
 def cosine(start: float, end: float, **horizon: float) -> Schedule:
-    """From `start` to `end` along half a cosine: start + (end - start) * (1 - cos(pi * p)) / 2.
+    """Cosine schedule: `start + (end - start) * (1 - cos(pi * p)) / 2`.
 
     Source: Loshchilov & Hutter 2017 (SGDR), equation 5 without restarts.
     """
@@ -132,29 +136,29 @@ def cosine(start: float, end: float, **horizon: float) -> Schedule:
 
 
 def piecewise(*parts: Schedule) -> Schedule:
-    """Schedules one after another, each beginning at the end of the horizon of the one before.
+    """Concatenate schedules. Each begins at the end of the horizon of the previous one.
 
-    All run on one clock; only the last may be without a horizon.
+    All must use the same clock, and only the last may have no horizon.
     """
     clocks = sorted({part.clock for part in parts if part.clock is not None})
     if len(clocks) != 1:
-        raise ValueError(f"piecewise(...): its parts run on {clocks or 'no clock'}; they share one clock")
+        raise ValueError(f"piecewise(...): its parts use {clocks or 'no clock'}; give parts with one common clock")
     return Schedule(clocks[0], tuple(segment for part in parts for segment in part.segments))
 
 
 def as_schedule(value: float | Schedule | Mapping[str, Any]) -> Schedule:
-    """A schedule from a number, a schedule, or the `config` of one."""
+    """Return a schedule from a number, a schedule, or the `config` of a schedule."""
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Mapping):
         return Schedule(value["clock"], tuple(Segment(**segment) for segment in value["segments"]))
-    if isinstance(value, numbers.Real):  # numpy's too
+    if isinstance(value, numbers.Real):  # includes numpy scalars
         return constant(float(value))
-    raise TypeError(f"a schedule is a number, or made by linear, cosine, ... of rein.schedules; this is {value!r}")
+    raise TypeError(f"expected a number or a schedule of rein.schedules, such as linear or cosine, got {value!r}")
 
 
 def _single(curve: str, start: float, end: float, horizon: Mapping[str, float]) -> Schedule:
-    """A schedule of one segment on the one clock that `horizon` names."""
+    """Return a schedule of one segment on the clock in `horizon`."""
     if len(horizon) != 1:
         raise ValueError(
             f"{curve}(...) needs one horizon, env_steps= or updates=; given: {', '.join(horizon) or 'none'}"

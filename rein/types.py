@@ -1,4 +1,4 @@
-"""The records that everything else speaks: what crosses a graph is a `NamedTuple`, what describes a run is `attrs`.
+"""Data types shared by all parts of rein.
 
 Shapes: N environments, O an observation (a tensor or a nested dictionary of them), A an action, T steps, E episodes.
 """
@@ -21,8 +21,8 @@ class _TimeStep(NamedTuple):
     reward: Tensor  # (N,) float32
     terminated: Tensor  # (N,) bool: the task ended, do not bootstrap
     truncated: Tensor  # (N,) bool: the time limit was reached, bootstrap from final_observation
-    final_observation: Tree  # (N, *O) before any reset; equal to observation where no episode ended
-    valid: Tensor  # (N,) bool: False for rows that are no transition, such as a separate reset step
+    final_observation: Tree  # (N, *O) before any reset; equal to observation if no episode ended
+    valid: Tensor  # (N,) bool: False for rows without a transition, such as a separate reset step
     info: Mapping[str, Tensor]  # success, action masks, ...; usually empty
 
 
@@ -30,15 +30,15 @@ class TimeStep(_TimeStep):
     """Result of `Environment.apply_action` for N environments. All tensors are new.
 
     Args:
-        observation: (N, *O) next observation; the first one of the next episode if an episode ended.
-        reward: (N,) float32.
-        terminated: (N,) bool: the task ended, do not bootstrap.
-        truncated: (N,) bool: the time limit was reached, bootstrap from `final_observation`.
-        final_observation: (N, *O) observation before any reset. By default `observation`, which is wrong if a row was
-            truncated: the default then raises EnvironmentContractError. Checking this waits for a GPU, so pass
-            `final_observation` on a GPU.
-        valid: (N,) bool, False for rows that are no transition. By default all True.
-        info: tensors (N, ...) by name. By default empty.
+        observation: `(N, *O)` next observation; the first one of the next episode if an episode ended.
+        reward: `(N,)` float32.
+        terminated: `(N,)` bool: the task ended, do not bootstrap.
+        truncated: `(N,)` bool: the time limit was reached, bootstrap from `final_observation`.
+        final_observation: `(N, *O)` observation before any reset. Default: `observation`. The default raises
+            EnvironmentContractError if a row was truncated. This check waits for a GPU, so pass `final_observation`
+            on a GPU.
+        valid: `(N,)` bool, False for rows without a transition. Default: all True.
+        info: tensors `(N, ...)` by name. Default: empty.
     """
 
     __slots__ = ()
@@ -69,47 +69,47 @@ class TimeStep(_TimeStep):
 
 
 class Transition(NamedTuple):
-    """What is recorded, learned from and stored: (s_t, a_t, r_t, s_t+1) of N environments."""
+    """Transition `(s_t, a_t, r_t, s_t+1)` of N environments, which agents learn from and stores keep."""
 
     observation: Tree  # (N, *O) s_t
     action: Tree  # (N, *A) a_t
-    reward: Tensor  # (N,) float32 r_t, as the agent shall learn it
+    reward: Tensor  # (N,) float32 r_t, including changes by handlers
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
-    next_observation: Tree  # (N, *O) s_t+1; the final one where an episode ended
-    valid: Tensor  # (N,) bool: False for rows that must be neither learned from nor counted
-    extras: Mapping[str, Tensor]  # what the agent said along with its action: value, log_prob, ...
+    next_observation: Tree  # (N, *O) s_t+1; the final observation if an episode ended
+    valid: Tensor  # (N,) bool: False for rows that are neither learned from nor counted
+    extras: Mapping[str, Tensor]  # outputs of the agent besides its action: value, log_prob, ...
 
 
 class StepState(NamedTuple):
-    """The step_state of a reinforcement-learning loop; fields are None until their phase of the step has run."""
+    """Step state of a reinforcement-learning loop. Fields are None until their phase of the step has run."""
 
-    observation: Tree  # (N, *O) what the next action is selected from
-    active: Tensor | None = None  # (N,) bool, episodic epochs only: whose episode of this epoch has not ended
+    observation: Tree  # (N, *O) observation for the next action
+    active: Tensor | None = None  # (N,) bool, episodic epochs only: False if the episode of this epoch has ended
     action: Tree = None  # (N, *A)
     extras: Mapping[str, Tensor] | None = None
     time_step: TimeStep | None = None
     transition: Transition | None = None
-    metrics: Mapping[str, Any] | None = None  # what optimize_model returned in this step
+    metrics: Mapping[str, Any] | None = None  # metrics that optimize_model returned in this step
 
 
 class Episodes(NamedTuple):
-    """Episodes that ended, one row each, in the order in which they ended; numpy arrays on the host."""
+    """Finished episodes, one row each, in the order of their ends; numpy arrays."""
 
     id: Any  # (E,) int64, counted over the whole run
     environment: Any  # (E,) int64, 0..N-1
     first_step: Any  # (E,) int64, vector step of the first transition (0-based over the whole run)
     last_step: Any  # (E,) int64, vector step of the last transition
-    seed: Any  # (E,) int64, what the episode was reset with; -1 where unknown
+    seed: Any  # (E,) int64, seed of the episode's reset; -1 if unknown
     episode_return: Any  # (E,) float64, sum of raw rewards
     length: Any  # (E,) int64, transitions
     terminated: Any  # (E,) bool
     truncated: Any  # (E,) bool
-    final_observation: Tree  # (E, *O) or None where no store asked for it
+    final_observation: Tree  # (E, *O), or None if it was not recorded
 
 
 class Episode(NamedTuple):
-    """One whole episode; numpy arrays on the host."""
+    """One complete episode; numpy arrays."""
 
     id: int  # counted over the whole run
     environment: int  # 0..N-1
@@ -132,16 +132,16 @@ class Episode(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One epoch of N environments as a store receives it, on the host; T may be 0."""
+    """One epoch of N environments, as passed to a store, on the CPU; T may be 0."""
 
     epoch: int  # 1-based
     status: str  # "completed" or "halted"
     first_step: int  # vector step of row 0, counted over the whole run
     fields: Mapping[str, Tree]  # name -> (T, N, ...): observation, action, reward, terminated, truncated, valid, ...
-    next_observation: Tree  # (N, *O) what would have been acted on next; bootstrap of the last row where nothing ended
+    next_observation: Tree  # (N, *O) observation of the next action; bootstrap of the last row if no episode ended
     episodes: Episodes  # the episodes that ended in this epoch
     metrics: Mapping[str, float]  # the epoch's metrics
-    clocks: Mapping[str, float]  # every clock, at the epoch's end
+    clocks: Mapping[str, float]  # all clocks at the end of the epoch
 
 
 STEP_STATE_TYPES: tuple[type, ...] = (TimeStep, Transition, StepState)

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, the same random numbers on every run."""
+"""Configuration of all tests: one thread, fixed random numbers, and simple environments and agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; the tests run in parallel already
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; tests run in parallel processes
 
 import hypothesis
 import numpy as np
@@ -22,14 +22,15 @@ hypothesis.settings.load_profile("rein")
 
 @pytest.fixture(autouse=True)
 def _global_generator() -> None:
-    """No test depends on which tests ran before it in its process."""
+    """Seed torch, so that tests do not depend on earlier tests of their process."""
     torch.manual_seed(0)
 
 
 class Scripted:
-    """Environment i's episodes last `lengths[i]` steps and pay 1, 2, 3, ...; the observation (N, 1) is the step in it.
+    """Environments with fixed episodes. Episodes of environment i have `lengths[i]` steps and rewards 1, 2, 3, ...
 
-    Environments in `truncates` end by truncation, the others by termination.
+    The observation (N, 1) is the step within the episode. Episodes of environments in `truncates` are truncated, others
+    terminate.
     """
 
     replayable = True
@@ -84,7 +85,7 @@ class Scripted:
 
 
 class Listening:
-    """An agent that learns nothing and takes down everything that it is told."""
+    """Agent that does not learn, and records transitions and resets."""
 
     device = torch.device("cpu")
 
@@ -133,11 +134,11 @@ class Listening:
 
 @pytest.fixture
 def scripted() -> type[Scripted]:
-    """The class of environments whose episodes are written down in advance."""
+    """Return the class of environments with fixed episodes."""
     return Scripted
 
 
 @pytest.fixture
 def listening() -> type[Listening]:
-    """The class of agents that take down what they are told."""
+    """Return the class of agents that record transitions and resets."""
     return Listening

@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment, runs the README."""
+"""The wheel runs the README in an empty environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(command, check=True, capture_output=True)
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
-    # Python does not process the .pth files of a folder that a .pth file names, so the editable rein is not seen.
+    # Python ignores .pth files in folders that a .pth file adds, so the editable rein is not found.
     (Path(site.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     yield python
 
@@ -46,17 +46,17 @@ def run(python: Path, folder: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_wheel_holds_the_package_with_its_type_information(wheel: Path) -> None:
+def test_wheel_has_package_with_type_information(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"rein/__init__.py", "rein/__init__.pyi", "rein/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "examples/"))]
 
 
-def test_wheel_runs_the_readme(python: Path, tmp_path: Path) -> None:
-    where = run(python, tmp_path, "-c", "import rein; print(rein.__file__)")
-    assert where.startswith(str(python.parents[1]))
+def test_wheel_runs_readme(python: Path, tmp_path: Path) -> None:
+    location = run(python, tmp_path, "-c", "import rein; print(rein.__file__)")
+    assert location.startswith(str(python.parents[1]))
     run(python, tmp_path, "-c", python_of(ROOT / "README.md"))
 
 
-def test_wheel_installs_the_command_line(python: Path, tmp_path: Path) -> None:
+def test_wheel_installs_command_line(python: Path, tmp_path: Path) -> None:
     assert "cartpole" in run(python.with_name("rein"), tmp_path, "list")

@@ -1,4 +1,4 @@
-"""Examples run without warnings, and their agents and environments fulfil the contracts."""
+"""Examples run without warnings, and their agents and environments pass the contract tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
-def test_the_example_runs(example: Path, tmp_path: Path) -> None:
+def test_example_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -65,7 +65,7 @@ class CartPoleContract(AgentContract):
     def environment(self, num_envs: int, seed: int) -> CartPole:
         return CartPole(num_envs, seed=seed, max_episode_steps=20)
 
-    def test_a_resumed_run_is_equal_to_an_uninterrupted_run(self) -> None:
+    def test_resumed_run_equals_uninterrupted_run(self) -> None:
         def parts() -> Any:
             environment = CartPole(8, seed=0)
             agent = self.kind()(environment, seed=0, **self.options)
@@ -73,7 +73,7 @@ class CartPoleContract(AgentContract):
 
         assert_resumes_exactly(parts)
 
-    def test_the_learning_rate_of_the_optimizer_follows_the_schedule(self) -> None:
+    def test_learning_rate_follows_schedule(self) -> None:
         options = {**self.options, "learning_rate": linear(1e-3, 0.0, updates=4)}
         agent = self.kind()(CartPole(8, seed=0), seed=0, **options)
         rates = []
@@ -82,7 +82,7 @@ class CartPoleContract(AgentContract):
                 rates.append(agent.optimizer.param_groups[0]["lr"])
         assert rates[:5] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0])
 
-    def test_the_class_is_short(self) -> None:
+    def test_class_is_short(self) -> None:
         tree = ast.parse((FOLDER / f"{self.example}.py").read_text(encoding="utf-8"))
         (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
         assert (kind.end_lineno or 0) - kind.lineno < 50
@@ -105,7 +105,7 @@ class TestOwnEnvironment(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Any:
         return CART(num_envs, seed=seed, power=30.0, max_episode_steps=9)
 
-    def test_a_resumed_run_is_equal_to_an_uninterrupted_run(self) -> None:
+    def test_resumed_run_equals_uninterrupted_run(self) -> None:
         def parts() -> Any:
             environment = CART(8, seed=0, max_episode_steps=20)
             agent = rein.PPO(environment, seed=0, rollout_steps=8)
@@ -113,17 +113,17 @@ class TestOwnEnvironment(EnvironmentContract):
 
         assert_resumes_exactly(parts)
 
-    def test_ppo_learns_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_ppo_learns_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
         runpy.run_path(str(FOLDER / "own_environment.py"), run_name="__main__")
         before, after = (float(number) for number in re.findall(r"-\d+\.\d", capsys.readouterr().out))
         assert after > before / 2
 
-    def test_the_class_is_short(self) -> None:
+    def test_class_is_short(self) -> None:
         tree = ast.parse((FOLDER / "own_environment.py").read_text(encoding="utf-8"))
         (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
         assert len(ast.unparse(kind).splitlines()) <= 35
 
-    def test_the_page_shows_the_example(self) -> None:
+    def test_documentation_shows_example(self) -> None:
         page = (FOLDER.parent / "docs/reference/environments.md").read_text(encoding="utf-8")
         (shown,) = (
             block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "class Cart" in block

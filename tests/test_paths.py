@@ -33,7 +33,7 @@ def make(store):
     return rein.training_loop(agent, environment, store, epochs=6, iterations=30)
 
 
-def test_a_run_whose_handler_changes_the_directory_stays_in_one_folder(elsewhere, tmp_path):
+def test_run_stays_in_its_folder_after_chdir(elsewhere, tmp_path):
     store = rein.HDF5Store("run", max_epochs=1)
     loop = make(store)
     attach(loop, CSVLogger("mine.csv"))
@@ -48,7 +48,7 @@ def test_a_run_whose_handler_changes_the_directory_stays_in_one_folder(elsewhere
     assert len((tmp_path / "here/mine.csv").read_text().splitlines()) == 7
 
 
-def test_checkpoints_in_a_relative_folder_stay_there(elsewhere, tmp_path):
+def test_checkpoints_stay_in_relative_folder_after_chdir(elsewhere, tmp_path):
     loop = rein.Loop(lambda state: None, epochs=2, iterations=1)
     loop.epoch_started(once=1)(lambda state: os.chdir(elsewhere))
     checkpoint(loop, rein.Checkpoints("saved"))
@@ -56,7 +56,7 @@ def test_checkpoints_in_a_relative_folder_stay_there(elsewhere, tmp_path):
     assert sorted(file.name for file in (tmp_path / "here/saved").glob("*.h5"))[-1] == "epoch-000002.h5"
 
 
-def test_an_open_run_is_read_from_the_directory_that_it_was_opened_in(elsewhere):
+def test_open_run_is_readable_after_chdir(elsewhere):
     store = rein.HDF5Store("run", max_epochs=1)
     make(store).run()
     store.close()
@@ -66,7 +66,7 @@ def test_an_open_run_is_read_from_the_directory_that_it_was_opened_in(elsewhere)
     assert np.asarray(run.trajectory(6).fields["reward"]).shape == (30, 2)
 
 
-def test_a_video_goes_to_the_directory_that_it_was_asked_for_in(elsewhere, tmp_path):
+def test_video_stays_in_its_folder_after_chdir(elsewhere, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     from rein.envs.wrappers.record_video import RecordVideo
 
@@ -82,7 +82,7 @@ def test_a_video_goes_to_the_directory_that_it_was_asked_for_in(elsewhere, tmp_p
     assert [file.suffix for file in (tmp_path / "here/videos").iterdir()] == [".mp4"]
 
 
-def test_the_home_directory_is_expanded(elsewhere, tmp_path, monkeypatch):
+def test_home_directory_is_expanded(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert absolute("~/runs") == tmp_path / "home/runs"
     rein.HDF5Store("~/run").close()

@@ -1,4 +1,4 @@
-"""Files of a run, which may come from anybody, are opened by one helper."""
+"""Tests of rein.files, which opens the untrusted files of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rein.errors import StoreError
 STORES = Path(rein.__file__).parent / "store"
 
 
-def test_a_regular_file_is_opened(tmp_path):
+def test_regular_file_is_opened(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert safe.read_file(tmp_path / "file") == b"content"
     with pytest.raises(FileNotFoundError):
@@ -24,7 +24,7 @@ def test_a_regular_file_is_opened(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 @pytest.mark.parametrize("mode", ["rb", "a+b", "wb"])
-def test_links_pipes_folders_and_large_files_are_refused(tmp_path, mode):
+def test_links_pipes_folders_and_large_files_raise(tmp_path, mode):
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "broken").symlink_to("nothing")
@@ -37,25 +37,25 @@ def test_links_pipes_folders_and_large_files_are_refused(tmp_path, mode):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_linked_folder_inside_a_run_is_refused(tmp_path):
+def test_linked_folder_inside_run_raises(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "best").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert safe.inside(tmp_path / "link", "checkpoints") == tmp_path / "link" / "checkpoints"  # the user named the link
+    assert safe.inside(tmp_path / "link", "checkpoints") == tmp_path / "link" / "checkpoints"  # the user gave the link
     with pytest.raises(StoreError, match="symbolic link"):
         safe.inside(tmp_path / "run", "checkpoints", "best")
 
 
 @pytest.mark.parametrize("depth", [200, 5_000, 1_000_000])
 @pytest.mark.parametrize("ends", ["[]", ('{"a":', "}")], ids=["lists", "objects"])
-def test_deeply_nested_json_is_refused(depth, ends):
+def test_deeply_nested_json_raises(depth, ends):
     text = ends[0] * depth + ("1" if ends[0] != "[" else "") + ends[1] * depth
     with pytest.raises(ValueError, match="nested"):
         safe.decode_json(text)
 
 
-def test_stores_open_no_file_themselves():
+def test_stores_use_open_file():
     opens = set()
     for path in STORES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -18,7 +18,7 @@ horizons = st.integers(1, 10**12)
 
 @pytest.mark.parametrize("ramp", RAMPS)
 @given(start=positive, end=positive, horizon=horizons)
-def test_a_ramp_begins_and_ends_exactly_and_stays(ramp: Ramp, start: float, end: float, horizon: int) -> None:
+def test_schedule_starts_and_ends_exactly_and_stays_at_end(ramp: Ramp, start: float, end: float, horizon: int) -> None:
     schedule = ramp(start, end, env_steps=horizon)
     assert schedule(env_steps=0) == start
     assert schedule(env_steps=horizon) == end
@@ -27,7 +27,7 @@ def test_a_ramp_begins_and_ends_exactly_and_stays(ramp: Ramp, start: float, end:
 
 @pytest.mark.parametrize("ramp", RAMPS)
 @given(start=positive, end=positive, counts=st.lists(st.integers(0, 1000), min_size=2))
-def test_a_ramp_is_monotone_between_its_bounds(ramp: Ramp, start: float, end: float, counts: list[int]) -> None:
+def test_schedule_is_monotonic_between_its_bounds(ramp: Ramp, start: float, end: float, counts: list[int]) -> None:
     schedule = ramp(start, end, updates=1000)
     low, high = schedule.bounds
     values = [schedule(updates=count) for count in sorted(counts)]
@@ -37,14 +37,14 @@ def test_a_ramp_is_monotone_between_its_bounds(ramp: Ramp, start: float, end: fl
     assert all(sign * (b - a) >= -rounding for a, b in itertools.pairwise(values))
 
 
-def test_half_way_is_the_mean_of_each_ramps_kind() -> None:
+def test_midpoint_is_arithmetic_or_geometric_mean() -> None:
     half = {"env_steps": 50}
     assert linear(1.0, 9.0, env_steps=100)(**half) == pytest.approx(5.0)  # arithmetic
     assert exponential(1.0, 9.0, env_steps=100)(**half) == pytest.approx(3.0)  # geometric
     assert cosine(1.0, 9.0, env_steps=100)(**half) == pytest.approx(5.0)
 
 
-def test_an_exponential_has_a_constant_ratio_and_a_cosine_is_flat_at_its_ends() -> None:
+def test_exponential_has_constant_ratio_and_cosine_flat_ends() -> None:
     decay = exponential(1.0, 0.01, updates=10)
     ratios = [decay(updates=k + 1) / decay(updates=k) for k in range(10)]
     assert ratios == pytest.approx([ratios[0]] * 10)
@@ -54,22 +54,22 @@ def test_an_exponential_has_a_constant_ratio_and_a_cosine_is_flat_at_its_ends() 
     assert curve(updates=998) - curve(updates=1000) < middle / 100
 
 
-def test_an_exponential_may_run_below_zero() -> None:
+def test_exponential_accepts_negative_values() -> None:
     assert exponential(-1.0, -9.0, updates=2)(updates=1) == pytest.approx(-3.0)
 
 
-def test_a_schedule_reads_its_own_clock_only() -> None:
+def test_schedule_uses_its_clock_only() -> None:
     schedule = linear(1.0, 0.0, updates=10)
     assert schedule(updates=5, env_steps=10**9) == schedule(updates=5)
-    with pytest.raises(ValueError, match="runs on updates: call it with updates="):
+    with pytest.raises(ValueError, match="depends on updates; call it with updates="):
         schedule(env_steps=5)
 
 
-def test_a_constant_needs_no_count() -> None:
+def test_constant_needs_no_count() -> None:
     assert constant(0.3)() == constant(0.3)(env_steps=10**12) == 0.3
 
 
-def test_pieces_follow_one_another_each_on_its_own_horizon() -> None:
+def test_piecewise_concatenates_parts() -> None:
     warm_up, hold, decay = linear(0.0, 1.0, updates=10), constant(1.0, updates=5), cosine(1.0, 0.2, updates=20)
     whole = piecewise(warm_up, hold, decay)
     assert [whole(updates=k) for k in range(10)] == [warm_up(updates=k) for k in range(10)]
@@ -78,7 +78,7 @@ def test_pieces_follow_one_another_each_on_its_own_horizon() -> None:
     assert whole.bounds == (0.0, 1.0)
 
 
-def test_pieces_may_be_nested_and_end_in_a_constant_without_a_horizon() -> None:
+def test_piecewise_may_be_nested_and_end_in_constant() -> None:
     inner = piecewise(linear(1.0, 0.5, env_steps=10), linear(0.5, 0.1, env_steps=10))
     outer = piecewise(inner, constant(0.7))
     assert [outer(env_steps=k) for k in range(20)] == [inner(env_steps=k) for k in range(20)]
@@ -94,26 +94,26 @@ def test_pieces_may_be_nested_and_end_in_a_constant_without_a_horizon() -> None:
         piecewise(linear(0.0, 1.0, updates=3), cosine(1.0, 0.0, updates=5), constant(0.5)),
     ],
 )
-def test_a_config_is_json_and_makes_an_equal_schedule(schedule: Schedule) -> None:
+def test_config_is_json_and_rebuilds_schedule(schedule: Schedule) -> None:
     assert as_schedule(json.loads(json.dumps(schedule.config, allow_nan=False))) == schedule
 
 
-def test_as_schedule_takes_numbers_and_schedules() -> None:
+def test_as_schedule_accepts_numbers_and_schedules() -> None:
     ready = linear(1.0, 0.0, updates=3)
     assert as_schedule(ready) is ready
     assert as_schedule(1)() == 1.0
-    with pytest.raises(TypeError, match="a schedule is a number, or made by linear"):
+    with pytest.raises(TypeError, match="expected a number or a schedule"):
         as_schedule("0.1")
 
 
 @pytest.mark.parametrize("horizon", [0, -1, 0.5, 10.5, float("nan"), float("inf")])
-def test_a_nonsense_horizon_is_refused(horizon: float) -> None:
-    with pytest.raises(ValueError, match=r"linear\(1.0, 0.0\): the horizon is .*; it is a whole number, at least 1"):
+def test_invalid_horizon_raises(horizon: float) -> None:
+    with pytest.raises(ValueError, match=r"linear\(1.0, 0.0\): the horizon is .*; give a whole number of at least 1"):
         linear(1.0, 0.0, env_steps=horizon)
 
 
-def test_a_horizon_on_no_clock_of_an_agent_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown clock 'episodes'; a schedule runs on env_steps or updates"):
+def test_unknown_or_missing_clock_raises() -> None:
+    with pytest.raises(ValueError, match="unknown clock 'episodes'; use env_steps or updates"):
         linear(1.0, 0.0, episodes=10)
     with pytest.raises(ValueError, match="needs one horizon, env_steps= or updates=; given: none"):
         linear(1.0, 0.0)
@@ -121,24 +121,24 @@ def test_a_horizon_on_no_clock_of_an_agent_is_refused() -> None:
         cosine(1.0, 0.0, env_steps=10, updates=10)
 
 
-def test_values_that_lead_nowhere_are_refused() -> None:
+def test_invalid_values_raise() -> None:
     for start, end in ((1.0, 0.0), (0.0, 1.0), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="cannot reach or cross 0"):
             exponential(start, end, updates=10)
-    with pytest.raises(ValueError, match="finite numbers"):
+    with pytest.raises(ValueError, match="must be finite"):
         constant(float("nan"))
 
 
-def test_pieces_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"run on \['env_steps', 'updates'\]; they share one clock"):
+def test_incompatible_parts_raise() -> None:
+    with pytest.raises(ValueError, match=r"use \['env_steps', 'updates'\]; give parts with one common clock"):
         piecewise(linear(1.0, 0.0, updates=10), linear(1.0, 0.0, env_steps=10))
     with pytest.raises(ValueError, match="segment 0 of 2 never ends"):
         piecewise(constant(1.0), linear(1.0, 0.0, env_steps=10))
-    with pytest.raises(ValueError, match="run on no clock"):
+    with pytest.raises(ValueError, match="use no clock"):
         piecewise()
 
 
-def test_a_config_with_an_unknown_curve_is_refused() -> None:
+def test_config_with_unknown_curve_raises() -> None:
     segment = {"curve": "wavy", "start": 1.0, "end": 0.0, "steps": 10}
     with pytest.raises(ValueError, match="unknown curve 'wavy'; the curves are constant, linear"):
         as_schedule({"clock": "updates", "segments": [segment]})
@@ -152,5 +152,5 @@ def test_a_config_with_an_unknown_curve_is_refused() -> None:
         piecewise(constant(1.0, updates=5), cosine(1.0, 0.1, updates=7), constant(0.1)),
     ],
 )
-def test_the_representation_builds_the_schedule(schedule):
+def test_repr_builds_schedule(schedule):
     assert eval(repr(schedule)) == schedule

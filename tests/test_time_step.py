@@ -31,12 +31,12 @@ def test_given_fields_are_kept() -> None:
     assert step.info is info
 
 
-def test_a_truncated_row_without_a_final_observation_is_an_error() -> None:
+def test_truncated_row_without_final_observation_raises() -> None:
     with pytest.raises(EnvironmentContractError, match=r"environments \[1\] were truncated, but final_observation"):
         time_step(truncated=torch.tensor([False, True, False]))
 
 
-def test_a_time_step_is_replaced_mapped_and_restored() -> None:
+def test_time_step_keeps_its_type() -> None:
     step = time_step()
     assert type(step._replace(reward=torch.zeros(3))) is TimeStep
     assert type(map_tree(torch.clone, step)) is TimeStep

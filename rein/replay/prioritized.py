@@ -28,7 +28,7 @@ _INFINITY = float("inf")
 
 
 class Priorities:
-    """Priorities of `capacity` rows, and sampling in proportion to them.
+    """Priorities of `capacity` rows, and sampling in proportion to them::
 
         p_i = (|delta_i| + epsilon)^alpha      P(i) = p_i / sum of all p      w_i = (N P(i))^-beta / max w
 

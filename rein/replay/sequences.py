@@ -38,9 +38,9 @@ class SequenceReplay(Replay):
     """Replay buffer of sequences (clips): `length` rows of one environment, every `stride`-th row, in order of time.
 
     A clip stays within one episode and has valid rows only. Its first row is sampled uniformly. By default any valid
-    row may be the first, and a clip is padded if the episode ends earlier. With `whole`, only rows followed by enough
-    rows of their episode are. Up to `before` rows of the episode precede the first row, to burn in a recurrent
-    network; `Clips.first` is the first of them.
+    row may be the first, and a clip is padded if the episode ends earlier. With `whole`, only a row that
+    is followed by enough rows of its episode may be the first. Up to `before` rows of the episode precede the first
+    row, to burn in a recurrent network; `Clips.first` is the first of them.
 
     Raises ValueError if a number is out of range.
     """
@@ -144,7 +144,7 @@ class SequenceReplay(Replay):
         return self.next_slot if self.filled == self.slots else 0
 
     def _cut_off(self) -> int:
-        """Return the number of sampled rows whose clips began with rows that are overwritten."""
+        """Return the number of rows in `_valid` whose clips begin with overwritten rows."""
         if not self._least or self.filled < self.slots:
             return 0
         slot_R = (torch.arange(min(self._least, self.slots), device=self.device) + self._oldest) % self.slots

@@ -1,4 +1,4 @@
-"""Test suite for agents.
+"""Test suite for agents. Example::
 
     class TestMyAgent(AgentContract):
         def make(self, seed):

@@ -1,4 +1,4 @@
-"""Test suite for replay buffers.
+"""Test suite for replay buffers. Example::
 
     class TestMyBuffer(BufferContract):
         def make(self, capacity):

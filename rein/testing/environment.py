@@ -1,4 +1,4 @@
-"""Test suite for environments.
+"""Test suite for environments. Example::
 
     class TestMyEnvironment(EnvironmentContract):
         def make(self, num_envs, seed):
@@ -299,10 +299,11 @@ class EnvironmentContract:
 def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int = 4, steps: int = 200) -> None:
     """Run all tests of `EnvironmentContract` on the environments that `make(num_envs, seed)` returns.
 
-        check_environment(lambda num_envs, seed: MyEnvironment(num_envs=num_envs, seed=seed))
-
     An episode must end within `steps` random steps. Raises AssertionError at the first test that fails; a note of the
     error names the test.
+
+    Example:
+        >>> check_environment(lambda num_envs, seed: MyEnvironment(num_envs=num_envs, seed=seed))
     """
     suite = EnvironmentContract()
     suite.make, suite.num_envs, suite.steps = make, num_envs, steps  # type: ignore[method-assign]

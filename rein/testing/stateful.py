@@ -1,4 +1,4 @@
-"""Test suite for stateful parts: a state loaded into a new object continues exactly.
+"""Test suite for stateful parts: a state loaded into a new object continues exactly. Example::
 
 class TestMyBuffer(StatefulContract):
     def make(self):

@@ -1,4 +1,4 @@
-"""Test suite for stores.
+"""Test suite for stores. Example::
 
     class TestMyStore(StoreContract):
         def make(self, path):

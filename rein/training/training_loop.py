@@ -172,7 +172,7 @@ def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
 
 
 def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_finite: bool) -> None:
-    """Refuse to train in inference mode; with `check_finite`, check updates and, at the end of each epoch, parameters.
+    """Raise RuntimeError in inference mode; with `check_finite`, check updates, and parameters at the end of epochs.
 
     `agent` is an agent or a module. Agents list the learners of their networks in `learners`.
     """

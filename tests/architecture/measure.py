@@ -109,9 +109,9 @@ def measure(root: Path) -> dict[str, str]:
         "modules imported by one other module": str(len(once)),
         "declarations of gamma / clip / tau": " / ".join(str(options[name]) for name in ("gamma", "clip", "tau")),
     }
-    for what, examples in CLASSES.items():
+    for description, examples in CLASSES.items():
         found = [root / example for example in examples if (root / example).exists()]
-        table[f"{what}, lines of code"] = str(largest_class(found[0])) if found else "-"
+        table[f"{description}, lines of code"] = str(largest_class(found[0])) if found else "-"
     return table
 
 

@@ -17,7 +17,7 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") f
 
 ON_THE_DEVICE = {"ops", "networks", "replay", "episodes", "agents", "envs"}
 FETCHING = {"item", "cpu"}
-RESUMING = {"state_dict", "load_state_dict"}  # not on the hot path, and generators keep their state on the host
+RESUMING = {"state_dict", "load_state_dict"}  # not performance-critical; generator states are CPU tensors
 MAY_FETCH: dict[str, str] = {}  # module -> reason
 
 BODY_LINES = 50
@@ -71,7 +71,7 @@ def test_every_exported_name_exists(package: ModuleType) -> None:
         assert isinstance(value, ModuleType) or value.__name__ == name
 
 
-def test_importing_a_module_does_not_replace_the_function_of_its_name() -> None:
+def test_importing_module_does_not_replace_function_of_same_name() -> None:
     importlib.import_module("rein.handlers.checkpoint")
     from rein.handlers import checkpoint
 
@@ -110,7 +110,7 @@ def test_transfer_from_the_device_is_found() -> None:
 
 
 MAKES_FLOATS = {"zeros", "ones", "empty", "full", "tensor", "as_tensor", "rand", "randn", "eye", "linspace"}
-MAKES_INTEGERS = {"arange", "randint", "randperm"}  # for any default dtype of torch
+MAKES_INTEGERS = {"arange", "randint", "randperm"}  # independent of torch's default dtype
 
 
 def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -1,8 +1,8 @@
-"""How fast environments step, side by side with their peers in one run: `python tests/benchmarks/environments.py`.
+"""Measure the speed of environments and compare it with other libraries: `python tests/benchmarks/environments.py`.
 
-Env steps per second of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of
-them alike: read the ratios. Actions are random and drawn beforehand; seeds, autoreset and final observations are on.
-gymnax takes part where it is installed (`pip install gymnax==0.0.9`), compiled environments where there is a C++
+Results are env steps per CPU second on one thread, medians of interleaved repeats. Load of the machine affects all rows
+equally, so compare ratios. Actions are random and sampled in advance; seeds, autoreset and final observations are
+enabled. gymnax is included if it is installed (`pip install gymnax==0.0.9`), compiled environments if there is a C++
 compiler.
 
 Shapes: N environments.
@@ -34,20 +34,20 @@ from rein.envs.pendulum import Pendulum
 
 SIZES = 1, 8, 64, 1024, 8192
 REPEATS, SECONDS = 9, 0.15  # of CPU time each
-FEW = 64  # environments that a loop in Python is asked to step
+FEW = 64  # largest number of environments for SyncVectorEnv
 TARGETS = {("eager", 1024): 0.6, ("compiled", 1024): 1.0, ("eager", 8192): 1.1}
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 GYMNAX = importlib.util.find_spec("gymnax") is not None
 
-Run = Callable[[int], Any]  # so many vector steps
+Run = Callable[[int], Any]  # function of a number of vector steps
 
 
 def native(kind: Any, num_envs: int, **options: Any) -> Run:
     environment = kind(num_envs, seed=0, **options)
     environment.reset()
     space = environment.single_action_space
-    actions = [torch.from_numpy(drawn) for drawn in drawn_actions(space, num_envs)]
+    actions = [torch.from_numpy(drawn) for drawn in random_actions(space, num_envs)]
 
     def run(steps: int) -> None:
         with torch.no_grad():
@@ -57,7 +57,7 @@ def native(kind: Any, num_envs: int, **options: Any) -> Run:
     return run
 
 
-def drawn_actions(space: Any, num_envs: int) -> list[np.ndarray]:
+def random_actions(space: Any, num_envs: int) -> list[np.ndarray]:
     draws = np.random.default_rng(0)
     if isinstance(space, spaces.Discrete):
         return [draws.integers(0, space.n, num_envs) for _ in range(64)]
@@ -66,10 +66,10 @@ def drawn_actions(space: Any, num_envs: int) -> list[np.ndarray]:
 
 
 def vector(num_envs: int, mode: str) -> Run:
-    """Gymnasium's own: "vector_entry_point" is CartPole in numpy, "sync" a loop over N."""
+    """Gymnasium's vector environment: CartPole in numpy ("vector_entry_point") or a loop over N ("sync")."""
     environment = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
     environment.reset(seed=0)
-    actions = drawn_actions(environment.single_action_space, num_envs)
+    actions = random_actions(environment.single_action_space, num_envs)
 
     def run(steps: int) -> None:
         for k in range(steps):
@@ -79,7 +79,7 @@ def vector(num_envs: int, mode: str) -> Run:
 
 
 def gymnax(num_envs: int) -> Run:
-    """The whole rollout in one compiled scan."""
+    """gymnax, with the whole rollout in one compiled scan."""
     import gymnax as library
     import jax
 
@@ -110,7 +110,7 @@ def adapter() -> Run:
 
 
 def rates(runs: Mapping[str, Run], num_envs: int) -> dict[str, float]:
-    """Env steps per CPU second of each."""
+    """Return env steps per CPU second by name."""
     steps = {name: warmed_up(run) for name, run in runs.items()}
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS):
@@ -120,7 +120,7 @@ def rates(runs: Mapping[str, Run], num_envs: int) -> dict[str, float]:
 
 
 def warmed_up(run: Run) -> int:
-    """As many steps as take `SECONDS`, in hundreds; compiles what is to be compiled."""
+    """Warm up and compile, and return the number of steps, in hundreds, that take `SECONDS`."""
     run(200)
     return max(1, round(SECONDS / cpu(run, 100))) * 100
 
@@ -132,9 +132,7 @@ def cpu(run: Run, steps: int) -> float:
 
 
 def cartpole() -> None:
-    print(
-        "CartPole-v1, million env steps per CPU second, and how many times Gymnasium's own vector environment that is"
-    )
+    print("CartPole-v1, million env steps per CPU second, and the ratio to Gymnasium's vector environment")
     row("N", "gym vector", "gym sync", "eager", "compiled", "gymnax")
     for num_envs in SIZES:
         runs = {"gym vector": vector(num_envs, "vector_entry_point"), "eager": native(CartPole, num_envs)}
@@ -159,7 +157,7 @@ def shown(got: Mapping[str, float], name: str, num_envs: int) -> str:
 
 
 def others() -> None:
-    print("The others, million env steps per CPU second")
+    print("Other environments, million env steps per CPU second")
     row("", *(f"{how}, N = {num_envs}" for num_envs in (1024, 8192) for how in ("eager", "compiled")))
     for kind in (Acrobot, MountainCar, MountainCarContinuous, Pendulum):
         cells = []
@@ -175,7 +173,7 @@ def others() -> None:
 
 def of_gymnasium() -> None:
     got = rates({"bare": vector(8, "sync"), "adapter": adapter()}, 8)
-    print("8 of Gymnasium's CartPole-v1 one by one, env steps per CPU second")
+    print("8 CartPole-v1 of Gymnasium in a loop, env steps per CPU second")
     print(f"  a bare loop over SyncVectorEnv {got['bare']:,.0f}, GymnasiumEnvironment {got['adapter']:,.0f}: ", end="")
     over = got["bare"] / got["adapter"] - 1.0
     print(f"{over:+.0%} of time (target +25%) {'met' if over <= 0.25 else 'MISSED'}")

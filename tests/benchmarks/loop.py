@@ -1,7 +1,8 @@
-"""What the loop costs, side by side with pytorch-ignite in one run: `python tests/benchmarks/loop.py`.
+"""Measure the overhead of the loop and compare it with pytorch-ignite: `python tests/benchmarks/loop.py`.
 
-CPU time per iteration, the median of interleaved repeats, so that a busy machine slows all of them alike. Then 100,000
-epochs of one iteration each, and what `import rein` takes. Needs `pytorch-ignite` (the dependency group `bench`).
+Results are CPU times per iteration, medians of interleaved repeats, so load of the machine affects all rows equally.
+Further results: 100,000 epochs of one iteration each, and the time of `import rein`. Needs `pytorch-ignite` (dependency
+group `bench`).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def per_iteration() -> None:
     version = ignite.__version__ if ignite else "absent: pip install pytorch-ignite==0.5.5"
     print(f"CPU ns per iteration, medians of {REPEATS} x {ITERATIONS:,}; pytorch-ignite {version}")
     row("", "rein", "target", "", "ignite", "ratio")
-    compare("the loop, over a bare for", ns["rein"] - ns["bare"], 200, ns["ignite"] - ns["bare"])
+    compare("loop, minus a bare for", ns["rein"] - ns["bare"], 200, ns["ignite"] - ns["bare"])
     compare("each handler", (ns["rein 10"] - ns["rein"]) / 10, 60, (ns["ignite 10"] - ns["ignite"]) / 10)
     compare("ten with every=100", ns["rein every"] - ns["rein"], 800, ns["ignite every"] - ns["ignite"])
     compare("ten with every=100 on env_steps", ns["rein clock"] - ns["rein advance"], 2500, float("nan"))
@@ -142,15 +143,15 @@ def per_iteration() -> None:
     print(f"one blinker send {ns['send']:.0f}, clocks.advance {ns['rein advance'] - ns['rein']:.0f}\n")
 
 
-def compare(what: str, mine: float, target: float, theirs: float) -> None:
-    verdict, known = "met" if mine <= target else "MISSED", theirs == theirs
+def compare(name: str, ours: float, target: float, theirs: float) -> None:
+    verdict, known = "met" if ours <= target else "MISSED", theirs == theirs
     row(
-        what,
-        f"{mine:.0f}",
+        name,
+        f"{ours:.0f}",
         f"{target:.0f}",
         verdict,
         f"{theirs:.0f}" if known else "",
-        known and f"{theirs / mine:.1f}x",
+        known and f"{theirs / ours:.1f}x",
     )
 
 
@@ -169,13 +170,13 @@ def many_epochs() -> None:
         if state.epoch in (1_000, total):
             grown = resident() - grown
     first, last = at[11_000] - at[1_000], at[total] - at[total - 10_000]
-    print("100,000 epochs of one iteration, after 1,000 to warm up")
+    print("100,000 epochs of one iteration, after a warm-up of 1,000")
     print(f"  the first 10,000 took {first:.3f} s, the last {last:.3f} s of CPU: ratio {last / first:.2f} (target 1.2)")
-    print(f"  grew by {grown:.1f} MB (target 20)\n")
+    print(f"  memory increased by {grown:.1f} MB (target 20)\n")
 
 
 def resident() -> float:
-    """Megabytes of memory that this process holds."""
+    """Return the resident memory of this process in megabytes."""
     pages = Path("/proc/self/statm")
     if not pages.exists():
         return float("nan")

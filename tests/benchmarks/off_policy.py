@@ -1,13 +1,13 @@
-"""What learning from replay costs, side by side with Stable-Baselines3: `python tests/benchmarks/off_policy.py`.
+"""Measure learning from replay buffers and compare it with Stable-Baselines3: `python tests/benchmarks/off_policy.py`.
 
-`updates`: gradient updates, sampling included, of agents with two hidden layers of 256 and batches of 256, observations
-of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: pushes of 8 environments
-and samples of 256 rows of these shapes, and prioritized samples with the update of their priorities, by numba where it
-is installed. With `--mkl`, agents that multiply by MKL even where rein would use oneDNN. With `--repeated`, what an
-agent's operations, and the products among them, take alone: those of two updates over and over.
+`updates`: gradient updates including sampling, for agents with two hidden layers of 256, batches of 256, observations
+of 17 numbers and actions of 6 (DQN: one of 2), from a replay of 100,000 transitions. `replay`: appends of 8
+environments and samples of 256 rows of these shapes, and prioritized samples with priority updates (with numba if it is
+installed). `--mkl` adds agents that use MKL where rein would use oneDNN. `--repeated` adds rows for an agent's
+operations, and for its matrix products, without anything else: those of two updates, repeated.
 
-Each row is a child process of one thread, and rows take turns, so that a busy machine slows all of them alike: read the
-ratios. Times are of the CPU. The peer is the dependency group `bench`.
+Each row is a child process with one thread. Rows take turns, so load of the machine affects all equally; compare
+ratios. Times are CPU times. Stable-Baselines3 is in the dependency group `bench`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ AGENTS = "SAC", "TD3", "DDPG", "DQN"
 SB3 = importlib.util.find_spec("stable_baselines3") is not None
 PARTS = "updates", "replay"
 
-LIKE_SB3 = {"DQN": {"double": False, "tau": 1.0, "target_frequency": 10_000}}  # where its defaults differ from ours
+LIKE_SB3 = {"DQN": {"double": False, "tau": 1.0, "target_frequency": 10_000}}  # SB3's defaults
 
-Rounds = Iterator[int]  # what was done in each: updates, env steps or samples
+Rounds = Iterator[int]  # updates, env steps or samples of each round
 
 
 def spaces_of(name: str) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ def spaces_of(name: str) -> tuple[Any, Any]:
 
 
 def transitions(name: str, num_envs: int = 8) -> Any:
-    """Endless transitions of so many environments."""
+    """Yield random transitions of `num_envs` environments without end."""
     import torch
 
     from rein.types import Transition
@@ -62,7 +62,7 @@ def transitions(name: str, num_envs: int = 8) -> Any:
 
 
 def filled(name: str, **options: Any) -> Any:
-    """An agent with a full replay, after its first updates."""
+    """Return an agent with a full replay, after its first updates."""
     kind = getattr(importlib.import_module(f"rein.agents.{name.lower()}"), name)
     shape = {"hidden": HIDDEN, "batch_size": BATCH, "capacity": ROWS}
     agent, stream = kind(*spaces_of(name), **shape, **options, seed=0), transitions(name)
@@ -85,7 +85,7 @@ def updates(name: str, mkl: bool = False, **options: Any) -> Rounds:
 
 
 def repeated(name: str, products: bool, **options: Any) -> Rounds:
-    """The operations of two updates with their inputs as they were, or the products among them; no replay, no agent."""
+    """Repeat the recorded operations of two updates, or only their matrix products."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,11 +102,11 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     with Recorder():
         agent.learn(3)
     names = [function.overloadpacket.__name__ for function, *_ in calls]
-    first, _, last = (k for k, called in enumerate(names) if called == "randint")  # which every update begins with
+    first, _, last = (k for k, called in enumerate(names) if called == "randint")  # the first operation of each update
     calls = [calls[k] for k in range(first, last) if not products or names[k] in PRODUCTS]
     yield 0
     while True:
-        with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):  # as all but small ones are made there
+        with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):  # as in all but small products of agents
             for _ in range(50):
                 for function, arguments, how in calls:
                     function(*arguments, **how)
@@ -141,7 +141,7 @@ def sb3_updates(name: str) -> Rounds:
 
 
 def replay(what: str) -> Rounds:
-    """Of rein's: `push` (env steps), `sample`, `prioritized` (samples)."""
+    """Measure rein's replay: `push` (env steps), `sample` or `prioritized` (samples)."""
     import torch
 
     from rein.replay.prioritized import PrioritizedReplay
@@ -203,12 +203,12 @@ WORKERS: dict[str, Callable[..., Rounds]] = {
 
 
 def serve(rounds: Rounds) -> None:
-    """A round for each line that comes in, and what it did by CPU second."""
+    """Run a round for each line of the standard input, and print its rate per CPU second."""
     import torch
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # so that what a library prints is no answer
+    os.dup2(2, 1)  # keep output of libraries out of the answers
     for _ in sys.stdin:
         before = time.process_time()
         done = next(rounds)
@@ -216,7 +216,7 @@ def serve(rounds: Rounds) -> None:
 
 
 def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, list[float]]:
-    """By label, the rates of the rounds of each worker (name, positional arguments, options)."""
+    """Return the rates of the rounds by label. Workers are (name, positional arguments, options)."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = {
         label: subprocess.Popen(
@@ -225,7 +225,7 @@ def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, lis
         for label, spec in specs.items()
     }
     rates: dict[str, list[float]] = {label: [] for label in specs}
-    for number in range(2 + repeats):  # the first builds, the second warms up, or compiles
+    for number in range(2 + repeats):  # the first round builds, the second warms up or compiles
         for label, worker in workers.items():
             print("go", file=worker.stdin, flush=True)
             answer = worker.stdout.readline()
@@ -240,7 +240,7 @@ def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, lis
 
 
 def table(rates: Mapping[str, list[float]], unit: str) -> None:
-    """Medians, spread, and the ratio to the peer."""
+    """Print medians, ranges, and ratios to SB3."""
     print(f"{unit:>34} per CPU second   (least to most)        of SB3")
     for label, found in rates.items():
         name = label.split(",", maxsplit=1)[0]
@@ -252,13 +252,17 @@ def table(rates: Mapping[str, list[float]], unit: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What learning from replay costs, beside Stable-Baselines3.")
+    parser = argparse.ArgumentParser(
+        description="Measure learning from replay buffers, and compare it with Stable-Baselines3."
+    )
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; both by default")
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each row")
-    parser.add_argument("--agents", nargs="*", default=AGENTS, help="for the part `updates`")
-    parser.add_argument("--compile", action="store_true", help="rows with compile=True as well: minutes")
-    parser.add_argument("--mkl", action="store_true", help="rows by MKL's products alone as well")
-    parser.add_argument("--repeated", action="store_true", help="rows of an agent's operations alone, and of products")
+    parser.add_argument("--agents", nargs="*", default=AGENTS, help="agents of `updates`")
+    parser.add_argument("--compile", action="store_true", help="add rows with compile=True; takes minutes")
+    parser.add_argument("--mkl", action="store_true", help="add rows with MKL's matrix products")
+    parser.add_argument(
+        "--repeated", action="store_true", help="add rows of an agent's operations and matrix products only"
+    )
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -278,7 +282,7 @@ def main() -> None:
             if part == "updates" and options.repeated:
                 specs[f"{name}, operations alone"] = "repeated", [name, False], like
                 specs[f"{name}, products alone"] = "repeated", [name, True], like
-            if SB3 and name != "prioritized":  # it has none
+            if SB3 and name != "prioritized":  # SB3 has no prioritized replay
                 specs[f"{name}, SB3"] = f"sb3_{part}", [name], {}
         table(measure(specs, options.repeats), "updates" if part == "updates" else "env steps, or samples")
 

@@ -1,12 +1,12 @@
-"""What PPO costs, side by side with its peers in one run: `python tests/benchmarks/ppo.py solve throughput adapter`.
+"""Measure PPO and compare it with other libraries: `python tests/benchmarks/ppo.py solve throughput adapter`.
 
-`solve`: whole processes, from `python` on, until the last 100 training episodes of CartPole-v1 have a mean return of
-475. `throughput`: a large rollout of native CartPoles and its updates. `adapter`: Gymnasium's own CartPole-v1 in
-batches of 256. Each row is a child process of one thread on one core, and rows take turns, so that a busy machine slows
-all of them alike: read the ratios. Times are of the CPU but where they are called wall.
+`solve`: whole processes, including the start of Python, until the last 100 training episodes of CartPole-v1 have a mean
+return of 475. `throughput`: a large rollout of native CartPoles and its updates. `adapter`: Gymnasium's CartPole-v1
+with batches of 256. Each row is a child process with one thread on one core. Rows take turns, so load of the machine
+affects all equally; compare ratios. Times are CPU times unless they are labeled as wall times.
 
-Needs Stable-Baselines3 (the dependency group `bench`). PureJaxRL takes part where `--purejaxrl` names a checkout of it
-and `PYTHONPATH` a folder with JAX: `pip install --target FOLDER jax==0.10.2 flax==0.12.8 gymnax==0.0.9 distrax==0.1.9`.
+Needs Stable-Baselines3 (dependency group `bench`). PureJaxRL is included if `--purejaxrl` is a checkout of it and
+`PYTHONPATH` a folder with JAX: `pip install --target FOLDER jax==0.10.2 flax==0.12.8 gymnax==0.0.9 distrax==0.1.9`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALONE = {
 
 
 class Sample(NamedTuple):
-    """A round of a worker."""
+    """Result of one round of a worker."""
 
     env_steps: int
     cpu: float
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What came of a worker: rates in env steps per second, the rest in CPU seconds."""
+    """Result of a worker: rates in env steps per second, other values in CPU seconds."""
 
     rate: float
     wall_rate: float
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Worker:
-    """A child process, or several that learn together, which run a round when they are told to."""
+    """Child process, or several that learn together, that runs rounds on request."""
 
     def __init__(self, name: str, options: Mapping[str, Any], cache: str, cores: int = 1, processes: int = 1) -> None:
         self.samples: list[Sample] = []
@@ -73,7 +73,7 @@ class Worker:
             ]
 
     def round(self) -> None:
-        """Take a sample, which for processes that learn together lasts as long as the slowest; none of the dead."""
+        """Run a round. With several processes, its wall time is that of the slowest. Does nothing if one has died."""
         if any(process.poll() is not None for process in self._processes):
             return
         for process in self._processes:
@@ -88,7 +88,7 @@ class Worker:
                 process.wait()
 
     def close(self) -> str:
-        """End it; what it died of, if it did."""
+        """End the processes. Returns the error if one has died, otherwise an empty string."""
         died = [process.returncode for process in self._processes if process.poll() is not None]
         for process in self._processes:
             assert process.stdin is not None
@@ -98,9 +98,9 @@ class Worker:
             process.wait()
         with self._errors as errors:
             errors.seek(0)
-            said = errors.read().strip()
-        raised = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", said, re.MULTILINE)  # behind it there may be notes
-        return "" if not died else raised[-1] if raised else f"{said[-200:]} (status {died[0]})"
+            output = errors.read().strip()
+        raised = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", output, re.MULTILINE)  # notes may follow the error
+        return "" if not died else raised[-1] if raised else f"{output[-200:]} (status {died[0]})"
 
     def row(self) -> Row:
         built, first, *rounds = self.samples
@@ -109,7 +109,7 @@ class Worker:
 
 
 def places(processes: int) -> list[dict[str, str]]:
-    """The variables by which each of them finds the others, as torchrun sets them; none for one alone."""
+    """Return the environment variables that torchrun sets for each process; empty for one process."""
     if processes == 1:
         return [{}]
     with socket.socket() as free:
@@ -120,7 +120,7 @@ def places(processes: int) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def pinned(cores: int) -> Iterator[None]:
-    """What is started in here runs on so many cores."""
+    """Context manager: processes started within it run on the first `cores` cores."""
     if CORES:
         os.sched_setaffinity(0, CORES[:cores])
     try:
@@ -131,7 +131,7 @@ def pinned(cores: int) -> Iterator[None]:
 
 
 def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, Row | str]:
-    """By label, what came of each worker (name, options, cores, processes if not 1), or why nothing did."""
+    """Return the result or the error of each worker (name, options, cores, processes) by label."""
     with tempfile.TemporaryDirectory() as cache:
         workers = {
             label: Worker(name, options, f"{cache}/{number}", *rest)
@@ -140,8 +140,8 @@ def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, Row
         for _ in range(2 + repeats):
             for worker in workers.values():
                 worker.round()
-        why = {label: worker.close() for label, worker in workers.items()}
-    return {label: why[label] or worker.row() for label, worker in workers.items()}
+        errors = {label: worker.close() for label, worker in workers.items()}
+    return {label: errors[label] or worker.row() for label, worker in workers.items()}
 
 
 def solve(seeds: int, **_: Any) -> None:
@@ -152,18 +152,18 @@ def solve(seeds: int, **_: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             own = ["-m", "rein", "train", "cartpole", "--seed", str(seed), "--run", f"{folder}/run", "--quiet"]
             commands = {"rein": own, "sb3": [str(PEERS), "sb3_solve", json.dumps({"seed": seed})]}
-            for who in sorted(found, reverse=seed % 2 == 1):  # by turns, so that drift hits both
+            for who in sorted(found, reverse=seed % 2 == 1):  # alternate the order, so that drift affects both
                 if who == "rein" or SB3:
                     found[who].append(whole_process(commands[who], folder))
             if not list(Path(folder).glob("run/trajectories/*.h5")):
-                raise SystemExit(f"rein train left no trajectories in {folder}/run")
+                raise SystemExit(f"rein train wrote no trajectories to {folder}/run")
         line(seed, *(cell(*found[who][-1]) if found[who] else SB3_MISSING for who in found), ratio(found, -1))
     line("median", *(cell(*medians(runs)) if runs else "" for runs in found.values()), ratio(found, None))
     print()
 
 
 def whole_process(words: list[str], folder: str) -> tuple[float, int | None]:
-    """CPU seconds of `python words`, from its start on; env steps until it was solved, None where it was not."""
+    """Run `python words`; return its CPU seconds, and the env steps until it was solved, or None if it was not."""
     with tempfile.TemporaryFile("w+") as out, pinned(1):
         process = subprocess.Popen([sys.executable, *words], cwd=folder, env=os.environ | ALONE, stdout=out)
         _, status, used = os.wait4(process.pid, 0)
@@ -171,8 +171,8 @@ def whole_process(words: list[str], folder: str) -> tuple[float, int | None]:
         if process.returncode:
             raise SystemExit(f"{' '.join(words)} failed with status {process.returncode}")
         out.seek(0)
-        said = re.search(r"^solved: .* after ([\d,]+) env steps", out.read(), re.MULTILINE)
-    return used.ru_utime + used.ru_stime, int(said[1].replace(",", "")) if said else None
+        solved = re.search(r"^solved: .* after ([\d,]+) env steps", out.read(), re.MULTILINE)
+    return used.ru_utime + used.ru_stime, int(solved[1].replace(",", "")) if solved else None
 
 
 def medians(runs: list[tuple[float, int | None]]) -> tuple[float, int | None]:
@@ -186,7 +186,7 @@ def cell(cpu: float, env_steps: int | None) -> str:
 
 
 def ratio(found: Mapping[str, list[tuple[float, int | None]]], place: int | None) -> str:
-    """Theirs over ours: of the run at this place, or of the medians."""
+    """Return the ratio of SB3 to rein for one run, or for the medians if `place` is None."""
     if not found["sb3"]:
         return ""
     mine, theirs = (medians(runs) if place is None else runs[place] for runs in found.values())
@@ -242,7 +242,7 @@ def share(row: Row, of: Row | str) -> str:
 
 
 def second_core(rows: Mapping[str, Row | str]) -> None:
-    """What it brings, to threads of one process and to two processes."""
+    """Print the speedup of a second core, for two threads and for two processes."""
     for label, how in itertools.product(("eager", "compile"), ("threads=2", "two processes")):
         one, two = rows[label], rows.get(f"{label}, {how}", "")
         if isinstance(one, Row) and isinstance(two, Row):
@@ -256,16 +256,18 @@ def line(what: Any, *cells: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What PPO costs, side by side with its peers.")
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all of them by default")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of `solve`")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of `throughput` and `adapter`")
-    parser.add_argument("--micro-batch", type=int, nargs="*", default=[2048], help="further rows of `throughput`")
+    parser = argparse.ArgumentParser(description="Measure PPO, and compare it with other libraries.")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all by default")
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs of `solve`")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds of `throughput` and `adapter`")
+    parser.add_argument(
+        "--micro-batch", type=int, nargs="*", default=[2048], help="sizes for further rows of `throughput`"
+    )
     parser.add_argument("--purejaxrl", type=Path, help="a checkout of github.com/luchris429/purejaxrl")
     options = vars(parser.parse_args())
     parts = options.pop("parts") or PARTS
     if unknown := set(parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     for name in parts:
         {"solve": solve, "throughput": throughput, "adapter": adapter}[name](**options)
 

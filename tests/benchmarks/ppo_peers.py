@@ -1,7 +1,8 @@
-"""The child processes of `ppo.py`, one for each row of its tables: `python ppo_peers.py NAME OPTIONS`, options as JSON.
+"""Child processes of `ppo.py`, one for each row of its tables: `python ppo_peers.py NAME OPTIONS`, options as JSON.
 
-A worker is a generator: it yields once when it is built, and then the env steps of each round. It runs a round for each
-line that it is sent, and answers with [env steps, CPU seconds, wall seconds]. The time of compilers is its own too.
+A worker is a generator. It yields once when it is built, and then the env steps of each round. It runs a round for each
+line of the standard input, and prints [env steps, CPU seconds, wall seconds]. Times include child processes, such as
+compilers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-Rounds = Iterator[int]  # env steps of each
+Rounds = Iterator[int]  # env steps of each round
 
 SOLVED = 475.0
-SPAN = 32  # rollouts of a round in the part `adapter`
-# of rl-zoo for CartPole-v1; the learning rate and the clip fall linearly to 0 over `TOTAL` env steps there
+SPAN = 32  # rollouts of a round of `adapter`
+# hyperparameters of rl-zoo for CartPole-v1, where learning rate and clip range decay linearly to 0 over TOTAL env steps
 TUNED: dict[str, Any] = {
     "n_steps": 32,
     "batch_size": 256,
@@ -34,7 +35,7 @@ NUM_ENVS, LEARNING_RATE, CLIP, TOTAL = 8, 1e-3, 0.2, 100_000
 
 
 def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
-    """A rollout and its updates on native CartPoles; of several processes that learn together, one's share of them."""
+    """Run rollouts and updates on native CartPoles, or the share of one process of a group."""
     from rein.agents.base.data_parallel import process_group
     from rein.agents.ppo import PPO
     from rein.envs.cartpole import CartPole
@@ -50,9 +51,9 @@ def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
 
 
 def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, minibatches: int) -> Rounds:
-    """Two rollouts and their updates, from new networks on: it is one compiled program that returns at its end."""
+    """Run two rollouts and their updates with new networks, as one compiled program."""
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
-        sys.modules[name] = MagicMock()  # imported there for other environments than this one
+        sys.modules[name] = MagicMock()  # PureJaxRL imports them for other environments
     sys.path.insert(0, str(Path(checkout) / "purejaxrl"))
     jax, ppo = (importlib.import_module(name) for name in ("jax", "ppo"))
 
@@ -70,7 +71,7 @@ def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, min
 
 
 def adapter() -> Rounds:
-    """Gymnasium's own CartPoles, with the numbers of `TUNED`."""
+    """Run rein's PPO on Gymnasium's CartPoles with the hyperparameters of `TUNED`."""
     from rein.agents.ppo import PPO
     from rein.envs.gymnasium import GymnasiumEnvironment
     from rein.training.training_loop import training_loop
@@ -97,7 +98,7 @@ def adapter() -> Rounds:
 
 
 def sb3() -> Rounds:
-    """The same by Stable-Baselines3."""
+    """Run PPO of Stable-Baselines3 with the same hyperparameters."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -111,7 +112,7 @@ def sb3() -> Rounds:
 
 
 def sb3_solve(seed: int) -> None:
-    """Train until the last 100 training episodes have a mean of 475, and say so as `rein train` does."""
+    """Train until the last 100 training episodes have a mean return of 475, and print this as `rein train` does."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -141,7 +142,7 @@ WORKERS = {"rein": rein, "purejaxrl": purejaxrl, "adapter": adapter, "sb3": sb3}
 
 def serve(rounds: Rounds) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # so that what a library prints is no answer
+    os.dup2(2, 1)  # keep output of libraries out of the answers
     for _ in sys.stdin:
         cpu, wall = cpu_seconds(), time.perf_counter()
         steps = next(rounds)
@@ -155,7 +156,7 @@ def cpu_seconds() -> float:
 
 def main(words: list[str]) -> None:
     if not words:
-        print("ppo_peers.py has nothing to run by itself: ppo.py starts it")
+        print("ppo_peers.py runs nothing without arguments; start ppo.py instead")
         return
     name, options = words[0], json.loads(words[1])
     if name == "sb3_solve":

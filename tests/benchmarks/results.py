@@ -1,11 +1,11 @@
-"""What is learned, by seed: trains every row, keeps each run, and makes docs/project/results.md of what the runs hold.
+"""Train every row of docs/project/results.md with several seeds, and write its table.
 
     python tests/benchmarks/results.py train [NAME ...] [--seeds 3] [--runs runs/results]
     python tests/benchmarks/results.py table [--runs runs/results] [--output docs/project/results.md]
 
-`train` leaves out the runs that are there already. Every run is a process of its own, on one core with one thread; at
-its end its greedy policy plays 100 episodes in environments of a seed that training has not seen, which stand in
-`result.json` beside the run's trajectories. `table` trains nothing.
+`train` skips runs that exist. Each run is a separate process with one thread. At its end, the greedy policy plays 100
+episodes in environments with a new seed, and the result is written to `result.json` in the folder of the run. `table`
+writes the table of the existing runs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-EPISODES = 100  # of the greedy policy, at the end of a run
+EPISODES = 100  # evaluation episodes at the end of a run
 RESAMPLES = 10_000
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """Row of the table."""
 
-    what: str
+    task: str
     target: str
     kind: str  # "recipe", or the name of a function below that returns a loop and the environment to evaluate in
     options: dict[str, Any] = {}  # noqa: RUF012  # never changed
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 BANDIT = {"probe": "SignBandit", "num_envs": 128, "iterations": 2, "rounds": 100, "minibatches": 1}
 BANDIT |= {"learning_rate": 1e-2, "hidden": (16,), "log_std": -0.5}
 CORRIDOR = {"probe": "OpenCorridor", "num_envs": 256, "iterations": 8, "rounds": 300, "learning_rate": 3e-3}
-WHOLE = {"stop_when_solved": False}  # to the end of the budget
+WHOLE = {"stop_when_solved": False}  # uses the whole budget
 CHEETAH = {"env_steps": 30_000, "learning_starts": 1_000}
 TWICE = {**CHEETAH, "env_steps": 60_000}
 ROWS = {
@@ -89,7 +89,7 @@ ROWS = {
 
 
 def train_one(name: str, seed: int, folder: Path) -> None:
-    """One run, in this process."""
+    """Train and evaluate one run in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def train_one(name: str, seed: int, folder: Path) -> None:
 
 
 def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **options: Any) -> dict[str, Any]:
-    """A recipe under its own defaults, as `rein train` runs it."""
+    """Run a recipe with its defaults, as `rein train` does."""
     import rein
     from rein.cli.recipes import find
 
@@ -119,7 +119,7 @@ def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **o
     make = find(recipe or name)
     loop = make(store, seed=seed, **options)
     environment = loop.parts["environment"]
-    if hasattr(environment, "inner"):  # one in wrappers, which the recipe knows
+    if hasattr(environment, "inner"):  # wrapped environments are built by the recipe
         others = make(seed=10_000 + seed, num_envs=10, **options).parts["environment"]
     else:
         others = fresh(environment, seed)
@@ -130,18 +130,18 @@ def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **o
 
 
 def fresh(environment: Any, seed: int) -> Any:
-    """Environments of the same kind, of a seed that training has not seen."""
+    """Return environments of the same kind with a new seed."""
     from rein.envs.gymnasium import GymnasiumEnvironment
 
     config = environment.config
     if isinstance(environment, GymnasiumEnvironment):
         return GymnasiumEnvironment(config["id"], 10, 10_000 + seed, **config["make_kwargs"])
-    own = {name: config[name] for name in inspect.signature(type(environment)).parameters if name in config}
-    return type(environment)(**{**own, "num_envs": EPISODES, "seed": 10_000 + seed})
+    options = {name: config[name] for name in inspect.signature(type(environment)).parameters if name in config}
+    return type(environment)(**{**options, "num_envs": EPISODES, "seed": 10_000 + seed})
 
 
 def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any]:
-    """A task of JaxDEM's tests: the mean of the policy's Gaussian where an episode begins, as is asked for there."""
+    """Run a task of JaxDEM's tests. As there, the score is the policy's mean action at the start of an episode."""
     import torch
 
     import rein
@@ -161,7 +161,7 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
 
 
 def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]:
-    """One of `rein.envs.probes`, whose best return is known: how much of it the greedy policy gets."""
+    """Run one of `rein.envs.probes`. The score is the return of the greedy policy relative to the optimal return."""
     import rein
     from rein.agents.ppo import PPO
     from rein.envs import probes
@@ -180,12 +180,12 @@ def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]
     store.close()
     reached = rein.evaluate(agent.policy(), kinds[key](EPISODES, seed=10_000 + seed), EPISODES).mean_return
     best = environment.optimal_return
-    share = 1.0 - (best - reached) / max(1.0, abs(best))  # of a best return below 0, what is lost counts as well
+    share = 1.0 - (best - reached) / max(1.0, abs(best))  # also for negative optimal returns
     return {"score": share, "env_steps": final.clocks.env_steps, "solved": None}
 
 
 def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Our PPO under the parameters that rl-zoo has for Stable-Baselines3, for the env steps of our recipe."""
+    """Run rein's PPO with the hyperparameters of rl-zoo, for the env steps of the recipe."""
     import rein
     from rein.agents.ppo import PPO
     from rein.envs.gymnasium import GymnasiumEnvironment
@@ -204,7 +204,7 @@ def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Stable-Baselines3 under rl-zoo's parameters for HalfCheetah-v4, for the env steps of our recipe."""
+    """Run PPO of Stable-Baselines3 with rl-zoo's hyperparameters for HalfCheetah-v4 and the recipe's env steps."""
     import gymnasium
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -225,7 +225,7 @@ def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def of_offline(name: str, seed: int, folder: Path, algorithm: str) -> dict[str, Any]:
-    """What a seed's algorithms learn from one recording, to the end of the budget."""
+    """Run an offline algorithm for the whole budget. All algorithms of a seed use the same recorded data."""
     import rein
     from rein.envs.pendulum import Pendulum
     from rein.recipes.pendulum_iql import pendulum_iql, record
@@ -241,7 +241,7 @@ def of_offline(name: str, seed: int, folder: Path, algorithm: str) -> dict[str, 
 
 
 def of_stable_baselines_sac(name: str, seed: int, folder: Path, env_steps: int, learning_starts: int) -> dict[str, Any]:
-    """Stable-Baselines3's SAC under its defaults, which are those of our recipe."""
+    """Run SAC of Stable-Baselines3 with its defaults, which equal those of the recipe."""
     import gymnasium
     from stable_baselines3 import SAC
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -256,7 +256,7 @@ def of_stable_baselines_sac(name: str, seed: int, folder: Path, env_steps: int, 
 
 
 def iqm(scores: np.ndarray) -> float:
-    """The interquartile mean, a quarter of the runs (rounded down) left out at each end.
+    """Return the interquartile mean: the mean without a quarter of the runs (rounded down) at each end.
 
     Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
     """
@@ -265,7 +265,7 @@ def iqm(scores: np.ndarray) -> float:
 
 
 def interval(scores: np.ndarray) -> tuple[float, float]:
-    """95 % of the interquartile means of runs drawn with replacement (percentile bootstrap)."""
+    """Return the 95 % percentile-bootstrap interval of the interquartile mean."""
     drawn = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
     means = [iqm(scores[index]) for index in drawn]
     return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
@@ -286,14 +286,14 @@ def table(runs: Path) -> str:
         steps, seconds = (float(np.median([result[key] for result in found])) for key in ("env_steps", "cpu_seconds"))
         each = ", ".join(f"{score:.4g}" for score in scores)
         lines.append(
-            f"| {row.what} | {row.target} | {len(found)} | {iqm(scores):.4g} ({low:.4g} to {high:.4g}) | {each} "
+            f"| {row.task} | {row.target} | {len(found)} | {iqm(scores):.4g} ({low:.4g} to {high:.4g}) | {each} "
             f"| {steps:,.0f} | {seconds:.1f} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def train_all(names: list[str], seeds: int, runs: Path) -> None:
-    """Every row and seed that is not there yet, one after another."""
+    """Train all missing rows and seeds, one after another."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name in names or ROWS:
         for seed in range(seeds):
@@ -303,12 +303,12 @@ def train_all(names: list[str], seeds: int, runs: Path) -> None:
             command = [sys.executable, __file__, "one", name, str(seed), str(folder)]
             subprocess.run(command, check=True, env=environment)
             result = json.loads((folder / "result.json").read_text())
-            said = (f"{key}={result[key]}" for key in ("score", "env_steps", "solved", "cpu_seconds"))
-            print(name, seed, *said, flush=True)
+            values = (f"{key}={result[key]}" for key in ("score", "env_steps", "solved", "cpu_seconds"))
+            print(name, seed, *values, flush=True)
 
 
 def main() -> None:
-    """What the words ask for."""
+    """Run the command line."""
     words = sys.argv[1:]
     if words[:1] == ["one"]:
         train_one(words[1], int(words[2]), Path(words[3]))

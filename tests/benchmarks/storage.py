@@ -1,10 +1,10 @@
-"""What trajectories cost: `python tests/benchmarks/storage.py [writing] [reading]`, both if not told.
+"""Measure writing and reading of trajectories: `python tests/benchmarks/storage.py [writing] [reading]`, default both.
 
-`writing` is `storage_writing.py`. `reading` is how fast they are read back, beside arrays in memory: batches per second
-of CPU time on one thread, the median of interleaved repeats, so that a busy machine slows all of them alike: read the
-ratios. A batch is 256 sequences of 16 whole transitions (or 4,096 transitions) drawn at random from 200,000 steps:
-observation 17, action 6, reward, ends, next observation. The files are in the page cache. TorchRL, where it is
-installed, draws the same from a memory map of its own, whose whole transitions lie episode by episode.
+`writing` runs `storage_writing.py`. `reading` measures batches per CPU second on one thread, compared with arrays in
+memory, as medians of interleaved repeats. Load of the machine affects all rows equally, so compare ratios. A batch has
+256 sequences of 16 transitions, or 4,096 transitions, sampled from 200,000 steps: observation 17, action 6, reward,
+ends, next observation. The files are in the page cache. TorchRL, if installed, samples the same data from a memory map
+that stores whole transitions episode by episode.
 
 Shapes: T steps, N environments, O features of an observation, A of an action.
 """
@@ -39,7 +39,7 @@ TORCHRL = importlib.util.find_spec("torchrl") is not None
 
 
 def write_run(path: Path) -> dict[str, np.ndarray]:
-    """A run of episodes of `EPISODE` steps each in several files; returns its fields, (T, N, ...)."""
+    """Write a run with episodes of `EPISODE` steps to several files; return its fields, (T, N, ...)."""
     random = np.random.default_rng(0)
     total = STEPS // ENVIRONMENTS
     lead = (total, ENVIRONMENTS)
@@ -85,7 +85,7 @@ def write_run(path: Path) -> dict[str, np.ndarray]:
 
 
 def in_memory(fields: dict[str, np.ndarray], take: bool) -> Callable[[np.ndarray], Any]:
-    """The same gathers from arrays in memory, next observations in one of their own; by `take` or by indexing."""
+    """Return a function that reads the same batches from arrays in memory, with `numpy.take` or by indexing."""
     columns = {name: field.reshape(STEPS, *field.shape[2:]) for name, field in fields.items() if name != "valid"}
     columns["next_observation"] = np.roll(columns["observation"], -ENVIRONMENTS, axis=0)
     if take:
@@ -94,7 +94,7 @@ def in_memory(fields: dict[str, np.ndarray], take: bool) -> Callable[[np.ndarray
 
 
 def of_torchrl(fields: dict[str, np.ndarray], folder: Path, cached: bool) -> Callable[[], Any]:
-    """TorchRL's slices of whole transitions, with the ends of episodes looked for once or, by default, each time."""
+    """Return TorchRL's sampling of slices. With `cached`, episode ends are found once, otherwise for each sample."""
     import torch
     from tensordict import TensorDict
     from torchrl.data import LazyMemmapStorage, SliceSampler, TensorDictReplayBuffer
@@ -114,12 +114,12 @@ def of_torchrl(fields: dict[str, np.ndarray], folder: Path, cached: bool) -> Cal
     )
     buffer.extend(TensorDict(data, [STEPS]))
     drawn = buffer.sample()["next", "done"].reshape(SEQUENCES, LENGTH)
-    assert not drawn[:, :-1].any()  # no end within a slice
+    assert not drawn[:, :-1].any()  # slices stay within episodes
     return buffer.sample
 
 
 def measure(work: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Calls per second of CPU time, the medians."""
+    """Return median calls per CPU second by name."""
     found: dict[str, list[float]] = {name: [] for name in work}
     for name in list(work) * REPEATS:
         calls, begin = 0, time.process_time()
@@ -131,13 +131,13 @@ def measure(work: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def opening(path: Path) -> None:
-    for how in ("scanned by a child", "again"):
+    for how in ("first time, scanned in a child process", "second time"):
         begin, cpu = time.perf_counter(), time.process_time()
         run = rein.open_run(path)
         rows = int(run.epochs["length"].sum())
         wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
         what = f"{len(run.files)} files, {sum(file.stat().st_size for file in run.files) / 2**20:.0f} MiB, {rows} rows"
-        print(f"opening {what}, {how}: {wall:.3f} s, {cpu:.3f} s of CPU here")
+        print(f"opening {what}, {how}: {wall:.3f} s, {cpu:.3f} CPU s in this process")
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def read() -> None:
         path = Path(folder) / "run"
         fields = write_run(path)
         opening(path)
-        for small, how in ((windows._SMALL, "small fields held in memory"), (0, "every float mapped, file by file")):
+        for small, how in ((windows._SMALL, "small fields held in memory"), (0, "all floats memory-mapped by file")):
             windows._SMALL = small
             compare(path, fields, how, Path(folder) / "torchrl")
 
@@ -187,7 +187,7 @@ def compare(path: Path, fields: dict[str, np.ndarray], how: str, scratch: Path) 
         }
         peer = "TorchRL, slices of its memory map"
         if what == "sequences" and TORCHRL:
-            work |= {f"{peer}, as it comes": of_torchrl(fields, scratch / how / "plain", cached=False)}
+            work |= {f"{peer}, default options": of_torchrl(fields, scratch / how / "plain", cached=False)}
             work |= {peer: of_torchrl(fields, scratch / how / "cached", cached=True)}
         found = measure(work)
         indexed, taken, ours = list(found.values())[:3]
@@ -197,8 +197,8 @@ def compare(path: Path, fields: dict[str, np.ndarray], how: str, scratch: Path) 
         print(f"  target {TARGET} of indexing: {'reached' if ours >= TARGET * indexed else 'MISSED'}")
         if peer in found:
             times = ours / found[peer]
-            told = "reached" if times >= TIMES_TORCHRL else "MISSED"
-            print(f"  target {TIMES_TORCHRL:.0f} times TorchRL: {told}, {times:.1f} times")
+            verdict = "reached" if times >= TIMES_TORCHRL else "MISSED"
+            print(f"  target {TIMES_TORCHRL:.0f} times TorchRL: {verdict}, {times:.1f} times")
 
 
 if __name__ == "__main__":

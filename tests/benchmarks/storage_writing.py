@@ -1,7 +1,8 @@
-"""What it costs to keep everything: `python tests/benchmarks/storage.py writing`.
+"""Measure the cost of writing all trajectories: `python tests/benchmarks/storage.py writing`.
 
-Each pair takes turns in one process of one thread, CPU seconds of all threads counted, and the median of the ratios
-is told. The data is what PPO on CartPole-v1 gives: observation, action, reward, ends, valid, seed, value, log_prob.
+The two variants of a pair alternate in one process with one thread. CPU times of all threads count, and the median of
+the ratios is reported. The data is that of PPO on CartPole-v1: observation, action, reward, ends, valid, seed, value,
+log_prob.
 
 Shapes: T steps, N environments.
 """
@@ -34,15 +35,15 @@ from rein.store.memory import MemoryStore
 from rein.types import Trajectory
 
 ENVIRONMENTS, PAIRS = 64, 7
-RECIPE_PAIRS = 30  # single ones lie 10 % apart on a shared machine, and what is asked is 5
-RECIPE_EPOCHS = 25  # 204,800 env steps, about what solving takes
+RECIPE_PAIRS = 30  # single pairs differ by 10 % on a shared machine; the target is 5 %
+RECIPE_EPOCHS = 25  # 204,800 env steps, about as many as solving takes
 BARE_STEPS, EPOCH = 6_000, 128
 LOGGED_EPOCHS = 500  # of 128 steps of 64 environments: 4.1 M env steps
-MINARI = all(importlib.util.find_spec(name) for name in ("minari", "jax"))  # its DataCollector wants both
+MINARI = all(importlib.util.find_spec(name) for name in ("minari", "jax"))  # its DataCollector needs both
 
 
 class Cost(NamedTuple):
-    """Of a piece of work."""
+    """CPU and wall seconds of a function."""
 
     cpu: float
     wall: float
@@ -57,23 +58,23 @@ def cost(work: Callable[[], Any]) -> Cost:
 def in_turns(
     plain: Callable[[], Any], kept: Callable[[Path], Any], folder: Path, pairs: int = PAIRS
 ) -> tuple[float, float, list[float]]:
-    """Median CPU seconds of both, and what the second costs more, pair by pair."""
+    """Return the median CPU seconds of both variants, and the additional cost of the second one for each pair."""
     found = [(cost(plain), cost(lambda n=n: kept(folder / str(n)))) for n in range(pairs + 1)]
     found = found[1:]  # the first pair imports and allocates
     more = [kept.cpu / plain.cpu - 1.0 for plain, kept in found]
     return statistics.median(a.cpu for a, _ in found), statistics.median(b.cpu for _, b in found), more
 
 
-def say(what: str, plain: float, kept: float, more: list[float], target: float) -> None:
+def report(name: str, plain: float, kept: float, more: list[float], target: float) -> None:
     middle = statistics.median(more)
     low, _, high = statistics.quantiles(more, n=4)
-    print(f"{what}: {plain:.2f} CPU s, kept {kept:.2f}; of {len(more)} pairs half cost {low:+.1%} to {high:+.1%} more")
-    print(f"  and the median of them {middle:+.1%}")
+    print(f"{name}: {plain:.2f} CPU s, stored {kept:.2f}")
+    print(f"  additional cost of {len(more)} pairs: median {middle:+.1%}, quartiles {low:+.1%} and {high:+.1%}")
     print(f"  target {target:.0%} at most: {'reached' if middle <= target else 'MISSED'}")
 
 
 def train_recipe(path: Path | None) -> None:
-    """The recipe to its env steps, solved or not."""
+    """Train the recipe for a fixed number of env steps."""
     store = None if path is None else rein.HDF5Store(path)
     loop = cartpole(store, stop_when_solved=False)
     loop.run(epochs=RECIPE_EPOCHS)
@@ -82,7 +83,7 @@ def train_recipe(path: Path | None) -> None:
 
 
 class Columns(dict[str, np.ndarray]):
-    """An epoch of arrays that a loop fills by itself, as `EpisodeStatistics` reads it."""
+    """Arrays of an epoch, filled by a custom loop, as `EpisodeStatistics` reads them."""
 
     length = 0
 
@@ -91,7 +92,7 @@ class Columns(dict[str, np.ndarray]):
 
 
 def step_bare(environments: gymnasium.vector.SyncVectorEnv, path: Path | None) -> None:
-    """Gymnasium's own environments and nothing else; with a store, every field of every step goes there."""
+    """Step Gymnasium's environments, and store every field of every step if there is a path."""
     actions_TN = np.random.default_rng(0).integers(0, 2, (EPOCH, ENVIRONMENTS))
     observation, _ = environments.reset(seed=0)
     lead, store = (EPOCH, ENVIRONMENTS), None if path is None else rein.HDF5Store(path)
@@ -99,7 +100,7 @@ def step_bare(environments: gymnasium.vector.SyncVectorEnv, path: Path | None) -
     terminated_TN, truncated_TN, valid_TN = (np.ones(lead, bool) for _ in range(3))
     fields = {"observation": seen, "action": actions_TN, "reward": reward_TN, "valid": valid_TN}
     columns = Columns(fields | {"terminated": terminated_TN, "truncated": truncated_TN})
-    found = EpisodeStatistics(ENVIRONMENTS, columns)  # type: ignore[arg-type]  # all of Rows that is read
+    found = EpisodeStatistics(ENVIRONMENTS, columns)  # type: ignore[arg-type]  # has the attributes that are read
     for step in range(BARE_STEPS):
         t = step % EPOCH
         following, reward, terminated, truncated, _ = environments.step(actions_TN[t])
@@ -121,7 +122,7 @@ def end_epoch(store: Any, rows: Any, found: EpisodeStatistics, epoch: int, follo
 
 
 def record_native(path: Path, epochs: int) -> int:
-    """Random actions in rein's CartPole, everything kept; how many env steps."""
+    """Record random actions in rein's CartPole; return the number of env steps."""
     environment, rows = CartPole(num_envs=ENVIRONMENTS, seed=0), RowBuffer(EPOCH)
     found, store = EpisodeStatistics(ENVIRONMENTS, rows), rein.HDF5Store(path)
     observation = environment.reset()
@@ -142,7 +143,7 @@ def record_native(path: Path, epochs: int) -> int:
 
 
 def record_minari(steps: int) -> int:
-    """Random actions in Gymnasium's CartPole through Minari's DataCollector."""
+    """Record random actions in Gymnasium's CartPole with Minari's DataCollector; return the number of env steps."""
     import minari
 
     environment = minari.DataCollector(gymnasium.make("CartPole-v1"), record_infos=False)
@@ -157,7 +158,7 @@ def record_minari(steps: int) -> int:
 
 
 def one_epoch() -> Trajectory:
-    """What PPO leaves of 128 steps of 64 CartPoles."""
+    """Return a trajectory of PPO with 128 steps of 64 CartPoles."""
     environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
     memory = MemoryStore()
@@ -166,7 +167,7 @@ def one_epoch() -> Trajectory:
 
 
 def log(path: Path, epoch: Trajectory) -> tuple[int, int, int]:
-    """The writer alone: env steps, bytes of data, bytes on the disk."""
+    """Write many epochs; return the number of env steps, bytes of data and bytes on disk."""
     store = rein.HDF5Store(path)
     for number in range(1, LOGGED_EPOCHS + 1):
         store.append(epoch._replace(epoch=number, first_step=number * EPOCH))
@@ -177,7 +178,7 @@ def log(path: Path, epoch: Trajectory) -> tuple[int, int, int]:
 
 
 def write_plainly(path: Path, size: int) -> None:
-    """As many bytes one after the other, safe on the disk at the end."""
+    """Write bytes sequentially, followed by fsync."""
     block = memoryview(bytes(range(256)) * (1 << 18))  # 64 MiB
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -210,7 +211,7 @@ def show_writer(folder: Path) -> None:
 
 
 def measure_memory(folder: Path) -> None:
-    """In a process of its own: the peak while files of 64 MiB are written, over what it was before. Linux alone."""
+    """Print the increase of peak memory while files of 64 MiB are written. Needs a separate process on Linux."""
     floats = np.random.default_rng(0).standard_normal((256, ENVIRONMENTS, 128), np.float32)  # 8 MiB
     memory = MemoryStore()
     environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
@@ -220,7 +221,7 @@ def measure_memory(folder: Path) -> None:
     warm = rein.HDF5Store(folder / "warm")
     warm.append(small)
     warm.close()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak()
     store = rein.HDF5Store(folder / "run")
     for number in range(1, 49):
@@ -232,7 +233,7 @@ def measure_memory(folder: Path) -> None:
 
 
 def peak() -> int:
-    """The largest number of bytes that have been resident, as Linux says."""
+    """Return the peak resident memory in bytes, from Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
@@ -258,7 +259,7 @@ def show_recording(folder: Path) -> None:
     mine = statistics.median(ours)
     print(f"recording the native CartPole, N={ENVIRONMENTS}: {mine:,.0f} env steps per CPU s")
     if not theirs:
-        print('  no DataCollector of Minari is here: pip install "minari[create]"')
+        print('  the DataCollector of Minari is not installed: pip install "minari[create]"')
         return
     peer = statistics.median(theirs)
     print(f"  Minari's DataCollector on Gymnasium's CartPole-v1: {peer:,.0f}; {mine / peer:.0f} times as many")
@@ -266,15 +267,15 @@ def show_recording(folder: Path) -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Run all measurements."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = in_turns(lambda: train_recipe(None), train_recipe, folder / "recipe", RECIPE_PAIRS)
-        say("CartPole recipe", *recipe, 0.05)
+        report("CartPole recipe", *recipe, 0.05)
         environments = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * ENVIRONMENTS)
         plain, kept = (lambda: step_bare(environments, None)), (lambda path: step_bare(environments, path))
-        say(f"bare SyncVectorEnv, N={ENVIRONMENTS}", *in_turns(plain, kept, folder / "bare"), 0.10)
+        report(f"bare SyncVectorEnv, N={ENVIRONMENTS}", *in_turns(plain, kept, folder / "bare"), 0.10)
         show_recording(folder)
         show_writer(folder)
         show_memory(folder)

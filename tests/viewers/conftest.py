@@ -1,6 +1,8 @@
-"""Real viewers on the files of real runs, by `make test-viewers` alone: it builds H5Web and sets REIN_VIEWERS.
+"""Fixtures of tests that open files of runs in real viewers.
 
-Shapes: H rows and W columns of a picture.
+Only `make test-viewers` runs these tests. It builds H5Web and sets REIN_VIEWERS.
+
+Shapes: H rows and W columns of an image.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import rein
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment
 
-BUILT = os.environ.get("REIN_VIEWERS", "")  # the folder with H5Web, which gets the screenshots
+BUILT = os.environ.get("REIN_VIEWERS", "")  # folder of H5Web and of the screenshots
 collect_ignore_glob = [] if BUILT else ["test_*.py"]
 
 VECTORS = ("cartpole", "--epochs", "12", "--checkpoint-every", "12")
@@ -28,7 +30,7 @@ GREYSCALE = ("pong", "--num-envs", "2", "--iterations", "16", "--epochs", "2", "
 
 
 class View(NamedTuple):
-    """What a file says that a view shows."""
+    """Contents of a view according to its file."""
 
     name: str
     title: str
@@ -38,24 +40,24 @@ class View(NamedTuple):
 
     @property
     def sliders(self) -> tuple[int, ...]:
-        """The lengths of the dimensions in front of a picture."""
+        """Lengths of the dimensions before the dimensions of an image."""
         return self.values.shape[: -3 if self.values.shape[-1] == 3 else -2]
 
     @property
     def picture(self) -> np.ndarray:
-        """The first of all pictures: of the first step and environment."""
+        """The first image: that of the first step and environment."""
         return self.values[(0,) * len(self.sliders)]
 
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """Where H5Web was built."""
+    """Return the folder of H5Web."""
     return Path(BUILT).resolve()
 
 
 @pytest.fixture(scope="session")
 def screenshots(built: Path) -> Path:
-    """Where pictures are kept."""
+    """Return the folder of the screenshots."""
     folder = built / "screenshots"
     folder.mkdir(exist_ok=True)
     return folder
@@ -63,7 +65,7 @@ def screenshots(built: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: `vectors`, `greyscale` and `colours` are what was observed."""
+    """Return a folder with three runs, named after their observations: `vectors`, `greyscale` and `colours`."""
     folder = tmp_path_factory.mktemp("runs")
     for name, options in (("vectors", VECTORS), ("greyscale", GREYSCALE)):
         command = [sys.executable, "-m", "rein", "train", *options, "--run", str(folder / name), "--quiet"]
@@ -80,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def files(runs: Path) -> dict[str, Path]:
-    """One file of each kind, by the name of its screenshot."""
+    """Return one file of each kind, by the name of its screenshot."""
 
     def newest(pattern: str) -> Path:
         return max(runs.glob(pattern))
@@ -96,7 +98,7 @@ def files(runs: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def read_view() -> Callable[..., View]:
-    """`read_view(path, name)`: a view of a file, by default the one that it opens with."""
+    """Return the function `read_view(path, name)`, which reads a view of a file, by default its default view."""
 
     def read(path: Path, name: str = "") -> View:
         with h5py.File(path) as file:
@@ -112,7 +114,7 @@ def read_view() -> Callable[..., View]:
 
 @pytest.fixture(scope="session")
 def weights(files: dict[str, Path]) -> str:
-    """The path of the largest matrix of weights in the checkpoint."""
+    """Return the path of the largest weight matrix in the checkpoint."""
     found: dict[str, int] = {}
 
     def visit(name: str, node: object) -> None:
@@ -126,7 +128,7 @@ def weights(files: dict[str, Path]) -> str:
 
 @pytest.fixture(scope="session")
 def is_upright() -> Callable[[np.ndarray, np.ndarray], bool]:
-    """`is_upright(shown_HW, picture_HW)`: whether what is shown is like the picture, more so than upside down."""
+    """Return `is_upright(shown_HW, picture_HW)`: whether the shown image is the picture, and not upside down."""
 
     def likeness(shown_HW: np.ndarray, picture_HW: np.ndarray) -> float:
         rows = np.linspace(0, len(picture_HW) - 1, len(shown_HW)).round().astype(int)

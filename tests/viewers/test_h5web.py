@@ -1,6 +1,6 @@
-"""H5Web in a headless Chromium: what is asserted is read from the page.
+"""Tests of H5Web in a headless Chromium.
 
-Shapes: H rows and W columns of a picture of the screen, three colours.
+Shapes: H rows and W columns of a screenshot, three colors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, Route, sync_playwright
 
-# It asks nobody for anything, and three.js draws with WebGL where there is no GPU.
+# No network requests, and WebGL without a GPU for three.js.
 OPTIONS = [
     "--no-sandbox",
     "--use-gl=angle",
@@ -32,11 +32,11 @@ OPTIONS = [
     "--disable-sync",
 ]
 ADDRESS = "http://localhost/"
-SLIDERS = "[role=slider][aria-orientation=vertical]"  # through dimensions; the others cut off colours
+SLIDERS = "[role=slider][aria-orientation=vertical]"  # sliders of dimensions; the horizontal ones limit colors
 
 
 class H5Web:
-    """The viewer with one file open."""
+    """Viewer with one open file."""
 
     def __init__(self, page: Page, path: Path) -> None:
         self.page = page
@@ -45,7 +45,7 @@ class H5Web:
         page.locator("[role=tree]").wait_for()
 
     def click(self, path: str) -> None:
-        """Select what has that path, in the tree on the left."""
+        """Select an object in the tree by its path."""
         parts = path.strip("/").split("/")
         for depth in range(1, len(parts) + 1):
             item = self.page.locator(f'[role=treeitem][data-path="/{"/".join(parts[:depth])}"]')
@@ -53,27 +53,27 @@ class H5Web:
                 item.click()
 
     def wait_for(self, title: str) -> None:
-        """Until a drawing of that title is there."""
+        """Wait for a figure with this title."""
         self.page.get_by_role("figure", name=title, exact=True).locator("canvas").wait_for()
 
     def selected(self) -> str | None:
         return self.page.locator("[role=treeitem][aria-selected=true]").get_attribute("data-path")
 
     def kind(self) -> str:
-        """How it draws, of all the ways that it offers."""
+        """Return the selected kind of visualization."""
         return self.page.locator("[role=tablist] [role=tab][aria-selected=true]").last.inner_text()
 
     def label(self, side: str) -> str:
-        """Of the `abscissa` or the `ordinate`."""
+        """Return the label of the `abscissa` or the `ordinate`."""
         return self.page.locator(f'figure svg[data-type="{side}"] .visx-axis-label').text_content() or ""
 
     def sliders(self) -> list[int]:
-        """The last place of each."""
+        """Return the last position of each slider."""
         found = self.page.locator(SLIDERS).all()
         return [int(slider.get_attribute("aria-valuemax") or -1) for slider in found]
 
-    def turn_over(self) -> None:
-        """What the documentation advises for greyscale pictures."""
+    def flip_y(self) -> None:
+        """Flip the y axis, as the documentation advises for greyscale images."""
         menu = self.page.get_by_role("button", name="More controls")
         menu.click()
         self.page.locator("button:visible").filter(has_text=re.compile("^Y$")).click(timeout=5000)
@@ -81,10 +81,10 @@ class H5Web:
         self.page.wait_for_timeout(500)
 
     def canvas(self) -> np.ndarray:
-        """What is drawn, once something is."""
+        """Return a screenshot of the canvas when something is drawn."""
         deadline = time.monotonic() + 10.0
         while True:
-            box = self.page.locator("figure canvas").bounding_box()  # its own screenshot waits for it to rest
+            box = self.page.locator("figure canvas").bounding_box()  # Locator.screenshot would wait for a stable canvas
             png = self.page.screenshot(clip=box)
             screen_HW3 = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
             if coloured(screen_HW3) > 100 or time.monotonic() > deadline:
@@ -93,12 +93,12 @@ class H5Web:
 
 
 def coloured(screen_HW3: np.ndarray) -> int:
-    """How many pixels are neither black, white nor grey, as the grid is."""
+    """Return the number of pixels that are not black, white or gray."""
     return int((np.ptp(screen_HW3.astype(int), axis=2) > 60).sum())
 
 
 def crop(screen_HW3: np.ndarray) -> np.ndarray:
-    """Without the white around a picture, and the grid on it."""
+    """Remove the white margin and the grid around an image."""
     there_HW = screen_HW3.min(axis=2) < 180
     rows, columns = (np.flatnonzero(there_HW.mean(axis=axis) > 0.3) for axis in (1, 0))
     return screen_HW3[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -106,7 +106,7 @@ def crop(screen_HW3: np.ndarray) -> np.ndarray:
 
 @pytest.fixture
 def h5web(built: Path) -> Iterator[Callable[[Path], H5Web]]:
-    """A browser for each test: one that has drawn with WebGL hundreds of times may hang."""
+    """Start a new browser for each test, because WebGL may hang after hundreds of drawings."""
 
     def answer(route: Route) -> None:
         route.fulfill(path=built / route.request.url.removeprefix(ADDRESS))
@@ -130,10 +130,10 @@ def h5web(built: Path) -> Iterator[Callable[[Path], H5Web]]:
         ("colours", "NX RGB"),
     ],
 )
-def test_a_file_opens_with_its_default_plot(name, kind, files, h5web, read_view, screenshots):
+def test_file_opens_with_default_plot(name, kind, files, h5web, read_view, screenshots):
     view, viewer = read_view(files[name]), h5web(files[name])
     viewer.wait_for(view.title)
-    assert viewer.selected() == "/"  # nobody clicked on anything
+    assert viewer.selected() == "/"  # nothing was clicked
     assert viewer.kind() == kind
     assert coloured(viewer.canvas()) > 200
     if kind in ("NX Scatter", "NX Line"):
@@ -142,20 +142,20 @@ def test_a_file_opens_with_its_default_plot(name, kind, files, h5web, read_view,
     viewer.page.screenshot(path=screenshots / f"h5web-{name}.png")
 
 
-def test_a_trajectory_file_opens_with_a_point_for_each_episode(files, read_view):
+def test_trajectory_file_opens_with_scatter_of_episodes(files, read_view):
     view = read_view(files["trajectories"])
     assert view.name == "/entry/views/episode_return"
     assert view.axes[0].startswith("vector step") and view.axes[1] == "episode return"
     assert len(view.values) > 100
 
 
-def test_metrics_open_with_the_learning_curve(files, read_view):
+def test_metrics_open_with_learning_curve(files, read_view):
     view = read_view(files["metrics"])
     assert view.name == "/entry/views/episode_return" and view.axes == ["env steps"]
-    assert view.values[-1] > view.values[0] > 0.0  # it learns
+    assert view.values[-1] > view.values[0] > 0.0  # the return increases
 
 
-def test_vector_observations_are_lines_over_time_with_sliders(files, h5web, read_view, screenshots):
+def test_vector_observations_are_lines_with_sliders(files, h5web, read_view, screenshots):
     name = "/entry/views/observation"
     view, viewer = read_view(files["trajectories"], name), h5web(files["trajectories"])
     viewer.click(name)
@@ -168,24 +168,24 @@ def test_vector_observations_are_lines_over_time_with_sliders(files, h5web, read
     viewer.page.screenshot(path=screenshots / "h5web-vectors.png")
     viewer.page.locator(SLIDERS).last.press("ArrowUp")
     viewer.page.wait_for_timeout(500)
-    assert (viewer.canvas() != before_HW3).any()  # another number of the vector
+    assert (viewer.canvas() != before_HW3).any()  # shows another element of the vector
 
 
-def test_image_observations_are_pictures_with_sliders(files, h5web, read_view, is_upright):
+def test_image_observations_are_images_with_sliders(files, h5web, read_view, is_upright):
     name = "/entry/views/observation"
     for kind in ("greyscale", "colours"):
         view, viewer = read_view(files[kind], name), h5web(files[kind])
         viewer.click(name)
         viewer.wait_for(view.title)
         assert viewer.sliders() == [size - 1 for size in view.sliders]
-        if kind == "greyscale":  # its first row is drawn at the bottom, whatever the file says of its axis
+        if kind == "greyscale":  # H5Web draws the first row at the bottom and ignores the axis
             assert is_upright(crop(viewer.canvas()).mean(axis=2), view.picture[::-1])
-            viewer.turn_over()
+            viewer.flip_y()
         grey = view.picture.mean(axis=2) if kind == "colours" else view.picture
         assert is_upright(crop(viewer.canvas()).mean(axis=2), grey)
 
 
-def test_weights_are_heat_maps(files, h5web, weights, screenshots):
+def test_weights_are_heatmaps(files, h5web, weights, screenshots):
     viewer = h5web(files["checkpoint"])
     viewer.click(weights)
     viewer.wait_for(weights.rsplit("/", 1)[-1])

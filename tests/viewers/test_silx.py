@@ -1,6 +1,6 @@
-"""`silx view` without a screen: what is asserted is asked of its plot.
+"""Tests of `silx view` without a screen.
 
-Shapes: H rows and W columns of a picture.
+Shapes: H rows and W columns of an image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from silx.gui.plot import PlotWidget, items
 
 
 class Silx:
-    """The program's window, with one file open."""
+    """Window of silx with one open file."""
 
     def __init__(self, application: Any, path: Path) -> None:
         self._application = application
@@ -34,7 +34,7 @@ class Silx:
         self.window.appendFile(str(path))
 
     def click(self, path: str) -> None:
-        """Select what has that path, in the tree on the left."""
+        """Select an object in the tree by its path."""
         tree: Any = self.window.findChild(Hdf5TreeView)
         model = tree.findHdf5TreeModel()
         self._wait(lambda: model.rowCount() and model.data(model.index(0, 0), Hdf5TreeModel.H5PY_OBJECT_ROLE))
@@ -43,7 +43,7 @@ class Silx:
         self.window.displaySelectedData()
 
     def drawn(self, title: str, kind: type) -> tuple[Any, Any]:
-        """The plot of that title and the one thing of that kind in it, once both are there."""
+        """Wait for a plot with this title and one item of this kind; return both."""
         return self._wait(lambda: next(self._drawn(title, kind), None))
 
     def _drawn(self, title: str, kind: type) -> Iterator[tuple[Any, Any]]:
@@ -53,14 +53,14 @@ class Silx:
                 yield plot, found[0]
 
     def take(self, path: Path) -> None:
-        """A picture of the window."""
+        """Save a screenshot of the window."""
         assert self.window.grab().save(str(path))
 
     def _plots(self) -> list[Any]:
         return [plot for plot in self.window.findChildren(PlotWidget) if plot.isVisible()]
 
     def _wait(self, find: Callable[[], Any]) -> Any:
-        while True:  # a picture that never comes ends at pytest's timeout
+        while True:  # pytest's timeout ends the wait
             self._application.processEvents()
             if found := find():
                 self._application.processEvents()
@@ -74,7 +74,7 @@ def silx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Silx]]:
     opened: list[Silx] = []
 
     def open_file(path: Path) -> Silx:
-        monkeypatch.chdir(path.parents[1])  # its name stands in the window
+        monkeypatch.chdir(path.parents[1])  # for a short file name in the window
         opened.append(Silx(application, path.relative_to(path.parents[1])))
         return opened[-1]
 
@@ -83,7 +83,7 @@ def silx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Silx]]:
         viewer.window.close()
 
 
-def test_a_trajectory_file_opens_with_a_point_for_each_episode(files, silx, read_view, screenshots):
+def test_trajectory_file_opens_with_scatter_of_episodes(files, silx, read_view, screenshots):
     view, viewer = read_view(files["trajectories"]), silx(files["trajectories"])
     plot, scatter = viewer.drawn(view.title, items.Scatter)
     assert [plot.getXAxis().getLabel(), plot.getYAxis().getLabel()] == view.axes
@@ -95,7 +95,7 @@ def test_a_trajectory_file_opens_with_a_point_for_each_episode(files, silx, read
 
 
 @pytest.mark.parametrize("name", ["metrics", "checkpoint"])
-def test_metrics_and_checkpoints_open_with_the_learning_curve(name, files, silx, read_view, screenshots):
+def test_metrics_and_checkpoints_open_with_learning_curve(name, files, silx, read_view, screenshots):
     view, viewer = read_view(files[name]), silx(files[name])
     plot, curve = viewer.drawn(view.title, items.Curve)
     assert plot.getXAxis().getLabel() == view.axes[0]
@@ -104,13 +104,13 @@ def test_metrics_and_checkpoints_open_with_the_learning_curve(name, files, silx,
 
 
 @pytest.mark.parametrize("name", ["greyscale", "colours"])
-def test_image_observations_are_pictures_and_upright(name, files, silx, read_view, screenshots):
+def test_image_observations_are_upright_images(name, files, silx, read_view, screenshots):
     view, viewer = read_view(files[name]), silx(files[name])
     plot, image = viewer.drawn(view.title, items.ImageBase)
     assert np.array_equal(image.getData(copy=False), view.picture)
     origin, scale = image.getOrigin(), image.getScale()
     assert scale[1] < 0.0 and not plot.getYAxis().isInverted()  # the first row is drawn at the top
-    assert origin[1] + scale[1] * len(view.picture) == pytest.approx(-1.0, abs=1.01)  # the last one at about 0
+    assert origin[1] + scale[1] * len(view.picture) == pytest.approx(-1.0, abs=1.01)  # the last row at about 0
     assert plot.getYAxis().getLabel() == "row from the bottom"
     viewer.take(screenshots / f"silx-{name}.png")
 
@@ -123,7 +123,7 @@ def test_vector_observations_are_lines_with_sliders(files, silx, read_view):
     assert np.array_equal(curve.getYData(), view.values[0, 0])
 
 
-def test_weights_are_heat_maps(files, silx, weights, screenshots):
+def test_weights_are_heatmaps(files, silx, weights, screenshots):
     viewer = silx(files["checkpoint"])
     viewer.click(weights)
     with h5py.File(files["checkpoint"]) as file:

@@ -1,4 +1,4 @@
-"""h5ls, h5dump and PyTables, which has an HDF5 of its own, walk every file of the runs."""
+"""h5ls, h5dump and PyTables, which includes its own HDF5, read every file of the runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paths(runs: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("command", [["h5ls", "-r", "-v"], ["h5dump"]])
-def test_the_tools_of_hdf5_walk_every_file_without_error(command, paths):
+def test_hdf5_tools_read_every_file_without_error(command, paths):
     for path in paths:
         done = subprocess.run([*command, path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, ""), path

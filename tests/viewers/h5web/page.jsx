@@ -1,4 +1,4 @@
-// H5Web as VS Code and myhdf5.hdfgroup.org have it: the whole viewer on one local file, read in the browser.
+// H5Web as in VS Code and on myhdf5.hdfgroup.org: the whole viewer with one local file, read in the browser.
 import "@h5web/app/dist/styles.css";
 
 import { App } from "@h5web/app";
