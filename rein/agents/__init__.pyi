@@ -8,6 +8,7 @@ from rein.agents.base.exploration import Plateau as Plateau
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam
+from rein.agents.base.optimizers import Muon as Muon
 from rein.agents.base.options import option as option
 from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
 from rein.agents.base.segments import Segments as Segments

@@ -325,7 +325,7 @@ def _optimizer_of(networks: nn.Module, factory: OptimizerFactory) -> Optimizer:
         shapes = ", ".join(map(str, dict.fromkeys(tuple(parameter.shape) for parameter in networks.parameters())))
         error.add_note(
             f"optimizer: the parameters of {type(networks).__name__} have the shapes {shapes}; networks of equal size, "
-            "such as actor and critic, are stacked along a leading axis"
+            "such as actor and critic, are stacked along a leading axis. For Muon, use rein.Muon"
         )
         raise
     check_optimizer(optimizer)

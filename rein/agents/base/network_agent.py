@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -66,8 +66,11 @@ class NetworkAgent(Agent):
         fixed=True,
         help="global norm to which gradients are clipped; None for no clipping",
     )
-    optimizer: OptimizerFactory | None = option(
-        default=None, fixed=True, help="function of the parameters that returns the optimizer; None for Adam"
+    optimizer: OptimizerFactory | Mapping[str, OptimizerFactory] | None = option(
+        default=None,
+        fixed=True,
+        help="function of the parameters that returns the optimizer, or a dictionary of such functions by "
+        "learner; None for Adam",
     )
     guard: Guard | None = option(
         default=None,
@@ -96,6 +99,12 @@ class NetworkAgent(Agent):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        given = self.optimizer if isinstance(self.optimizer, Mapping) else {}
+        if unknown := given.keys() - self.learners.keys():
+            raise ValueError(
+                f"{type(self).__name__}(optimizer=...): there is no learner {', '.join(sorted(unknown))}; the learners "
+                f"are {', '.join(self.learners)}"
+            )
         for name, learner in self.learners.items():
             rate = f"{name}_learning_rate"
             rates = {rate: getattr(self, rate, None) or self.learning_rate, "learning_rate": self.learning_rate}
@@ -103,10 +112,11 @@ class NetworkAgent(Agent):
 
     def add_learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
         """Create the learner that trains `networks` on `loss`, optionally with a closed-form `gradient`."""
+        factory = self.optimizer.get(name) if isinstance(self.optimizer, Mapping) else self.optimizer
         learner = Learner(
             networks,
             loss,
-            self.optimizer or self.default_optimizer,
+            factory or self.default_optimizer,
             max_grad_norm=self.max_grad_norm,
             guard=self.guard,
             micro_batch=self.micro_batch,
@@ -145,5 +155,6 @@ class NetworkAgent(Agent):
     @property
     def config(self) -> dict[str, Any]:
         """The spaces and the initial options of the agent, as JSON."""
-        first = next(iter(self.learners.values()))
-        return {**super().config, "optimizer": describe_optimizer(first.optimizer)}
+        optimizers = {name: describe_optimizer(learner.optimizer) for name, learner in self.learners.items()}
+        different = isinstance(self.optimizer, Mapping)
+        return {**super().config, "optimizer": optimizers if different else next(iter(optimizers.values()))}
