@@ -323,7 +323,7 @@ def test_agent_with_recorded_transitions_cannot_be_reseeded() -> None:
 def test_changed_num_envs_is_rejected() -> None:
     agent = made(SAC, Pendulum(1), seed=0)
     rein.train(agent, Pendulum(4, seed=0), env_steps=40, seed=0)
-    with pytest.raises(ValueError, match="4 environments, and these are 2"):
+    with pytest.raises(ValueError, match="rows of 4 environments, not 2"):
         rein.train(agent, Pendulum(2, seed=0), env_steps=40, seed=0)
 
 
