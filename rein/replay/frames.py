@@ -235,8 +235,7 @@ class FrameReplay(Replay):
     """Replay buffer for observations that stack L frames. It needs 1 / 2L of the memory of `Replay`.
 
     Stacks are assembled when they are sampled, see `Frames`. `shape` is the shape of one observation. The axis of the
-    stack is the first one if that has `frame_stack` entries, otherwise the last one. The newest frame is the last
-    entry.
+    stack is the first one if it has `frame_stack` entries, otherwise the last one. The newest frame is the last entry.
 
     Source: Mnih et al. 2015.
     """

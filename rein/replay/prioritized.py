@@ -56,7 +56,7 @@ class Priorities:
         if capacity < 1:
             raise ValueError(f"Priorities(capacity={capacity}): give 1 or more")
         if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"Priorities(alpha={alpha}): give a number from 0 (all rows alike) to 1")
+            raise ValueError(f"Priorities(alpha={alpha}): give a number from 0 (uniform sampling) to 1")
         if not 0.0 < epsilon < _INFINITY:
             raise ValueError(f"Priorities(epsilon={epsilon}): give a number above 0, so that every row can be sampled")
         if normalize not in ("batch", "buffer"):
@@ -102,8 +102,8 @@ class Priorities:
     def sample(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Sample rows with replacement; returns rows (B,) int64 and their probabilities (B,) float64.
 
-        Raises ValueError if no row can be sampled. On other devices than the CPU this is an error of the device, since
-        checking would wait for it.
+        Raises ValueError if no row can be sampled. On other devices than the CPU, the device raises an error later,
+        since checking would wait for the device.
         """
         self._refresh()
         shape = (len(self._sums), batch_size)

@@ -93,8 +93,8 @@ class Replay:
 
     The fields of a row are packed side by side (see `Packing`), so a batch is one gather. Only `valid` rows are
     sampled, and n-step returns end at the end of an episode or at a reset. Memory is allocated at the first transition.
-    If it does not suffice, the MemoryError names the bytes needed. `storage="memmap"` keeps the rows in an unnamed file
-    instead.
+    If it does not suffice, a MemoryError with the required number of bytes is raised. `storage="memmap"` keeps the rows
+    in an unnamed file instead.
     """
 
     def __init__(self, capacity: int, *, storage: str = "memory", device: torch.device | str = "cpu") -> None:

@@ -202,7 +202,7 @@ class Rollout:
         return map_tree(lambda rows: rows.flatten(0, 1), self._rows[name])
 
     def valid(self) -> Tensor | None:
-        """Return which rows are valid, (T, N). On the CPU, return None if all are, which saves small operations."""
+        """Return which rows are valid, (T, N). On the CPU, returns None if all rows are valid, to save operations."""
         valid_TN: Tensor = self["valid"]
         return None if valid_TN.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
 
@@ -218,8 +218,8 @@ class Rollout:
         """Return the values (T, N) of the true next observations.
 
         They are the values of the next rows. In the last row, and where an episode was truncated, they are computed
-        from `next_observation`. On the CPU, only these rows are computed; on other devices, where selecting rows would
-        wait for the device, all are.
+        from `next_observation`. On the CPU, only these rows are computed. On other devices, all rows are computed,
+        because selecting rows would wait for the device.
 
         Args:
             value: the values (T, N) or (B,) of the observations of the rollout.

@@ -69,7 +69,7 @@ class StatefulContract:
             self._check_refused(incomplete, name, f"a state without {name!r}")
 
     def test_state_of_wrong_shape_raises(self) -> None:
-        """The largest tensor of the state has one more element. The error names the tensor."""
+        """The largest tensor of the state gets one more element. The error must name the tensor."""
         state = copy_state(self._stepped().state_dict())
         sizes = {path: leaf.numel() for path, leaf in leaves(state) if isinstance(leaf, Tensor) and leaf.numel()}
         if sizes:
