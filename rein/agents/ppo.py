@@ -36,8 +36,9 @@ class PPO(OnPolicyAgent):
     carry. Advantages are generalized advantage estimates (Schulman et al. 2016): a truncated episode bootstraps from
     its final observation, a terminated episode does not.
 
-    Images are processed by a CNN, other observations are flattened. The action space must be Discrete, MultiDiscrete,
-    or a one-dimensional Box.
+    Images are processed by a CNN, other observations are flattened. Every action space of tensors is supported:
+    Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these. Integers of a Box are categorical actions,
+    other numbers are Gaussian. The components of a Dict or Tuple are independent given the observation.
     """
 
     gae_lambda: float = option(default=0.95)

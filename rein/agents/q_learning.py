@@ -15,6 +15,7 @@ from torch import Tensor
 from rein.agents.base.agent import Agent
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
+from rein.networks.heads import OTHER_SPACES
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
 from rein.schedules import Schedule
@@ -44,7 +45,7 @@ class QLearning(EpsilonGreedy, Agent):
     def build(self, generator: torch.Generator) -> None:
         """Build the table."""
         if not isinstance(self.action_space, spaces.Discrete):
-            raise ValueError(f"QLearning requires a Discrete action space, got {self.action_space}")
+            raise ValueError(f"QLearning requires a Discrete action space, got {self.action_space}: {OTHER_SPACES}")
         self._row = _RowIndex(self.observation_space, self.device)  # type: ignore[arg-type]
         shape = self._row.states, int(self.action_space.n)
         self.table = torch.empty(shape, dtype=torch.float32, device=self.device)

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
-from rein.networks.heads import DiscreteHead, action_head, has_width
+from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
 from rein.ops.distributions import Distribution, SquashedNormal
@@ -136,14 +136,19 @@ class Scale(nn.Module):
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
         """Create the scaling. Raises ValueError unless low < high, and high - low is finite in float32."""
         super().__init__()
-        if not isinstance(space, spaces.Box) or not has_width(space):
+        if not isinstance(space, spaces.Box):
+            raise ValueError(
+                f"the action space is {space}; continuous actions need a Box with finite bounds: {OTHER_SPACES}"
+            )
+        if not has_width(space):
             raise ValueError(
                 f"the action space is {space}; continuous actions need a Box with finite bounds, low < high and"
                 " high - low finite in float32"
             )
         if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
             raise ValueError(
-                f"the action space is {space}; continuous actions must be one or more floating-point numbers"
+                f"the action space is {space}; continuous actions must be one or more floating-point numbers: "
+                f"{OTHER_SPACES}"
             )
         self.shape, self.actions = space.shape, int(np.prod(space.shape))
         for name, bound in (("low", space.low), ("high", space.high)):
@@ -341,7 +346,7 @@ class DiscreteActor(nn.Module):
     def __init__(
         self,
         features: int,
-        space: spaces.Discrete,
+        space: spaces.Space[Any],
         hidden: Sequence[int],
         activation: str,
         generator: torch.Generator,
@@ -381,8 +386,7 @@ class DiscreteNetworks(nn.Module):
         Raises ValueError for images without an encoder, and for actions that are not Discrete.
         """
         super().__init__()
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; this agent requires Discrete actions")
+        actions = count_actions(action_space)
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         if self.preprocess.images and encoder is None:
@@ -393,7 +397,7 @@ class DiscreteNetworks(nn.Module):
         module = encoder_for(observation_space, generator, encoder)
         self.actor = DiscreteActor(features, action_space, *shape, encoder=module)
         module = encoder_for(observation_space, generator, encoder)
-        self.critics = ActionValues(critics, features, int(action_space.n), *shape, encoder=module)
+        self.critics = ActionValues(critics, features, actions, *shape, encoder=module)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @property

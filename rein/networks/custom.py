@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.encoder import Preprocessor, encoder_for, features_of, through
-from rein.networks.heads import ContinuousHead, DiscreteHead, action_head, has_width
+from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.ops.distributions import Distribution
 from rein.types import Tree
@@ -22,18 +22,18 @@ from rein.types import Tree
 class ActionDistribution(NamedTuple):
     """Distribution over the actions of a space, one for each of B rows."""
 
-    head: DiscreteHead | ContinuousHead
+    head: ActionHead
     of_samples: Distribution
 
-    def sample(self, generator: torch.Generator) -> Tensor:
+    def sample(self, generator: torch.Generator) -> Tree:
         """Draw actions (B, ...)."""
         return self.head.to_action(self.of_samples, self.of_samples.sample(generator))
 
-    def mode(self) -> Tensor:
+    def mode(self) -> Tree:
         """Return the most likely actions (B, ...); of a squashed Gaussian, the median."""
         return self.head.to_action(self.of_samples, self.of_samples.mode())
 
-    def log_prob(self, action: Tensor) -> Tensor:
+    def log_prob(self, action: Tree) -> Tensor:
         """Return the log probabilities or densities (B,) of actions (B, ...)."""
         return self.of_samples.log_prob(self.head.from_action(self.of_samples, action))
 
@@ -74,8 +74,7 @@ class ActorNetwork(ObservationNetwork):
         activation: str,
     ) -> None:
         super().__init__(observation_space, generator, hidden, activation)
-        squash = isinstance(action_space, spaces.Box) and has_width(action_space)
-        self.head = action_head(self.hidden.features, action_space, generator, squash=squash)
+        self.head = action_head(self.hidden.features, action_space, generator, squash=None)
 
     def forward(self, observation: Tree) -> ActionDistribution:
         """Return the distribution over actions."""
@@ -114,8 +113,10 @@ def actor(
     """Return a network from observations (B, ...) to a distribution over actions.
 
     The distribution has `sample(generator)`, `mode()`, `log_prob(action)` and `entropy()`. It is categorical for
-    Discrete and MultiDiscrete actions. For a Box of one dimension it is a Gaussian, squashed by tanh if the bounds are
-    finite. Images go through convolutions, other observations are flattened. Parameters are drawn from `generator`.
+    Discrete, MultiDiscrete and MultiBinary actions and for integers of a Box. For other Boxes it is a Gaussian,
+    squashed by tanh if the bounds are finite. The components of a Dict or Tuple are independent, and their actions are
+    a dictionary. Images go through convolutions, other observations are flattened. Parameters are drawn from
+    `generator`.
     """
     return ActorNetwork(observation_space, action_space, generator, hidden, activation)
 

@@ -5,6 +5,8 @@ Shapes: B rows, H features, A dimensions of an action.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,25 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.networks.encoder import Tree, children
 from rein.networks.mlp import orthogonal_linear
-from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
+from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, Product, SquashedNormal
+
+OTHER_SPACES = "use PPO, A2C or IMPALA for other action spaces"  # part of error messages
+_MOST_CHOICES = 1 << 16  # of one integer of a Box
 
 
 def width(space: spaces.Box) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return high - low, `(*A)`: not finite if float32 overflows, 0 if both bounds are equal in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return space.high.astype(np.float32) - space.low.astype(np.float32)
+
+
+def count_actions(space: spaces.Space[Any]) -> int:
+    """Return the number of actions. Raises ValueError unless the action space is Discrete."""
+    if not isinstance(space, spaces.Discrete):
+        raise ValueError(f"the action space is {space}; this agent requires Discrete actions: {OTHER_SPACES}")
+    return int(space.n)
 
 
 def has_width(space: spaces.Box) -> bool:
@@ -32,19 +45,19 @@ def has_width(space: spaces.Box) -> bool:
 
 
 class DiscreteHead(nn.Module):
-    """Logits of one or several categorical actions."""
+    """Logits of one or several categorical actions: Discrete, MultiDiscrete, MultiBinary, or a Box of integers.
+
+    Actions are int64.
+    """
 
     start: Tensor
 
     def __init__(self, features: int, space: spaces.Space[Any], gain: float, generator: torch.Generator) -> None:
         super().__init__()
-        single = isinstance(space, spaces.Discrete)
-        if not single and len(space.shape or ()) != 1:
-            raise ValueError(f"the action space is {space}; a MultiDiscrete action must be a vector: flatten it")
-        self.sizes = [int(space.n)] if single else np.asarray(space.nvec).reshape(-1).tolist()  # type: ignore[attr-defined]  # an attribute of MultiDiscrete
-        self.single = single
+        self.single = isinstance(space, spaces.Discrete)
+        self.sizes, start = _choices(space)
+        self._shape = None if self.single or len(start.shape) == 1 else start.shape  # None: that of a sample
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
-        start = np.asarray(space.start, np.int64)  # type: ignore[attr-defined]  # Discrete and MultiDiscrete have it
         self._shifts = bool(start.any())
         self.register_buffer(
             "start", torch.as_tensor(start, dtype=torch.int64, device=generator.device), persistent=False
@@ -59,16 +72,21 @@ class DiscreteHead(nn.Module):
         return Categorical.from_logits(logits) if self.single else MultiDiscrete.from_logits(logits, self.sizes)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
-        """Convert a sample to an action, which counts from the `start` of the space."""
-        return sample + self.start if self._shifts else sample
+        """Convert a sample to an action, `(N, *A)`, which counts from the smallest value in the space."""
+        action = sample if self._shape is None else _shaped(sample, self._shape)
+        return action + self.start if self._shifts else action
 
     def from_action(self, distribution: Distribution, action: Tensor) -> Tensor:
         """Convert an action to a sample."""
-        return action - self.start if self._shifts else action
+        sample = action - self.start if self._shifts else action
+        return sample if self._shape is None else _flat(sample, self._shape)
 
 
 class ContinuousHead(nn.Module):
-    """Gaussian over a Box: its mean and log standard deviation, which is a parameter or an output of the network."""
+    """Gaussian over a Box: its mean and log standard deviation, which is a parameter or an output of the network.
+
+    Samples are vectors; actions have the shape of the Box.
+    """
 
     low: Tensor
     high: Tensor
@@ -80,18 +98,16 @@ class ContinuousHead(nn.Module):
         generator: torch.Generator,
         *,
         gain: float,
-        squash: bool | str,
+        squash: bool | str | None,
         log_std: float,
         state_dependent_std: bool,
     ) -> None:
         super().__init__()
-        if len(space.shape) != 1:
-            raise ValueError(f"the action space is {space}; a continuous action must be a vector: flatten it")
-        if space.dtype.kind != "f":
-            raise ValueError(f"the action space is {space}; continuous actions must be floating-point numbers")
+        squash = has_width(space) if squash is None else squash
         _check_squash(squash, space)
         self.squash, self.state_dependent_std = squash, state_dependent_std
-        actions, device = space.shape[0], generator.device
+        self._shape = None if len(space.shape) == 1 else space.shape  # None: that of a sample
+        actions, device = math.prod(space.shape), generator.device
         self.linear = orthogonal_linear(features, actions * (1 + state_dependent_std), gain, generator)
         if state_dependent_std:
             with torch.no_grad():
@@ -99,7 +115,7 @@ class ContinuousHead(nn.Module):
         else:
             self.log_std = nn.Parameter(torch.full((actions,), log_std, dtype=torch.float32, device=device))
         for name, bound in (("low", space.low), ("high", space.high)):
-            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device), False)
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
 
     def forward(self, features_BH: Tensor) -> Distribution:
         """Return a clipped Normal, a SquashedNormal, or a BallNormal."""
@@ -114,12 +130,43 @@ class ContinuousHead(nn.Module):
         return kind(mean, log_std, self.low, self.high)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
-        """Convert a sample to an action within the bounds."""
-        return distribution.to_action(sample)
+        """Convert a sample to an action within the bounds, `(N, *A)`."""
+        action = distribution.to_action(sample)
+        return action if self._shape is None else _shaped(action, self._shape)
 
     def from_action(self, distribution: Distribution, action: Tensor) -> Tensor:
         """Convert an action to a sample."""
-        return distribution.from_action(action)
+        return distribution.from_action(action if self._shape is None else _flat(action, self._shape))
+
+
+class ProductHead(nn.Module):
+    """Heads of the components of a Dict or Tuple. Samples and actions are dictionaries."""
+
+    def __init__(self, heads: Mapping[str, ActionHead]) -> None:
+        super().__init__()
+        self.names = tuple(heads)
+        self.heads = nn.ModuleList(heads.values())
+
+    def forward(self, features_BH: Tensor) -> Product:
+        """Return a Product of the distributions of all heads."""
+        return Product({name: head(features_BH) for name, head in self._named()})
+
+    def to_action(self, distribution: Any, sample: Tree) -> Tree:
+        """Convert a sample to an action. Returns the sample itself if no component changes."""
+        factors = distribution.factors
+        action = {name: head.to_action(factors[name], sample[name]) for name, head in self._named()}
+        return sample if all(action[name] is sample[name] for name in action) else action
+
+    def from_action(self, distribution: Any, action: Tree) -> Tree:
+        """Convert an action to a sample."""
+        factors = distribution.factors
+        return {name: head.from_action(factors[name], action[name]) for name, head in self._named()}
+
+    def _named(self) -> zip[tuple[str, Any]]:
+        return zip(self.names, self.heads, strict=True)
+
+
+ActionHead = DiscreteHead | ContinuousHead | ProductHead
 
 
 def action_head(
@@ -128,13 +175,13 @@ def action_head(
     generator: torch.Generator,
     *,
     gain: float = 0.01,
-    squash: bool | str = False,
+    squash: bool | str | None = False,
     log_std: float = 0.0,
     state_dependent_std: bool = False,
-) -> DiscreteHead | ContinuousHead:
-    """Return the head for an action space: Discrete, MultiDiscrete or a floating-point Box of one dimension.
+) -> ActionHead:
+    """Return the head for an action space: Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these.
 
-    Samples of a Gaussian are clipped to the Box by default.
+    Each integer of a Box is a categorical action. Samples of a Gaussian are clipped to the Box by default.
 
     Args:
         features: Number of input features.
@@ -143,19 +190,56 @@ def action_head(
         gain: Gain of the orthogonal weights. A small gain starts with nearly equal probabilities (Andrychowicz et al.
             2021, "What matters for on-policy deep actor-critic methods?").
         squash: If True, map samples into the Box. "ball" maps them into the ball whose radius is the common bound of
-            all sides.
+            all sides. None squashes each Box with finite bounds and clips the others.
         log_std: Initial log standard deviation.
         state_dependent_std: If True, the log standard deviation is an output of the network, otherwise a parameter.
 
     Raises:
         ValueError: If the space is not supported or its bounds do not fit `squash`.
     """
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return DiscreteHead(features, space, gain, generator)
-    if isinstance(space, spaces.Box):
-        how = {"gain": gain, "squash": squash, "log_std": log_std, "state_dependent_std": state_dependent_std}
+    how: dict[str, Any] = {
+        "gain": gain,
+        "squash": squash,
+        "log_std": log_std,
+        "state_dependent_std": state_dependent_std,
+    }
+    inner = children(space)
+    if inner is not None:
+        return ProductHead({name: action_head(features, part, generator, **how) for name, part in inner.items()})
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         return ContinuousHead(features, space, generator, **how)
-    raise ValueError(f"the action space is {space}; use Discrete, MultiDiscrete or Box")
+    return DiscreteHead(features, space, gain, generator)
+
+
+def _choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
+    """Return the number of choices of each integer of an action, in one list, and the smallest action, `(*A)`."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)], np.asarray(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.reshape(-1).tolist(), space.start
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape), np.zeros(space.shape, np.int64)
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"the action space is {space}; use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"
+        )
+    number = space.high.astype(np.float64) - space.low.astype(np.float64) + 1.0
+    if not number.size or (number > _MOST_CHOICES).any():
+        raise ValueError(
+            f"the action space is {space}; a Box of integers needs one or more numbers with at most {_MOST_CHOICES:,} "
+            "values each: give narrower bounds, or use a Box of floating-point numbers and round the actions"
+        )
+    return number.astype(np.int64).reshape(-1).tolist(), space.low
+
+
+def _shaped(vector: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return vectors (..., A) in the shape of actions, `(..., *A)`."""
+    return vector.reshape(*vector.shape[:-1], *shape)
+
+
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return actions `(..., *A)` as vectors (..., A)."""
+    return action.reshape(*action.shape[: action.ndim - len(shape)], math.prod(shape))
 
 
 def _check_squash(squash: bool | str, space: spaces.Box) -> None:
@@ -166,7 +250,7 @@ def _check_squash(squash: bool | str, space: spaces.Box) -> None:
             f"squash={squash!r} needs an action space with finite bounds, low < high and high - low finite in float32,"
             f" got {space}"
         )
-    if squash == "ball" and not space.shape[0]:
+    if squash == "ball" and not space.high.size:
         raise ValueError(f'squash="ball" needs an action space of one or more numbers, got {space}')
-    if squash == "ball" and not (np.equal(space.high, space.high[0]) & np.equal(space.low, -space.high[0])).all():
+    if squash == "ball" and not ((space.high == space.high.flat[0]) & (space.low == -space.high.flat[0])).all():
         raise ValueError(f'squash="ball" needs an action space with bounds -r and r on all sides, got {space}')

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
 
 
@@ -70,8 +71,7 @@ class QNetwork(nn.Module):
     ) -> None:
         """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
         super().__init__()
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
+        actions = count_actions(action_space)
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.encoder = encoder_for(observation_space, generator, encoder)
@@ -80,7 +80,6 @@ class QNetwork(nn.Module):
             self.hidden: nn.Module = _normalized(sizes, activation, generator)
         else:
             self.hidden = Stack(1, sizes[0], hidden, activation, generator)
-        actions = int(action_space.n)
         head = DuelingHead(sizes[-1], actions, generator) if dueling else None
         self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
 
@@ -137,8 +136,7 @@ class QuantileNetwork(nn.Module):
     ) -> None:
         """Create the network. `cosines` is C; see `encoder_for` for `encoder`."""
         super().__init__()
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
+        actions = count_actions(action_space)
         device = generator.device
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **scaling)
@@ -147,7 +145,7 @@ class QuantileNetwork(nn.Module):
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)
         self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)
         self.after = Stack(1, self.before.features, hidden[-1:], activation, generator)
-        self.head = orthogonal_linear(self.after.features, int(action_space.n), 1.0, generator)
+        self.head = orthogonal_linear(self.after.features, actions, 1.0, generator)
         frequency_C = torch.arange(cosines, dtype=torch.float32, device=device) * math.pi
         self.register_buffer("_frequency", frequency_C, persistent=False)
         self.register_buffer("levels", even_levels(action_quantiles, device) * risk, persistent=False)
@@ -194,15 +192,14 @@ class RecurrentQNetwork(nn.Module):
     ) -> None:
         """Create the network. See `rein.networks.recurrent` for `core`, and `encoder_for` for `encoder`."""
         super().__init__()
-        if not isinstance(action_space, spaces.Discrete):
-            raise ValueError(f"the action space is {action_space}; a Q-network requires Discrete actions")
+        actions = count_actions(action_space)
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
         self.encoder = encoder_for(observation_space, generator, encoder)
         inputs = features_of(self.encoder, self.preprocess.features)
         self.hidden = Stack(1, inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)
-        features, actions = self.core.features, int(action_space.n)
+        features = self.core.features
         head = DuelingHead(features, actions, generator) if dueling else None
         self.head = head or orthogonal_linear(features, actions, 1.0, generator)
 

@@ -23,7 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rein.ops.trees import leaves, map_tree
+from rein.envs.base.contract import check_action
+from rein.envs.base.spaces import Codec
+from rein.errors import EnvironmentContractError
+from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
@@ -75,8 +78,11 @@ class AgentContract:
                 for path, tensor in leaves({"action": action, "extras": dict(extras)}):
                     assert len(tensor) == self.num_envs, f"{path} has {len(tensor)} rows, not {self.num_envs}"
                     assert not tensor.requires_grad, f"{path} requires a gradient; use torch.no_grad in select_action"
-                for i in range(self.num_envs):
-                    row = map_tree(lambda x, i=i: x[i].cpu().numpy(), action)
+                try:
+                    check_action(action, self.num_envs, agent.action_space)
+                except EnvironmentContractError as error:
+                    raise AssertionError(str(error)) from error
+                for row in Codec("action", agent.action_space).split(action, self.num_envs):
                     assert agent.action_space.contains(row), f"{row} is not in {agent.action_space}"
 
     def test_first_reset_does_not_change_actions(self) -> None:
@@ -225,11 +231,11 @@ class AgentContract:
         environment = self.environment(self.num_envs, 0)
         space = copy.deepcopy(environment.single_action_space)
         space.seed(0)
+        codec = Codec("action", space)
         observation, stream = environment.reset(), []
         for _ in range(self.steps):
-            rows = [map_tree(torch.as_tensor, space.sample()) for _ in range(self.num_envs)]
-            action = map_tree(lambda *row: torch.stack(row).to(environment.device), *rows)
-            now = environment.apply_action(action)
+            action = codec.stack([space.sample() for _ in range(self.num_envs)])
+            now = environment.apply_action(to_device(action, environment.device))
             ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
             stream.append(Transition(observation, None, *ends, {}))
             observation = now.observation

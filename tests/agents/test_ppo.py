@@ -449,11 +449,6 @@ def test_invalid_options_are_rejected(options, text):
         PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-float("inf"), float("inf"), (1,)), **options)
 
 
-def test_unsupported_action_space_is_rejected():
-    with pytest.raises(ValueError, match="use Discrete, MultiDiscrete or Box"):
-        PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3))
-
-
 @pytest.mark.parametrize(("make", "kept"), [(lambda: Gridworld(4, seed=0), False), (lambda: Reach(4, seed=0), True)])
 def test_sample_is_recorded_only_if_it_differs_from_the_action(make, kept):
     environment = make()

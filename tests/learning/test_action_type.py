@@ -110,7 +110,7 @@ def test_replay_data_with_narrow_integers_is_learned(kind, dtype, start):
         (spaces.MultiDiscrete([2, 3]), torch.int16, torch.int64),
         (spaces.MultiBinary(2), torch.int8, torch.int64),
         (spaces.Box(-1.0, 1.0, (2,), np.float64), torch.float64, torch.float32),
-        (spaces.Box(0, 9, (2,), np.uint8), torch.uint8, torch.uint8),
+        (spaces.Box(0, 9, (2,), np.uint8), torch.uint8, torch.int64),
     ],
     ids=str,
 )
@@ -121,5 +121,10 @@ def test_cast_action_uses_the_agents_dtype(space, given, kept):
 def test_cast_action_does_not_copy_matching_dtypes():
     for space, action in ((BOX, torch.zeros(N, 2)), (spaces.Discrete(3), torch.zeros(N, dtype=torch.int64))):
         assert cast_action(action, space) is action
-    tree = {"left": torch.zeros(N)}
-    assert cast_action(tree, spaces.Dict(left=spaces.Discrete(2))) is tree
+
+
+def test_cast_action_casts_every_component():
+    space = spaces.Tuple([spaces.Discrete(2), spaces.Dict(arm=BOX)])
+    action = {"0": torch.ones(N, dtype=torch.uint8), "1": {"arm": torch.ones(N, 2, dtype=torch.float64)}}
+    cast = cast_action(action, space)
+    assert cast["0"].dtype is torch.int64 and cast["1"]["arm"].dtype is torch.float32

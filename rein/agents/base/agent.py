@@ -21,6 +21,7 @@ from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.agents.base.summary import Summary
+from rein.networks.encoder import children
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
@@ -331,11 +332,14 @@ def share_parameters(before: nn.Module, after: nn.Module) -> None:
 def cast_action(action: Tree, space: spaces.Space[Any]) -> Tree:
     """Cast a recorded action to the agent's action dtype: int64, or float32 for a floating-point Box.
 
-    All rows of a run then have the same dtype, even if another program selected some of the actions. Actions of other
-    spaces and floating-point values for discrete actions are returned unchanged.
+    All rows of a run then have the same dtype, even if another program selected some of the actions. Floating-point
+    values for discrete actions are returned unchanged.
     """
-    if not isinstance(action, Tensor):
+    inner = children(space)
+    if inner is not None:
+        return {name: cast_action(action[name], part) for name, part in inner.items()}
+    if not isinstance(action, Tensor):  # offline data is checked later
         return action
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        return action if action.is_floating_point() else action.long()
-    return action.float() if isinstance(space, spaces.Box) and space.dtype.kind == "f" else action
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return action.float()
+    return action if action.is_floating_point() else action.long()

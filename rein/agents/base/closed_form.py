@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, Temperature, report_metrics
 from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics
-from rein.networks.heads import ContinuousHead, DiscreteHead
+from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
 from rein.networks.mlp import Stack
 from rein.networks.q_networks import QNetwork
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
@@ -41,6 +41,8 @@ def has_closed_form(networks: nn.Module) -> bool:
     head, plain = networks.policy_head, plain and not networks.cores
     if isinstance(head, DiscreteHead):
         return plain and head.single
+    if isinstance(head, ProductHead):
+        return False
     return plain and head.squash != "ball" and not head.state_dependent_std
 
 
@@ -69,7 +71,8 @@ def policy_gradient(
         return None
     top_KMH, saved = stack_forward(batch.features, networks.hidden.layers, networks.hidden.activation)
     actor_MH, critic_MH = top_KMH[0], top_KMH[-1]
-    head, value_head = networks.policy_head, networks.value_head
+    head: Any = networks.policy_head
+    value_head = networks.value_head
     output_MA = head.linear(actor_MH)
     value_M = F.linear(critic_MH, value_head.weight, value_head.bias).squeeze(-1)
     distribution = head.distribution(output_MA)

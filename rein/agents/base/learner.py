@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
     features: Tensor = _NONE  # (M, F) output of the encoder
     action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
-    sample: Tensor = _NONE  # (M, ...) sample of the policy, before it was converted to an action
+    sample: Any = _NONE  # (M, ...) sample of the policy, or a dictionary, before it was converted to an action
     log_prob: Tensor = _NONE  # (M,) log probability of the sample
     value: Tensor = _NONE  # (M,) value of the observation, recorded while acting
     advantage: Tensor = _NONE  # (M,)
@@ -75,10 +75,13 @@ class Batch(NamedTuple):
         """Return the rows or sequences at `index`, a slice or an int64 tensor."""
         *columns, carry = self
         if carry is not None:
-            selected = [None if column is None else column[:, index] for column in columns]
-            return Batch._make([*selected, carry[index]])
+            return Batch._make([*map_tree(lambda column: column[:, index], columns), carry[index]])
         take: Any = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
-        return Batch._make([None if column is None else take(column, index) for column in self])
+        selected = [None if column is None or type(column) is dict else take(column, index) for column in self]
+        batch = Batch._make(selected)
+        if type(self.sample) is dict:
+            batch = batch._replace(sample=map_tree(lambda column: take(column, index), self.sample))
+        return batch
 
 
 def _select(column: Tensor, index_M: Tensor) -> Tensor:

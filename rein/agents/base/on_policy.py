@@ -23,6 +23,7 @@ from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.backend import graph
 from rein.ops.distributions import Distribution
+from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
@@ -97,7 +98,7 @@ class OnPolicyAgent(NetworkAgent):
         """Return Adam with epsilon 1e-5."""
         return default_optimizer(parameters)
 
-    def act(self, observation: Tree, explore: bool | float) -> Tensor:
+    def act(self, observation: Tree, explore: bool | float) -> Tree:
         """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
@@ -106,7 +107,7 @@ class OnPolicyAgent(NetworkAgent):
         sample = distribution.sample(self.generator) if explore else distribution.mode()
         return self.networks.policy_head.to_action(distribution, sample)
 
-    def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
         with torch.no_grad():
             distribution, value_N = self._evaluate(observation)
@@ -149,7 +150,7 @@ class OnPolicyAgent(NetworkAgent):
             self._reset_carry(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
         self.env_steps += len(transition.reward)
 
-    def _evaluate_action(self, transition: Transition) -> dict[str, Tensor]:
+    def _evaluate_action(self, transition: Transition) -> dict[str, Tree]:
         """Return the extras of an action that this agent did not select."""
         with torch.no_grad():
             distribution, value_N = self._evaluate(transition.observation)
@@ -217,19 +218,27 @@ class OnPolicyAgent(NetworkAgent):
         self._selected, self._next_carry = (None, None), None
 
 
-def _extras(distribution: Distribution, value_N: Tensor, sample: Tensor, action: Tensor) -> dict[str, Tensor]:
+def _extras(distribution: Distribution, value_N: Tensor, sample: Tree, action: Tree) -> dict[str, Tree]:
     extras = {"value": value_N, "log_prob": distribution.log_prob(sample)}
     return extras if sample is action else extras | {"sample": sample}
 
 
-def _is_ours(value: Tree, ours: Tensor | None) -> bool:
+def _is_ours(value: Tree, ours: Tree) -> bool:
     """Return whether a value equals an extra of this agent. Copies, other dtypes and other devices count as equal."""
-    if value is ours or ours is None or not isinstance(value, Tensor):
+    if value is ours or ours is None:
         return value is ours
+    if isinstance(value, Mapping) and isinstance(ours, Mapping):
+        return value.keys() == ours.keys() and all(_is_ours(value[name], ours[name]) for name in ours)
+    if not isinstance(value, Tensor) or not isinstance(ours, Tensor):
+        return False
     return value.shape == ours.shape and torch.equal(value.to(ours), ours)
 
 
-def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tensor]) -> dict[str, Tree]:
+def _typed(extras: Mapping[str, Tree], like: Mapping[str, Tree]) -> dict[str, Tree]:
     """Cast extras to the dtypes of the entries of `like` with the same name."""
-    alike = {name: x.to(like[name].dtype) for name, x in extras.items() if name in like and isinstance(x, Tensor)}
-    return {**extras, **alike}
+    shared = {name: x for name, x in extras.items() if name in like and isinstance(x, Tensor | Mapping)}
+    return {**extras, **{name: map_tree(_cast, x, like[name]) for name, x in shared.items()}}
+
+
+def _cast(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)

@@ -22,12 +22,13 @@ from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation, tensor_dtype
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
+from rein.networks.encoder import children
 from rein.ops.backend import compiled_for
 from rein.ops.random import uniform
-from rein.ops.trees import checked_device
-from rein.types import TimeStep
+from rein.ops.trees import checked_device, map_tree
+from rein.types import TimeStep, Tree
 
-Dynamics = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Dynamics = Callable[[Tensor, Tree], tuple[Tensor, Tensor, Tensor]]
 Observe = Callable[[Tensor], Tensor]
 
 
@@ -79,8 +80,14 @@ class SimulatedEnvironment(ABC):
         self.device = checked_device(device)
         self.max_episode_steps, self.compile = max_episode_steps, compile
         self._limit = sys.maxsize if max_episode_steps is None else max_episode_steps
+        self._has_components = children(self.single_action_space) is not None
+        if self._has_components and compile:
+            raise ValueError(
+                f"{name}(compile=True): a step with actions in {self.single_action_space} cannot be compiled; use "
+                "compile=False"
+            )
         self._action_shape = (self.num_envs, *(self.single_action_space.shape or ()))
-        self._action_dtype = tensor_dtype(self.single_action_space)
+        self._action_dtype = _dtypes(self.single_action_space)
         self._values_A = None if self.action_values is None else self._tensor(self.action_values)
         size = len(self.initial_state(torch.zeros(1, dtype=torch.int64, device=self.device)))
         self._state_SN = torch.zeros(size, self.num_envs, dtype=torch.float32, device=self.device)
@@ -91,7 +98,7 @@ class SimulatedEnvironment(ABC):
         self._checked = False
 
     @abstractmethod
-    def dynamics(self, state: Tensor, action: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
+    def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
         """Compute one step of all environments.
 
         Return new tensors, and do not modify the arguments. Do not draw random numbers: an episode must be determined
@@ -99,7 +106,8 @@ class SimulatedEnvironment(ABC):
 
         Args:
             state: (S, N) float32.
-            action: `(N, *A)`, or (N,) float32 if the environment has `action_values`. Actions in a Box are not clipped.
+            action: `(N, *A)`, a dictionary of such tensors for a Dict or Tuple, or (N,) float32 if the environment has
+                `action_values`. Actions in a Box are not clipped.
 
         Returns:
             next state (S, N) float32, reward (N,) float32, terminated (N,) bool.
@@ -166,14 +174,14 @@ class SimulatedEnvironment(ABC):
         self._steps_N = self._steps_N.masked_fill(mask, 0)
         return self._observation()
 
-    def apply_action(self, action: Tensor) -> TimeStep:
+    def apply_action(self, action: Tree) -> TimeStep:
         """Step every environment with actions `(N, *A)`, and reset those whose episode ended.
 
         Raises RuntimeError before the first reset and EnvironmentContractError for an invalid action.
         """
         return self._step(action, None)
 
-    def apply_action_where(self, action: Tensor, mask: Tensor) -> TimeStep:
+    def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
         """Step the environments where `mask` (N,) is True. The other rows do not change and are not valid.
 
         Raises RuntimeError before the first reset, EnvironmentContractError for an invalid action in any row, and
@@ -226,8 +234,8 @@ class SimulatedEnvironment(ABC):
         self._steps_N = torch.zeros_like(self._steps_N)
         return self._observation()
 
-    def _step(self, action: Tensor, mask: Tensor | None) -> TimeStep:
-        if not self._checked or action.shape != self._action_shape:
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        if not self._checked or self._has_components or action.shape != self._action_shape:
             self._check(action)
         control = self._control(action)
         if not self._checked:
@@ -237,8 +245,10 @@ class SimulatedEnvironment(ABC):
         self.watch(time_step.observation)
         return time_step
 
-    def _control(self, action: Tensor) -> Tensor:
+    def _control(self, action: Tree) -> Tree:
         """Return the action in the form that `dynamics` takes."""
+        if self._has_components:
+            return map_tree(lambda dtype, x: x.detach().to(dtype).contiguous(), self._action_dtype, action)
         if self._values_A is None:
             return action.detach().to(self._action_dtype).contiguous()
         try:
@@ -247,7 +257,7 @@ class SimulatedEnvironment(ABC):
             self._check(action)
             raise
 
-    def _step_rows(self, control: Tensor, mask_N: Tensor | None) -> TimeStep:
+    def _step_rows(self, control: Tree, mask_N: Tensor | None) -> TimeStep:
         state_SN, reward_N, terminated_N = _move(self.dynamics, self._state_SN, control, mask_N)
         final_observation = transposed(self.observe(state_SN))
         observation = final_observation.clone()
@@ -264,7 +274,7 @@ class SimulatedEnvironment(ABC):
         self._state_SN = state_SN
         return _time_step(mask_N, observation, reward_N, terminated_N, truncated_N, final_observation)
 
-    def _step_masked(self, control: Tensor, mask_N: Tensor | None) -> TimeStep:
+    def _step_masked(self, control: Tree, mask_N: Tensor | None) -> TimeStep:
         inputs = (self._state_SN, self._steps_N, *self._seeds.table(), control)
         if mask_N is not None:
             inputs = (*inputs, mask_N)
@@ -275,7 +285,7 @@ class SimulatedEnvironment(ABC):
         self._seeds.go_to(place_N)
         return _time_step(mask_N, *(x.view(torch.bool) if x.dtype is torch.uint8 else x for x in seen))
 
-    def _check(self, action: Tensor) -> None:
+    def _check(self, action: Tree) -> None:
         self._check_begun("apply_action")
         check_action(action, self.num_envs, self.single_action_space)
 
@@ -295,6 +305,12 @@ class SimulatedEnvironment(ABC):
                     f"{type(self).__name__}.dynamics: expected {name} as {dtype} of shape {tuple(shape)}, "
                     f"got {value.dtype} of shape {tuple(value.shape)}"
                 )
+
+
+def _dtypes(space: spaces.Space[Any]) -> Any:
+    """Return the dtype of the tensor of a space, or a dictionary of dtypes for a Dict or Tuple."""
+    inner = children(space)
+    return tensor_dtype(space) if inner is None else {key: _dtypes(part) for key, part in inner.items()}
 
 
 def _passes_keywords_on(cls: type) -> bool:
@@ -325,9 +341,7 @@ def transposed(state_SN: Tensor) -> Tensor:
     return state_NS
 
 
-def _move(
-    dynamics: Dynamics, state_SN: Tensor, control: Tensor, mask_N: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _move(dynamics: Dynamics, state_SN: Tensor, control: Tree, mask_N: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Step the environments where `mask_N` is True, or all if it is None. Returns state, reward and terminated."""
     moved_SN, reward_N, terminated_N = dynamics(state_SN, control)
     if mask_N is None:
@@ -348,7 +362,7 @@ def _masked(
     steps_N: Tensor,
     place_N: Tensor,
     start_PQ: Tensor,
-    control: Tensor,
+    control: Tree,
     mask_N: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Return state, steps, place, observation, reward, terminated, truncated and final observation after a step."""
