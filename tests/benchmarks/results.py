@@ -62,8 +62,8 @@ ROWS = {
         for name in ("bandit", "delayed", "corridor", "continuous-corridor", "fork", "reach")
     },
     "pong": Row("Pong, PPO, 2 M steps", "20 of 21", "recipe", {"env_steps": 2_000_000}),
-    "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "beside SB3", "recipe"),
-    "halfcheetah-zoo": Row("HalfCheetah-v5, PPO, rl-zoo's parameters", "beside SB3", "zoo"),
+    "halfcheetah-ppo": Row("HalfCheetah-v5, PPO", "compare with SB3", "recipe"),
+    "halfcheetah-zoo": Row("HalfCheetah-v5, PPO, rl-zoo's parameters", "compare with SB3", "zoo"),
     "halfcheetah-sb3": Row("HalfCheetah-v5, PPO of Stable-Baselines3", "", "sb3"),
     "cartpole-dqn": Row("CartPole-v1, DQN", ">= 475", "recipe"),
     "lunarlander-dqn": Row("LunarLander-v3, DQN", ">= 150", "recipe"),
@@ -79,10 +79,10 @@ ROWS = {
     "memory-dqn-mlp": Row(
         "Memory, DQN without a core", "0.25 is chance", "recipe", {"recipe": "memory-dqn", "core": "none"}
     ),
-    "halfcheetah-sac": Row("HalfCheetah-v5, SAC", "beside SB3", "recipe", CHEETAH),
+    "halfcheetah-sac": Row("HalfCheetah-v5, SAC", "compare with SB3", "recipe", CHEETAH),
     "halfcheetah-sac-sb3": Row("HalfCheetah-v5, SAC of Stable-Baselines3", "", "sb3_sac", CHEETAH),
     "halfcheetah-sac-twice": Row(
-        "HalfCheetah-v5, SAC, twice the steps", "beside SB3", "recipe", {"recipe": "halfcheetah-sac", **TWICE}
+        "HalfCheetah-v5, SAC, twice the steps", "compare with SB3", "recipe", {"recipe": "halfcheetah-sac", **TWICE}
     ),
     "halfcheetah-sac-twice-sb3": Row("HalfCheetah-v5, SAC of Stable-Baselines3, the same", "", "sb3_sac", TWICE),
 }

@@ -37,7 +37,7 @@ def names(cell: str) -> list[str]:
 
 
 COUNTERS = ("epoch", "iteration", "total_iterations", "clocks.epochs")
-EVENTS, HALTS = table("event"), table("asked in")
+EVENTS, HALTS = table("event"), table("requested in")
 
 
 class Seen(NamedTuple):
