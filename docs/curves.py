@@ -14,6 +14,7 @@ agents are those of `tests/benchmarks/results.py`.
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import functools
 import importlib.util
@@ -79,7 +80,8 @@ def sb3(name: str, task: str, num_envs: int = 1, noise: float | None = None, **o
 
         more = {} if noise is None else {"action_noise": NormalActionNoise(np.zeros(1), np.full(1, noise))}
         environment = make_vec_env(task, num_envs, seed=seed)
-        return getattr(stable_baselines3, name)("MlpPolicy", environment, seed=seed, device="cpu", **options, **more)
+        settings = copy.deepcopy(options)  # a model adds entries to its policy_kwargs
+        return getattr(stable_baselines3, name)("MlpPolicy", environment, seed=seed, device="cpu", **settings, **more)
 
     return make
 
