@@ -134,7 +134,7 @@ def test_custom_encoder_must_be_given(kind: Any, encoder: Any, tmp_path: Path) -
     assert same(agent, rein.load_agent(tmp_path / "agent.h5", encoder=encoder))
 
 
-def test_core_name_is_no_encoder(tmp_path: Path) -> None:
+def test_core_name_as_encoder_raises(tmp_path: Path) -> None:
     """An encoder is always a custom one, so it must be given even if the file has the name of a core."""
     path = changed(tmp_path / "agent.h5", config={"encoder": {"function": "LSTM", "features": 4}})
     with pytest.raises(CheckpointError, match="cannot describe encoder=LSTM"):

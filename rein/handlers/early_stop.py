@@ -57,11 +57,11 @@ def early_stop(
 class EarlyStop(Improvement):
     """State of `early_stop`."""
 
-    asked_by = "early_stop"
+    caller = "early_stop"
 
     def check(self, state: State) -> None:
         """Compare the current value with the best one, and halt if patience is exhausted. Handler of the event."""
-        self.look(state)
+        self.compare(state)
         self.halt_if_exhausted(state)
 
     def halt_if_exhausted(self, state: State) -> None:

@@ -27,7 +27,7 @@ class Improvement:
     Raises ValueError if a number is out of range.
     """
 
-    asked_by: ClassVar[str] = "Improvement"  # name of the function in messages
+    caller: ClassVar[str] = "Improvement"  # name of the function in messages
 
     metric: str
     patience: int  # firings without improvement that are allowed
@@ -40,16 +40,16 @@ class Improvement:
     def __attrs_post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ValueError(
-                f'{self.asked_by}(mode={self.mode!r}): expected "min" (lower is better) or "max" (higher is better)'
+                f'{self.caller}(mode={self.mode!r}): expected "min" (lower is better) or "max" (higher is better)'
             )
         if not isinstance(self.patience, int) or self.patience < 0:
-            raise ValueError(f"{self.asked_by}(patience={self.patience}): expected an integer of at least 0")
+            raise ValueError(f"{self.caller}(patience={self.patience}): expected an integer of at least 0")
         if not self.min_delta >= 0:
             raise ValueError(
-                f"{self.asked_by}(min_delta={self.min_delta}): expected at least 0; mode= gives the direction"
+                f"{self.caller}(min_delta={self.min_delta}): expected at least 0; mode= gives the direction"
             )
 
-    def look(self, state: State) -> None:
+    def compare(self, state: State) -> None:
         """Compare the current value of the metric with the best one. Raises KeyError if the metric does not exist."""
         value = state.metrics[self.metric]
         if math.isnan(value) and state._left:  # `stop` ended the evaluation that sets it
@@ -57,7 +57,7 @@ class Improvement:
         if math.isnan(value) and self.best is None:
             self.missing += 1
             if self.missing == max(self.patience, 1):
-                logger.warning("%s: %s has been NaN %d times", self.asked_by, self.metric, self.missing)
+                logger.warning("%s: %s has been NaN %d times", self.caller, self.metric, self.missing)
         elif self.best is None or self._is_better(value, self.best):
             self.best, self.since = value, 0
         else:

@@ -101,13 +101,13 @@ def reduce_learning_rate(
 class Monitor(Improvement):
     """State of `monitor`. `since` also counts from the last action."""
 
-    asked_by = "monitor"
+    caller = "monitor"
 
     action: Callable[[State], None]
 
     def check(self, state: State) -> None:
         """Compare the current value with the best one, and act if patience is exhausted. Handler of the event."""
-        self.look(state)
+        self.compare(state)
         if self.exhausted:
             self.since = 0
             self.action(state)

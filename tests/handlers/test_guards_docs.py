@@ -1,4 +1,4 @@
-"""The Slurm script in `docs/project/reliability.md` works with replacements of Slurm and rein."""
+"""The Slurm script in `docs/how_to/resume.md` works with replacements of Slurm and rein."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs/project/reliability.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how_to/resume.md").read_text(encoding="utf-8")
 REIN = """#!/bin/bash
 trap 'echo saved >> log; exit 143' TERM
 echo "$@" >> log

@@ -130,7 +130,7 @@ def test_row_that_differs_raises_with_field_name():
 
 
 @pytest.mark.parametrize("value", [1.0, torch.tensor(1.0), None, [torch.zeros(2)]])
-def test_field_that_is_no_tensor_of_rows_raises(value):
+def test_field_other_than_a_tensor_of_rows_raises(value):
     with pytest.raises(ValueError, match=r"a\.b: a field of a row must be a tensor \(N, ...\)"):
         Packing({"a": {"b": value}})
 

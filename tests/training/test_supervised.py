@@ -123,7 +123,7 @@ def test_inputs_and_targets_may_be_trees() -> None:
         (({}, None), "not a pair with nothing in it"),
     ],
 )
-def test_batch_that_is_no_pair_of_tensors_raises(batch: Any, text: str) -> None:
+def test_batch_other_than_a_pair_of_tensors_raises(batch: Any, text: str) -> None:
     model = scale()
     with pytest.raises(
         TypeError, match=rf"a batch must be a pair \(inputs, targets\) of tensors or trees of them, {text}"
@@ -160,7 +160,7 @@ def test_non_scalar_loss_and_missing_loss_raise() -> None:
 
 
 @pytest.mark.parametrize("kind", [float, Tensor.numpy])
-def test_loss_that_is_no_tensor_raises(kind: Any) -> None:
+def test_loss_other_than_a_tensor_raises(kind: Any) -> None:
     expected_error = pytest.raises(ValueError, match=r"the loss is .*4\..*, not a scalar tensor; .* without \.item\(\)")
     for loss in (lambda p, t: kind(mse_loss(p, t).detach()), [(lambda p, t: kind(mse_loss(p, t).detach()), 1.0)]):
         with expected_error:
