@@ -25,7 +25,7 @@ def submit(folder: Path, ends: str = "") -> subprocess.Popen[bytes]:
     (folder / "scontrol").write_text('#!/bin/bash\necho "scontrol $@" >> log\n')
     for program in ("rein", "scontrol"):
         (folder / program).chmod(0o755)
-    (found,) = re.findall(r"^```sh\n(#!/bin/bash\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(r"^```{code-block} sh\n(#!/bin/bash\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "ENDS": ends}
     return subprocess.Popen(["bash", "-c", found], cwd=folder, env=environment)
 
