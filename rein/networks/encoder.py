@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from rein.networks.convolution import Convolution
 from rein.networks.normalizers import ObservationNormalizer
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, Inputs, entry, visible, visible_space
+from rein.ops.trees import map_tree
 
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
@@ -217,9 +219,16 @@ class Preprocessor(nn.Module):
         normalize: bool = False,
         scale_images: bool = True,
         custom_encoder: bool = False,
+        masks: bool = False,
+        critic: bool = False,
     ) -> None:
         """Create the preprocessor. Raises ValueError with `normalize` if the observations consist only of images."""
         super().__init__()
+        self.masks = masks and entry(space, ACTION_MASK) is not None
+        of_critic = entry(space, CRITIC_OBSERVATION) if critic else None
+        self.critic = None if of_critic is None else _CriticPreprocessor(of_critic, device, normalize, scale_images)
+        self.has_inputs = self.masks or self.critic is not None
+        space = visible_space(space)
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
         scaling = {"scales": scales} if scale_images and not custom_encoder else {}
@@ -237,10 +246,20 @@ class Preprocessor(nn.Module):
         self.normalizer = ObservationNormalizer(normalized, device) if normalize else None
 
     @torch.no_grad()
-    def forward(self, observation: Tree) -> Tensor:
-        """Return (N, F). Raises TypeError unless observations are tensors, ValueError without a dimension N."""
+    def forward(self, observation: Tree) -> Tensor | Inputs:
+        """Return (N, F), or `Inputs`, see above.
+
+        Raises TypeError unless observations are tensors, ValueError without a dimension N.
+        """
         if not issubclass(type(observation), (Tensor, dict)):
             raise TypeError(f"observations must be tensors, got {type(observation).__name__}: use torch.as_tensor")
+        features = self._features(visible(observation))
+        if not self.has_inputs:
+            return features
+        mask = map_tree(_as_bool, observation[ACTION_MASK]) if self.masks else None
+        return Inputs(features, mask, self.critic and self.critic(observation[CRITIC_OBSERVATION]))
+
+    def _features(self, observation: Tree) -> Tensor:
         if self._flatten is None:
             if observation.ndim < self._dimensions:
                 raise ValueError(
@@ -257,9 +276,35 @@ class Preprocessor(nn.Module):
 
     def update(self, observation: Tree, valid_N: Tensor | None = None) -> None:
         """Update the statistics with these observations, if there are any."""
+        if self.critic is not None:
+            self.critic.update(observation[CRITIC_OBSERVATION], valid_N)
         if self.normalizer is not None and self._flatten is not None:
-            flat_NF = self._flatten(observation)
+            flat_NF = self._flatten(visible(observation))
             self.normalizer.update(flat_NF if self._others is None else flat_NF[:, self._others], valid_N)
+
+
+class _CriticPreprocessor(nn.Module):
+    """Flattens critic observations of any space to (N, C) float32, and normalizes them if `normalize` is set."""
+
+    def __init__(self, space: spaces.Space[Any], device: torch.device, normalize: bool, scale_images: bool) -> None:
+        super().__init__()
+        self._flatten = Flatten(space, device, **({"scales": scales} if scale_images else {}))
+        self.features = self._flatten.features
+        self.normalizer = ObservationNormalizer(self.features, device) if normalize else None
+
+    def forward(self, observation: Tree) -> Tensor:
+        """Return (N, C)."""
+        flat_NC = self._flatten(observation)
+        return flat_NC if self.normalizer is None else self.normalizer(flat_NC)
+
+    def update(self, observation: Tree, valid_N: Tensor | None) -> None:
+        """Update the statistics with these observations."""
+        if self.normalizer is not None:
+            self.normalizer.update(self._flatten(observation), valid_N)
+
+
+def _as_bool(mask: Tensor) -> Tensor:
+    return mask != 0
 
 
 EncoderFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> encoder
@@ -271,7 +316,7 @@ _VARYING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 def encoder_for(
     space: spaces.Space[Any], generator: torch.Generator, factory: EncoderFactory | None = None
 ) -> nn.Module | None:
-    """Return the encoder for observations of a space, from `factory` or the default.
+    """Return the encoder for observations of a space without reserved entries, from `factory` or the default.
 
     `factory(observation_space, generator)` must return a module with an attribute `features`, G. The module maps B
     preprocessed observations to (B, G) float32:
@@ -287,6 +332,7 @@ def encoder_for(
 
     Raises TypeError if the factory does not return a module, and ValueError if a trial with two rows of zeros fails.
     """
+    space = visible_space(space)
     if factory is None:
         return default_encoder(space, generator)
     if isinstance(factory, nn.Module) or not callable(factory):

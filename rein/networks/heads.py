@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rein.networks.encoder import Tree, children
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.reserved import ACTION_MASK
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, Product, SquashedNormal
 
 OTHER_SPACES = "use PPO, A2C or IMPALA for other action spaces"  # part of error messages
@@ -230,6 +231,34 @@ def _choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]
             "values each: give narrower bounds, or use a Box of floating-point numbers and round the actions"
         )
     return number.astype(np.int64).reshape(-1).tolist(), space.low
+
+
+def check_mask(space: spaces.Space[Any], action_space: spaces.Space[Any], path: str = ACTION_MASK) -> None:
+    """Raise ValueError if action masks of a space do not fit the action space.
+
+    A mask has one number for each choice: (n,) for Discrete, and the concatenated choices of every integer for
+    MultiDiscrete, MultiBinary and a Box of integers. The mask of a Dict or Tuple is a dictionary of masks. Components
+    without a mask are not restricted.
+    """
+    inner = children(action_space)
+    if inner is not None:
+        masks = children(space)
+        if masks is None or not masks.keys() <= inner.keys():
+            raise ValueError(
+                f"{path} is a {space}, but the action space is {action_space}: give a Dict with masks for "
+                f"{', '.join(inner)}"
+            )
+        for name, part in masks.items():
+            check_mask(part, inner[name], f"{path}.{name}")
+        return
+    if isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f":
+        raise ValueError(f"{path}: the action space is {action_space}; only discrete actions can be masked")
+    choices = sum(_choices(action_space)[0])
+    if space.shape != (choices,):
+        raise ValueError(
+            f"{path} has the shape {space.shape}, but the action space is {action_space}: give the shape ({choices},), "
+            "one number for each choice"
+        )
 
 
 def _shaped(vector: Tensor, shape: tuple[int, ...]) -> Tensor:

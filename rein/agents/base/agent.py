@@ -22,6 +22,8 @@ from rein.agents.base.options import as_json, declared, document, option, option
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.agents.base.summary import Summary
 from rein.networks.encoder import children
+from rein.networks.heads import check_mask
+from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
@@ -97,6 +99,8 @@ class Agent(_HasOptions, abc.ABC):
                 if hasattr(space, "unwrapped"):
                     hint = "wrap it first: environment = GymnasiumEnvironment(id_or_factory, num_envs)"
                 raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
+        if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
+            check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
         self._config = self._describe()
         options = {name: getattr(self, name) for name in options_of(type(self))}
         self._stateful_options = {name: value for name, value in options.items() if has_state(value)}

@@ -23,6 +23,7 @@ from rein.agents.base.optimizers import (
     check_optimizer,
     describe_optimizer,
 )
+from rein.networks.reserved import Inputs, inputs_of
 from rein.ops import backend
 from rein.ops.backend import compiled, fast_products, has_graphs, keep_freed_memory, largest_matrix
 from rein.ops.parallel import processes
@@ -46,7 +47,7 @@ class Batch(NamedTuple):
     Columns that the loss does not use are None. Comments give the shapes for rows; sequences have (T, N) instead of M.
     """
 
-    features: Tensor = _NONE  # (M, F) output of the encoder
+    features: Any = _NONE  # (M, F) preprocessed observations, or Inputs if they have reserved entries
     action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
     sample: Any = _NONE  # (M, ...) sample of the policy, or a dictionary, before it was converted to an action
     log_prob: Tensor = _NONE  # (M,) log probability of the sample
@@ -63,7 +64,7 @@ class Batch(NamedTuple):
     @property
     def shape(self) -> torch.Size:
         """(M,), or (T, N) for sequences."""
-        first = self.log_prob if self.features is None else self.features
+        first = self.log_prob if self.features is None else inputs_of(self.features).features
         return first.shape[: 1 if self.carry is None else 2]
 
     @property
@@ -77,10 +78,13 @@ class Batch(NamedTuple):
         if carry is not None:
             return Batch._make([*map_tree(lambda column: column[:, index], columns), carry[index]])
         take: Any = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
-        selected = [None if column is None or type(column) is dict else take(column, index) for column in self]
+        selected = [
+            column if column is None or isinstance(column, dict | Inputs) else take(column, index) for column in self
+        ]
         batch = Batch._make(selected)
-        if type(self.sample) is dict:
-            batch = batch._replace(sample=map_tree(lambda column: take(column, index), self.sample))
+        for name in ("features", "sample"):
+            if isinstance(tree := getattr(self, name), dict | Inputs):
+                batch = batch._replace(**{name: map_tree(lambda column: take(column, index), tree)})
         return batch
 
 
