@@ -14,6 +14,7 @@ from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks
+from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -34,7 +35,8 @@ class AWAC(ReplayAgent):
     With `prioritized`, importance weights apply to both losses. `rein.offline_loop` trains AWAC on recorded data, and
     `rein.training_loop` continues in environments.
 
-    Observations are flattened. The action space must be a Box with finite bounds.
+    Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
+    The action space must be a Box with finite bounds.
     """
 
     learning_starts: int = option(default=0)
@@ -88,14 +90,14 @@ class AWAC(ReplayAgent):
         return metrics, metrics.pop("td_error")
 
     @without_gradient
-    def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
+    def _target(self, sample: Sample, next_features: Features) -> Tensor:
         networks = self.networks
         action_BA = networks.actor.distribution(next_features).sample(self.generator).tanh()
         value_B = networks.target_critics(next_features, action_BA).amin(0)
         return td_target(sample.reward, sample.terminated, value_B, sample.discount)
 
     @without_gradient
-    def _advantage(self, features: Tensor, action_BA: Tensor) -> Tensor:
+    def _advantage(self, features: Features, action_BA: Tensor) -> Tensor:
         networks = self.networks
         sampled_BA = networks.actor.distribution(features).sample(self.generator).tanh()
         return networks.critics(features, action_BA).amin(0) - networks.critics(features, sampled_BA).amin(0)

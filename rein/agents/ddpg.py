@@ -14,8 +14,9 @@ class DDPG(DeterministicAgent):
 
         y = r + gamma * Q'(s', mu'(s')),  or r at a terminal state
 
-    Observations are flattened. To stack the last observations, use a wrapper of `rein.envs.wrappers.observations`. The
-    action space must be a Box with finite bounds.
+    Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critic only. To
+    stack the last observations, use a wrapper of `rein.envs.wrappers.observations`. The action space must be a Box with
+    finite bounds.
     """
 
     noise: ActionNoise | float = option(default=OrnsteinUhlenbeck())

@@ -17,8 +17,10 @@ from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks, StateValue
 from rein.networks.encoder import encoder_for
+from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.losses import expectile
+from rein.ops.trees import map_tree
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -44,7 +46,8 @@ class IQL(ReplayAgent):
     The target networks Q' move toward the K critics by `tau`. With `prioritized`, importance weights apply to all three
     losses. `rein.offline_loop` trains IQL on recorded data, and `rein.training_loop` continues in environments.
 
-    Observations are flattened. The action space must be a Box with finite bounds.
+    Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics and
+    the state value only. The action space must be a Box with finite bounds.
     """
 
     learning_starts: int = option(default=0)
@@ -69,7 +72,8 @@ class IQL(ReplayAgent):
         networks = _Networks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
         sizes = networks.preprocess.features, tuple(self.hidden), self.activation
         encoder = encoder_for(self.observation_space, generator, self.encoder)
-        networks.state_value = StateValue(*sizes, generator, encoder=encoder)
+        privileged = networks.preprocess.privileged
+        networks.state_value = StateValue(*sizes, generator, encoder=encoder, privileged=privileged)
         closed = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
         self._value = self.add_learner("value", networks.state_value, expectile_loss)
@@ -102,12 +106,13 @@ class IQL(ReplayAgent):
         return metrics, metrics.pop("td_error")
 
     @without_gradient
-    def _q_values(self, features: Tensor, action_BA: Tensor) -> Tensor:
+    def _q_values(self, features: Features, action_BA: Tensor) -> Tensor:
         return self.networks.target_critics(features, action_BA).amin(0)
 
     @without_gradient
-    def _values(self, features: Tensor, next_features: Tensor) -> tuple[Tensor, ...]:
-        return self.networks.state_value(torch.cat((features, next_features))).chunk(2)
+    def _values(self, features: Features, next_features: Features) -> tuple[Tensor, ...]:
+        both = map_tree(lambda *parts: torch.cat(parts), features, next_features)
+        return self.networks.state_value(both).chunk(2)
 
 
 class _Networks(ContinuousNetworks):

@@ -16,6 +16,7 @@ from rein.agents.base.losses import Temperature, check_learned, critic_loss, tem
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, ContinuousNetworks
+from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -36,7 +37,8 @@ class SAC(ReplayAgent):
     The target networks Q' move toward the K critics by `tau`. Critics receive actions scaled to [-1, 1]. Log
     probabilities refer to scaled actions too, so `target_entropy` does not depend on the bounds of the action space.
 
-    Observations are flattened. The action space must be a Box with finite bounds.
+    Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
+    The action space must be a Box with finite bounds.
     """
 
     critics: int = option(default=2)
@@ -104,7 +106,7 @@ class SAC(ReplayAgent):
         return metrics
 
     @without_gradient
-    def _target(self, sample: Sample, next_features: Tensor, noise_BA: Tensor, alpha: Tensor) -> Tensor:
+    def _target(self, sample: Sample, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
         distribution = self.networks.actor.distribution(next_features)
         action = distribution.sample_from(noise_BA)
         value_KB = self.networks.target_critics(next_features, action.tanh())

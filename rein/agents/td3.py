@@ -17,7 +17,8 @@ class TD3(DeterministicAgent):
 
         y = r + gamma * min_k Q'_k(s', clamp(mu'(s') + clamp(noise, -c, c), -1, 1)),  or r at a terminal state
 
-    Observations are flattened. The action space must be a Box with finite bounds.
+    Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
+    The action space must be a Box with finite bounds.
     """
 
     critics: int = option(default=2)

@@ -19,6 +19,7 @@ from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_fo
 from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
+from rein.networks.reserved import Features, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core, for example functools.partial(LSTM, features=64)
@@ -186,25 +187,33 @@ class Actor(nn.Module):
         bound = torch.ones(actions, dtype=torch.float32, device=generator.device)
         self.register_buffer("bound", bound, persistent=False)
 
-    def forward(self, x_BF: Tensor) -> Tensor:
+    def forward(self, x: Features) -> Tensor:
         """Return the output of the last layer, (B, A) or (B, 2 A)."""
-        return self.head(self.hidden(through(self.encoder, x_BF))[0])
+        return self.head(self.hidden(through(self.encoder, inputs_of(x).features))[0])
 
-    def action(self, x_BF: Tensor) -> Tensor:
+    def action(self, x: Features) -> Tensor:
         """Return the action of a deterministic actor, (B, A)."""
-        return self(x_BF).tanh()
+        return self(x).tanh()
 
-    def distribution(self, x_BF: Tensor) -> SquashedNormal:
+    def distribution(self, x: Features) -> SquashedNormal:
         """Return the distribution of a stochastic actor, over (B, A)."""
-        mean, log_std = self(x_BF).chunk(2, -1)
+        mean, log_std = self(x).chunk(2, -1)
         return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # buffers are tensors
+
+
+def critic_features(encoder: nn.Module | None, x: Features) -> Tensor:
+    """Return the features of an observation and, if there is one, of the critic observation, (B, G + C)."""
+    inputs = inputs_of(x)
+    features_BG = through(encoder, inputs.features)
+    return features_BG if inputs.critic is None else torch.cat((features_BG, inputs.critic), 1)
 
 
 class Critics(nn.Module):
     """K independent critics of an observation and an action, evaluated together.
 
-    All critics share the encoder, which does not depend on the action. Parameters are drawn from `generator` for one
-    critic after the other, so no two critics are equal.
+    All critics share the encoder, which does not depend on the action. `privileged` is the number of features C of a
+    critic observation, which the critics receive in addition. Parameters are drawn from `generator` for one critic
+    after the other, so no two critics are equal.
     """
 
     def __init__(
@@ -217,28 +226,30 @@ class Critics(nn.Module):
         generator: torch.Generator,
         *,
         encoder: nn.Module | None = None,
+        privileged: int = 0,
     ) -> None:
         super().__init__()
         self.members, self.encoder = members, encoder
-        self.hidden = Stack(members, features_of(encoder, features) + actions, hidden, activation, generator)
+        inputs = features_of(encoder, features) + privileged + actions
+        self.hidden = Stack(members, inputs, hidden, activation, generator)
         heads = [orthogonal_linear(self.hidden.features, 1, 1.0, generator) for _ in range(members)]
         self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
         self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
 
-    def forward(self, x_BF: Tensor, action_BA: Tensor) -> Tensor:
+    def forward(self, x: Features, action_BA: Tensor) -> Tensor:
         """Return the values (K, B)."""
-        h_KBH = self.hidden(torch.cat((through(self.encoder, x_BF), action_BA), 1))
+        h_KBH = self.hidden(torch.cat((critic_features(self.encoder, x), action_BA), 1))
         return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
 
-    def frozen(self, x_BF: Tensor, action_BA: Tensor, members: int | None = None) -> Tensor:
+    def frozen(self, x: Features, action_BA: Tensor, members: int | None = None) -> Tensor:
         """Return the values of the first `members`, with gradients of the action only. Halves the backward pass."""
         parameters = (*self.hidden.layers, self.weight, self.bias)
         *layers, weight, bias = (parameter.detach()[:members] for parameter in parameters)
         with torch.no_grad():  # features of the encoder do not depend on the action
-            features = through(self.encoder, x_BF)
-        x = torch.cat((features, action_BA), 1)
+            features = critic_features(self.encoder, x)
+        x_BI = torch.cat((features, action_BA), 1)
         # without hidden layers, `through` would not know the number of members
-        h_KBH = self.hidden.through(x, layers) if layers else x.expand(len(weight), *x.shape)
+        h_KBH = self.hidden.through(x_BI, layers) if layers else x_BI.expand(len(weight), *x_BI.shape)
         return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
 
 
@@ -266,14 +277,17 @@ class ContinuousNetworks(nn.Module):
         super().__init__()
         self.scale = Scale(action_space, generator.device)
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.preprocess = Preprocessor(
+            observation_space, generator.device, normalize=normalize_observation, critic=True, **scaling
+        )
         if self.preprocess.images and encoder is None:
             raise ValueError(
                 f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
             )
         shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
         self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
-        self.critics = Critics(critics, *shape, encoder=encoder_for(observation_space, generator, encoder))
+        module = encoder_for(observation_space, generator, encoder)
+        self.critics = Critics(critics, *shape, encoder=module, privileged=self.preprocess.privileged)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
@@ -293,7 +307,10 @@ class DeterministicNetworks(ContinuousNetworks):
 
 
 class StateValue(nn.Module):
-    """Value network: an observation -> V(s). Parameters are drawn from `generator`."""
+    """Value network: an observation -> V(s). Parameters are drawn from `generator`.
+
+    `privileged` is the number of features of a critic observation, see `Critics`.
+    """
 
     def __init__(
         self,
@@ -303,15 +320,16 @@ class StateValue(nn.Module):
         generator: torch.Generator,
         *,
         encoder: nn.Module | None = None,
+        privileged: int = 0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
+        self.hidden = Stack(1, features_of(encoder, features) + privileged, hidden, activation, generator)
         self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
 
-    def forward(self, x_BF: Tensor) -> Tensor:
+    def forward(self, x: Features) -> Tensor:
         """Return the values (B,)."""
-        return self.head(self.hidden(through(self.encoder, x_BF))[0]).squeeze(-1)
+        return self.head(self.hidden(critic_features(self.encoder, x))[0]).squeeze(-1)
 
 
 class ActionValues(nn.Module):

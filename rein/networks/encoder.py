@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rein.networks.convolution import Convolution
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, Inputs, entry, visible, visible_space
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, Inputs, entry, visible, visible_space
 from rein.ops.trees import map_tree
 
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
@@ -207,6 +207,9 @@ class Preprocessor(nn.Module):
     With `scale_images=False` they become floats from 0 to 255. A custom encoder receives them unscaled, and a single
     image as bytes.
 
+    With `masks` or `critic`, observations with the reserved entry become `Inputs`. Observations for acting may lack the
+    critic observation.
+
     Only `update` changes the statistics of the normalizer. Agents call it between two rollouts, so that acting and
     learning see the same features. Policies share the statistics and never change them.
     """
@@ -227,8 +230,12 @@ class Preprocessor(nn.Module):
         self.masks = masks and entry(space, ACTION_MASK) is not None
         of_critic = entry(space, CRITIC_OBSERVATION) if critic else None
         self.critic = None if of_critic is None else _CriticPreprocessor(of_critic, device, normalize, scale_images)
+        self.privileged = 0 if self.critic is None else self.critic.features  # features of a critic observation
         self.has_inputs = self.masks or self.critic is not None
-        space = visible_space(space)
+        whole, space = space, visible_space(space)
+        # key of the only entry that is not reserved; actors may receive a Dict of that entry alone
+        others = {key: part for key, part in (children(whole) or {}).items() if key not in RESERVED}
+        self._only = next((key for key, part in others.items() if part is space), None)
         self.images = has_images(space)
         self._dimensions = len(space.shape or ()) + 1
         scaling = {"scales": scales} if scale_images and not custom_encoder else {}
@@ -253,11 +260,18 @@ class Preprocessor(nn.Module):
         """
         if not issubclass(type(observation), (Tensor, dict)):
             raise TypeError(f"observations must be tensors, got {type(observation).__name__}: use torch.as_tensor")
-        features = self._features(visible(observation))
+        features = self._features(self._visible(observation))
         if not self.has_inputs:
             return features
         mask = map_tree(_as_bool, observation[ACTION_MASK]) if self.masks else None
-        return Inputs(features, mask, self.critic and self.critic(observation[CRITIC_OBSERVATION]))
+        critic = None
+        if self.critic is not None and isinstance(observation, dict) and CRITIC_OBSERVATION in observation:
+            critic = self.critic(observation[CRITIC_OBSERVATION])
+        return Inputs(features, mask, critic)
+
+    def _visible(self, observation: Tree) -> Tree:
+        seen = visible(observation)
+        return seen[self._only] if self._only is not None and isinstance(seen, dict) else seen
 
     def _features(self, observation: Tree) -> Tensor:
         if self._flatten is None:
@@ -279,7 +293,7 @@ class Preprocessor(nn.Module):
         if self.critic is not None:
             self.critic.update(observation[CRITIC_OBSERVATION], valid_N)
         if self.normalizer is not None and self._flatten is not None:
-            flat_NF = self._flatten(visible(observation))
+            flat_NF = self._flatten(self._visible(observation))
             self.normalizer.update(flat_NF if self._others is None else flat_NF[:, self._others], valid_N)
 
 

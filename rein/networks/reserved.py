@@ -27,6 +27,9 @@ class Inputs(NamedTuple):
     critic: Tensor | None = None  # (B, C), features of the critic observation
 
 
+Features = Tensor | Inputs  # result of `Preprocessor`
+
+
 def inputs_of(x: Tensor | Inputs) -> Inputs:
     """Return inputs unchanged, and a tensor of features as inputs without reserved entries."""
     return x if isinstance(x, Inputs) else Inputs(x)

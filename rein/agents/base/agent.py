@@ -23,7 +23,7 @@ from rein.agents.base.state import check_state, has_state, load_state, public_st
 from rein.agents.base.summary import Summary
 from rein.networks.encoder import children
 from rein.networks.heads import check_mask
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
@@ -81,6 +81,7 @@ class Agent(_HasOptions, abc.ABC):
     seed: int | None = option(default=None, check=checked_seed, fixed=True, help="seed of all random streams")
     device: Any = option(default="cpu", check=checked_device, fixed=True, help="device of networks and memory")
 
+    has_critic: ClassVar[bool] = True  # False if action values select the actions
     reports: ClassVar[tuple[str, ...]] = ()  # metrics that every epoch reports; NaN without an update
 
     def __attrs_post_init__(self) -> None:
@@ -101,6 +102,12 @@ class Agent(_HasOptions, abc.ABC):
                 raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
         if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
             check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
+        if not self.has_critic and entry(self.observation_space, CRITIC_OBSERVATION) is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no separate critic, so it cannot use the entry {CRITIC_OBSERVATION!r} of "
+                f"{self.observation_space}: use an agent with an actor and a critic, such as PPO or DiscreteSAC, or "
+                "remove the entry"
+            )
         self._config = self._describe()
         options = {name: getattr(self, name) for name in options_of(type(self))}
         self._stateful_options = {name: value for name, value in options.items() if has_state(value)}

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, Temperature, report_metrics
-from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics
+from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics, critic_features
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
 from rein.networks.mlp import Stack
 from rein.networks.q_networks import QNetwork
+from rein.networks.reserved import inputs_of
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, huber
 from rein.ops.stack import FUSED, Pass, relu_backward, stack_backward, stack_forward
@@ -211,7 +212,7 @@ def critic_gradient(
 
     Source: Rumelhart, Hinton & Williams 1986.
     """
-    value_KB, top_KBH, saved = _forward(critics, batch.features, batch.action)
+    value_KB, top_KBH, saved = _forward(critics, critic_features(None, batch.features), batch.action)
     error_KB = value_KB - batch.target
     slope_KB = error_KB * ((1.0 / batch.size) * (1.0 if share is None else share))
     if batch.weight is not None:
@@ -239,7 +240,8 @@ def soft_actor_gradient(
     Source: Haarnoja et al. 2018, equation 9 (reparameterization).
     """
     critics, temperature = coefficients
-    top_BH, saved, output_BA = _act(actor, batch.features)
+    top_BH, saved, output_BA = _act(actor, inputs_of(batch.features).features)
+    x_BF = critic_features(None, batch.features)
     mean, raw_log_std = output_BA.chunk(2, -1)
     log_std = raw_log_std.clamp(*LOG_STD)
     distribution = SquashedNormal(mean, log_std, -actor.bound, actor.bound)  # type: ignore[operator, arg-type]  # a buffer is a Tensor
@@ -247,10 +249,10 @@ def soft_actor_gradient(
     sample_BA = mean + spread_BA
     action_BA = sample_BA.tanh()
     log_prob_B = distribution.log_prob(sample_BA)
-    value_KB, _, critics_saved = _forward(critics, batch.features, action_BA)
+    value_KB, _, critics_saved = _forward(critics, x_BF, action_BA)
     value_B, chosen_B = value_KB.min(0)
     scale = (1.0 / batch.size) * (1.0 if share is None else share)
-    grad_action_BA = _action_gradient(critics, chosen_B, critics_saved, batch.features.shape[1])
+    grad_action_BA = _action_gradient(critics, chosen_B, critics_saved, x_BF.shape[1])
     grad_mean = (2.0 * temperature) * action_BA - torch.addcmul(
         grad_action_BA, grad_action_BA, action_BA.square(), value=-1
     )
@@ -274,11 +276,12 @@ def deterministic_actor_gradient(
         d loss / d u = -(1 - a^2) d Q_1 / d a / B
     """
     (critics,) = coefficients
-    top_BH, saved, output_BA = _act(actor, batch.features)
+    top_BH, saved, output_BA = _act(actor, inputs_of(batch.features).features)
+    x_BF = critic_features(None, batch.features)
     action_BA = output_BA.tanh()
-    value_1B, _, critics_saved = _forward(critics, batch.features, action_BA, 1)
+    value_1B, _, critics_saved = _forward(critics, x_BF, action_BA, 1)
     scale = (1.0 / batch.size) * (1.0 if share is None else share)
-    grad_action_BA = _critic_action_gradient(critics, 0, critics_saved, batch.features.shape[1])
+    grad_action_BA = _critic_action_gradient(critics, 0, critics_saved, x_BF.shape[1])
     grad_output_BA = torch.addcmul(grad_action_BA, grad_action_BA, action_BA.square(), value=-1.0).mul_(-scale)
     metrics = {"actor_loss": -value_1B.sum() * scale} if report else {}
     return _back(actor, grad_output_BA, top_BH, saved), metrics

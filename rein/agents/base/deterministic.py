@@ -17,6 +17,7 @@ from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, DeterministicNetworks
+from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -100,7 +101,7 @@ class DeterministicAgent(ReplayAgent):
         return metrics, error_B
 
     @without_gradient
-    def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
+    def _target(self, sample: Sample, next_features: Features) -> Tensor:
         networks, spread, clip = self.networks, self.target_noise, self.target_noise_clip
         action_BA = networks.target_actor.action(next_features)
         if spread:

@@ -50,6 +50,8 @@ EPSILON: dict[str, Any] = {
 class EpsilonGreedy(DiscreteActions, abc.ABC):
     """Mixin for greedy and epsilon-greedy action selection from the values of Discrete actions."""
 
+    has_critic = False
+
     def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> AgentPolicy:
         """Return a policy that uses the current parameters of the agent.
 

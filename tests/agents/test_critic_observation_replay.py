@@ -1,0 +1,274 @@
+"""Critic observations of agents that learn from a replay: the critics receive them, and the actor does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import rein
+from rein.agents.base.closed_form import (
+    critic_gradient,
+    deterministic_actor_gradient,
+    has_closed_form,
+    soft_actor_gradient,
+)
+from rein.agents.base.deterministic import deterministic_actor_loss
+from rein.agents.base.learner import Batch
+from rein.agents.base.losses import critic_loss
+from rein.agents.sac import soft_actor_loss
+from rein.envs.probes import Reach
+from rein.envs.wrappers import Wrapper
+from rein.networks.actor_critic import Actor, Critics
+from rein.networks.reserved import Inputs
+from rein.ops.random import generator
+from rein.testing import AgentContract
+from rein.types import TimeStep, Transition
+
+SEEN, HIDDEN, ACTION = spaces.Box(-1.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,))
+SPACE = spaces.Dict({"observation": SEEN, "critic_observation": HIDDEN})
+SMALL: dict[str, Any] = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
+AGENTS = [rein.SAC, rein.TD3, rein.DDPG, rein.AWAC, rein.IQL]
+NAMES = [kind.__name__ for kind in AGENTS]
+
+
+class Asymmetric(Wrapper):
+    """Reach whose observation is the first coordinate, and whose critic observation is the whole state."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.inner = Reach(num_envs, dimensions=2, seed=seed, max_episode_steps=7)
+        self.single_observation_space = SPACE
+
+    single_observation_space: Any = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config()
+
+    def _begin(self, observation: Any, mask: Tensor | None) -> Any:
+        return {"observation": observation[:, :1], "critic_observation": observation}
+
+    def _step(self, action: Any, mask: Tensor | None) -> TimeStep:
+        step = self._step_inner(action, mask)
+        first, last = self._begin(step.observation, None), self._begin(step.final_observation, None)
+        return step._replace(observation=first, final_observation=last)
+
+
+class TestSAC(AgentContract):
+    steps, num_envs = 40, 4
+    kind: ClassVar[Any] = rein.SAC
+    options: ClassVar[dict[str, Any]] = {
+        "update_to_data": 0.25,
+        "n_step": 3,
+        "prioritized": True,
+        "normalize_observation": True,
+    }
+
+    def make(self, seed):
+        return self.kind(SPACE, ACTION, seed=seed, **SMALL, **self.options)
+
+    def environment(self, num_envs, seed):
+        return Asymmetric(num_envs, seed)
+
+
+class TestTD3(TestSAC):
+    kind: ClassVar[Any] = rein.TD3
+    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
+
+
+def trained(kind: Any, **options: Any) -> Any:
+    env = Asymmetric(4, 0)
+    agent = kind(env, seed=0, **{**SMALL, **options})
+    loop = rein.training_loop(agent, env)
+    loop.run(epochs=1, iterations=15)
+    assert agent.updates
+    return agent
+
+
+def rows(count: int = 9) -> dict[str, Tensor]:
+    drawn = generator(0, "rows")
+    return {
+        "observation": torch.rand(count, 1, generator=drawn) * 2.0 - 1.0,
+        "critic_observation": torch.rand(count, 2, generator=drawn) * 2.0 - 1.0,
+    }
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=NAMES)
+def test_actions_do_not_depend_on_the_critic_observation(kind: Any) -> None:
+    agent, x = trained(kind, normalize_observation=True), rows()
+    policy = agent.policy()
+    expected = policy.select_action(x)[0]
+    for observation in (
+        {**x, "critic_observation": x["critic_observation"] + 1.0},
+        {"observation": x["observation"]},
+        x["observation"],
+    ):
+        assert torch.equal(policy.select_action(observation)[0], expected)
+    other = {**x, "observation": -x["observation"]}
+    assert not torch.equal(policy.select_action(other)[0], expected)
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=NAMES)
+def test_values_depend_on_the_critic_observation(kind: Any) -> None:
+    agent, x = trained(kind), rows()
+    networks, action = agent.networks, torch.zeros(9, 2)
+    inputs = networks.preprocess(x)
+    other = networks.preprocess({**x, "critic_observation": -x["critic_observation"]})
+    for critics in (networks.critics, networks.target_critics):
+        assert not torch.equal(critics(inputs, action), critics(other, action))
+    if kind is rein.IQL:
+        assert not torch.equal(networks.state_value(inputs), networks.state_value(other))
+
+
+def values(critics: Critics, x: dict[str, Tensor], action: Tensor) -> Tensor:
+    """Evaluate one critic after the other, with one hidden layer, (K, B)."""
+    input = torch.cat([x["observation"], x["critic_observation"], action], 1)
+    weight, bias = critics.hidden.layers
+    return torch.stack(
+        [
+            torch.relu(input @ weight[k] + bias[k]) @ critics.weight[k, 0] + critics.bias[k, 0]
+            for k in range(critics.members)
+        ]
+    )
+
+
+def test_target_of_sac_matches_definition() -> None:
+    agent = trained(rein.SAC, gamma=0.8)
+    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
+    noise, after = torch.randn(30, 2, generator=generator(1, "test")), sample.next_observation
+    found = agent._target(sample, networks.preprocess(after), noise, torch.tensor(0.7))
+    mean, log_std = networks.actor(after["observation"]).chunk(2, -1)
+    u = mean + log_std.exp() * noise
+    log_prob = (torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - torch.log1p(-u.tanh().square())).sum(1)
+    value = values(networks.target_critics, after, u.tanh()).amin(0) - 0.7 * log_prob
+    torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [rein.TD3, rein.DDPG])
+def test_target_of_a_deterministic_agent_matches_definition(kind: Any) -> None:
+    agent = trained(kind, gamma=0.8)
+    vars(agent)["target_noise"] = 0.0
+    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
+    after = sample.next_observation
+    found = agent._target(sample, networks.preprocess(after))
+    action = networks.target_actor(after["observation"]).tanh()
+    expected = sample.reward + 0.8 * values(networks.target_critics, after, action).amin(0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def batch_of(**columns: Any) -> Batch:
+    drawn = torch.Generator().manual_seed(3)
+    x, critic = (torch.randn(37, size, generator=drawn, dtype=torch.float64) for size in (5, 4))
+    return Batch(Inputs(x, None, critic), **columns)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_closed_forms_match_autograd(activation: str) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    critics = Critics(2, 5, 3, (16, 8), activation, drawn, privileged=4).double()
+    stochastic = Actor(5, 3, (16, 8), activation, drawn, stochastic=True).double()
+    deterministic = Actor(5, 3, (16, 8), activation, drawn, stochastic=False).double()
+    assert has_closed_form(critics)
+    recorded = batch_of(action=noise(37, 3).tanh(), target=noise(37))
+    sampled = batch_of(noise=noise(37, 3))
+    for networks, batch, coefficients, loss, gradient in (
+        (critics, recorded, None, critic_loss, critic_gradient),
+        (stochastic, sampled, (critics, torch.tensor(0.3)), soft_actor_loss, soft_actor_gradient),
+        (deterministic, sampled, (critics,), deterministic_actor_loss, deterministic_actor_gradient),
+    ):
+        value, _ = loss(networks, batch, coefficients)
+        expected = torch.autograd.grad(value, [*networks.parameters()])
+        found, _ = gradient(networks, batch, coefficients, None, report=False)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=NAMES)
+def test_micro_batches_give_the_same_update(kind: Any) -> None:
+    whole, split = (trained(kind, micro_batch=size) for size in (None, 5))
+    for one, other in zip(whole.networks.parameters(), split.networks.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_both_observations_are_normalized() -> None:
+    agent = rein.SAC(SPACE, ACTION, seed=0, normalize_observation=True)
+    x = {name: 5.0 * part + 3.0 for name, part in rows(200).items()}
+    zeros = torch.zeros(200)
+    transition = Transition(x, torch.zeros(200, 2), zeros, zeros.bool(), zeros.bool(), x, ~zeros.bool(), {})
+    agent.record_observation(transition)
+    for part in (agent.networks.preprocess(x).features, agent.networks.preprocess(x).critic):
+        torch.testing.assert_close(part.mean(0), torch.zeros(part.shape[1]), rtol=0, atol=0.05)
+        torch.testing.assert_close(part.std(0), torch.ones(part.shape[1]), rtol=0, atol=0.05)
+
+
+class Encoder(torch.nn.Linear):
+    """Encoder of two features that keeps the space it was built for."""
+
+    def __init__(self, space: Any, generator: torch.Generator) -> None:
+        super().__init__(1, 3)
+        self.features, self.space = 3, space
+
+
+def test_critic_observation_bypasses_the_encoder() -> None:
+    networks = trained(rein.TD3, encoder=Encoder).networks
+    assert networks.actor.encoder.space == SEEN
+    assert networks.critics.encoder.space == SEEN
+    assert networks.actor.hidden.layers[0].shape[1] == 3
+    assert networks.critics.hidden.layers[0].shape[1] == 3 + 2 + 2
+
+
+def test_critic_observation_of_any_space() -> None:
+    hidden = spaces.Dict({"goal": spaces.Discrete(4), "mass": spaces.Box(0.0, 1.0, (2, 3))})
+    space = spaces.Dict({"a": SEEN, "b": SEEN, "critic_observation": hidden})
+    networks = rein.SAC(space, ACTION, seed=0, **SMALL).networks
+    assert networks.actor.hidden.layers[0].shape[1] == 2
+    assert networks.critics.hidden.layers[0].shape[1] == 2 + 4 + 6 + 2
+
+
+def run(path: Path, epochs: int) -> Any:
+    env = Asymmetric(4, 0)
+    agent = rein.SAC(env, seed=0, **SMALL, normalize_observation=True)
+    store = rein.HDF5Store(path, exist="resume")
+    loop = rein.training_loop(agent, env, store)
+    rein.checkpoint(loop, every=1)
+    rein.resume(loop)
+    loop.run(epochs=epochs, iterations=12)
+    store.close()
+    return agent
+
+
+def test_resumed_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "parts", 2)
+    resumed = run(tmp_path / "parts", 4)
+    assert resumed.updates == whole.updates
+    for one, other in zip(whole.networks.state_dict().values(), resumed.networks.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_saved_policy_acts_without_the_critic_observation(tmp_path: Path) -> None:
+    agent, x = run(tmp_path / "run", 2), rows()
+    policy = rein.load_policy(tmp_path / "run")
+    assert torch.equal(policy.select_action(x["observation"])[0], agent.policy().select_action(x)[0])
+
+
+@pytest.mark.parametrize("kind", [rein.DQN, rein.IQN, rein.RecurrentDQN, rein.PQN, rein.QLearning])
+def test_agents_without_a_critic_refuse_critic_observations(kind: Any) -> None:
+    space = spaces.Dict({"observation": spaces.Discrete(3), "critic_observation": HIDDEN})
+    with pytest.raises(ValueError, match=f"{kind.__name__} has no separate critic"):
+        kind(space, spaces.Discrete(2))
+
+
+def test_behaviour_cloning_ignores_critic_observations() -> None:
+    agent = rein.BC(SPACE, spaces.Box(-1.0, 1.0, (2,), np.float32), seed=0)
+    x = rows()
+    assert torch.equal(agent.policy().select_action(x)[0], agent.policy().select_action(x["observation"])[0])
