@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import check_integers
+from rein.envs.base.masks import check_masks
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
@@ -180,6 +181,7 @@ def _play(
         time_step = step_active(environment, action, active_N)
         check_integers(time_step.observation, space)
         valid_N = time_step.valid & active_N
+        check_masks(observation, space, environment.single_action_space, valid_N)
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
         length_N += valid_N
         steps += 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import check_observed, check_rows, check_time_step, check_transition
+from rein.envs.base.masks import check_masks
 from rein.episodes.finite import FiniteData
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
@@ -64,6 +65,9 @@ def batch_step(
     else:
         check_rows(time_step, environment.num_envs)
         check_observed(time_step, environment.single_observation_space)
+    check_masks(
+        known.observation, environment.single_observation_space, environment.single_action_space, time_step.valid
+    )
     concluded = _conclude(state, known, time_step)
     known = _emit(state, concluded, "action_applied", emit)
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude

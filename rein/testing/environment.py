@@ -12,6 +12,7 @@ Shapes: T steps, N environments, O one observation, A one action.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,9 +23,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import check_observation, check_time_step
+from rein.envs.base.masks import choices
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
 from rein.networks.encoder import children
+from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
@@ -44,7 +47,10 @@ class _Rollout(NamedTuple):
 
 
 class EnvironmentContract:
-    """Base class of the tests of environments. Subclasses are named `Test...` and define `make`."""
+    """Base class of the tests of environments. Subclasses are named `Test...` and define `make`.
+
+    The random actions honour action masks.
+    """
 
     num_envs = 4
     steps = 200  # number of random steps; an episode must end within them
@@ -68,7 +74,7 @@ class EnvironmentContract:
 
     def test_returned_data_fits_spaces(self) -> None:
         """Checks structure, shapes, dtypes, device, finite numbers and the bounds of every Box."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         space, rollout = environment.single_observation_space, self._rollout(environment)
         check_observation(rollout.start, self.num_envs, space)
         check_bounds(rollout.start, space)
@@ -81,7 +87,7 @@ class EnvironmentContract:
 
     def test_returned_tensors_never_change(self) -> None:
         """Every step returns new tensors."""
-        environment, kept, copies = self.make(self.num_envs, _SEED), [], []
+        environment, kept, copies = self._make(self.num_envs, _SEED), [], []
         kept.append(environment.reset())
         copies.append(copy_state(kept[0]))
         for action in self._actions(environment):
@@ -93,7 +99,7 @@ class EnvironmentContract:
 
     def test_apply_action_does_not_change_action(self) -> None:
         """The agent records the action afterwards."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         environment.reset()
         for action in self._actions(environment):
             before = copy_state(action)
@@ -102,7 +108,7 @@ class EnvironmentContract:
 
     def test_new_episode_begins_in_the_step_that_ends_one(self) -> None:
         """The episode seed changes exactly in the step that ends an episode."""
-        rollout = self._rollout(self.make(self.num_envs, _SEED))
+        rollout = self._rollout(self._make(self.num_envs, _SEED))
         for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
             ended_N, known = time_step.terminated | time_step.truncated, bool((after_N >= 0).any())
             assert not known or torch.equal(before_N != after_N, ended_N), (
@@ -111,14 +117,14 @@ class EnvironmentContract:
 
     def test_final_observation_equals_observation_within_episode(self) -> None:
         """`final_observation` is therefore the next observation in every row."""
-        for time_step in self._rollout(self.make(self.num_envs, _SEED)).time_steps:
+        for time_step in self._rollout(self._make(self.num_envs, _SEED)).time_steps:
             on_N = ~(time_step.terminated | time_step.truncated)
             pair = time_step.final_observation, time_step.observation
             check_same(*pair, on_N, "the final observation of an unfinished episode")
 
     def test_environments_with_one_seed_start_differently(self) -> None:
         """Every environment has a separate random stream."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         start = environment.reset()
         seeds = environment.episode_seeds.tolist()
         assert not environment.replayable or len(set(seeds)) == self.num_envs, f"episode seeds repeat: {seeds}"
@@ -129,7 +135,7 @@ class EnvironmentContract:
 
     def test_same_seed_gives_same_rollout(self) -> None:
         """The seed determines everything that is random. Another seed gives other episodes."""
-        environments = [self.make(self.num_envs, seed) for seed in (_SEED, _SEED, _SEED + 1)]
+        environments = [self._make(self.num_envs, seed) for seed in (_SEED, _SEED, _SEED + 1)]
         one, same, other = map(self._rollout, environments)
         if environments[0].replayable:
             difference = first_difference(one, same)
@@ -138,17 +144,17 @@ class EnvironmentContract:
 
     def test_streams_do_not_depend_on_num_envs(self) -> None:
         """Environment i behaves the same for every `num_envs`."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         many = self._rollout(environment)
         for count in (1, 2):
-            few = self._rollout(self.make(count, _SEED))
+            few = self._rollout(self._make(count, _SEED))
             if environment.replayable:
                 difference = first_difference(few, rows_of(many, torch.arange(count)))
                 assert difference is None, f"num_envs={count} and num_envs={self.num_envs} differ at {difference}"
 
     def test_episode_seeds_follow_seed_environment_and_episode(self) -> None:
         """The k-th episode of environment i has the seed `rein.ops.random.episode_seeds(seed, i, k)`."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         count_N = torch.zeros(self.num_envs, dtype=torch.int64)
         assert (environment.episode_seeds == -1).all(), "episode_seeds is not -1 before the first reset"
         for _ in range(2):
@@ -162,7 +168,7 @@ class EnvironmentContract:
 
     def test_reset_with_seed_restarts_streams(self) -> None:
         """The environment then equals one built with that seed."""
-        environment, fresh = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
+        environment, fresh = self._make(self.num_envs, _SEED), self._make(self.num_envs, _SEED + 1)
         self._rollout(environment)
         starts = environment.reset(seed=_SEED + 1), fresh.reset()
         assert environment.seed == _SEED + 1, f"after reset(seed={_SEED + 1}), seed is {environment.seed}"
@@ -171,13 +177,15 @@ class EnvironmentContract:
 
     def test_loaded_environment_continues_bit_for_bit(self) -> None:
         """A state saved within an episode gives 50 equal steps, or new episodes if not replayable."""
-        environment, loaded = self.make(self.num_envs, _SEED), self.make(self.num_envs, _SEED + 1)
+        environment, loaded = self._make(self.num_envs, _SEED), self._make(self.num_envs, _SEED + 1)
         actions = self._actions(environment, 63)
         environment.reset()
         for action in actions[:13]:
             environment.apply_action(action)
         check_plain(environment.state_dict())
         loaded.load_state_dict(copy_state(environment.state_dict()))
+        if isinstance(loaded, _ValidActions):
+            loaded.observation = environment.observation
         if not environment.replayable:
             loaded.reset()
             return
@@ -188,7 +196,7 @@ class EnvironmentContract:
 
     def test_seed_and_actions_reproduce_episode(self) -> None:
         """`reset_to(episode_seeds)` and the same actions reproduce rewards, ends and observations under any seed."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         if environment.replayable:
             rollout = self._rollout(environment)
             for row in range(self.num_envs):
@@ -197,7 +205,7 @@ class EnvironmentContract:
 
     def test_reseed_works_only_before_first_reset(self) -> None:
         """`training_loop(seed=)` seeds environments that were built without a seed."""
-        environment, built = self.make(self.num_envs, None), self.make(self.num_envs, _SEED)
+        environment, built = self._make(self.num_envs, None), self._make(self.num_envs, _SEED)
         assert environment.seed is None, f"seed is {environment.seed}, not None, without a seed"
         environment.reseed(_SEED)
         environment.reset()
@@ -207,7 +215,7 @@ class EnvironmentContract:
 
     def test_invalid_actions_raise(self) -> None:
         """Acting before the first reset and actions for too many environments raise an error."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         action = self._actions(environment, 1)[0]
         check_refused(lambda: environment.apply_action(action), "acting before the first reset")
         environment.reset()
@@ -217,7 +225,7 @@ class EnvironmentContract:
 
     def test_reset_where_leaves_other_rows_unchanged(self) -> None:
         """`reset_where(mask)`, if present, begins the next episodes in the mask and leaves other rows unchanged."""
-        environment, twin, fresh = (self.make(self.num_envs, _SEED) for _ in range(3))
+        environment, twin, fresh = (self._make(self.num_envs, _SEED) for _ in range(3))
         if not hasattr(environment, "reset_where"):
             return
         environment.reset()
@@ -239,7 +247,7 @@ class EnvironmentContract:
 
     def test_apply_action_where_leaves_other_rows_unchanged(self) -> None:
         """`apply_action_where(action, mask)`, if present: two partial steps equal one full step."""
-        environment, twin = (self.make(self.num_envs, _SEED) for _ in range(2))
+        environment, twin = (self._make(self.num_envs, _SEED) for _ in range(2))
         if not hasattr(environment, "apply_action_where"):
             return
         current, _ = environment.reset(), twin.reset()
@@ -260,10 +268,16 @@ class EnvironmentContract:
 
     def test_close_twice(self) -> None:
         """`close` may be called twice."""
-        environment = self.make(self.num_envs, _SEED)
+        environment = self._make(self.num_envs, _SEED)
         environment.reset()
         environment.close()
         environment.close()
+
+    def _make(self, num_envs: int, seed: int | None) -> Any:
+        """Return new environments. If they have action masks, their invalid actions are replaced by valid ones."""
+        environment = self.make(num_envs, seed)
+        has_masks = entry(environment.single_observation_space, ACTION_MASK) is not None
+        return _ValidActions(environment) if has_masks else environment
 
     def _actions(self, environment: Any, steps: int | None = None) -> list[Tree]:
         return random_actions(environment, steps or self.steps)
@@ -279,7 +293,7 @@ class EnvironmentContract:
 
     def _check_replay(self, rollout: _Rollout, row: int, begin: int) -> int:
         """Replay the episode of environment `row` that began before step `begin`; return the step after its end."""
-        environment, rows = self.make(1, _SEED + 1), torch.tensor([row])
+        environment, rows = self._make(1, _SEED + 1), torch.tensor([row])
         first = environment.reset_to(rows_of(rollout.seeds[begin], rows))
         expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
         difference = first_difference(rows_of(expected, rows), first)
@@ -294,6 +308,50 @@ class EnvironmentContract:
             if ended:
                 return t + 1
         return self.steps
+
+
+class _ValidActions:
+    """Environments whose invalid actions are replaced by valid ones. The replacement depends on the mask only."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.observation: Tree = None  # the current observation
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name in ("reset", "reset_to", "reset_where"):
+            return functools.partial(self._begin, method)
+        return functools.partial(self._step, method) if name in ("apply_action", "apply_action_where") else method
+
+    def _begin(self, method: Callable[..., Tree], *args: Any, **kwargs: Any) -> Tree:
+        self.observation = method(*args, **kwargs)
+        return self.observation
+
+    def _step(self, method: Callable[..., TimeStep], action: Tree, *args: Any) -> TimeStep:
+        if self.observation is not None:
+            mask = self.observation[ACTION_MASK]
+            action = valid_actions(action, mask, self._inner.single_action_space)
+        time_step = method(action, *args)
+        self.observation = time_step.observation
+        return time_step
+
+
+def valid_actions(action: Tree, mask: Tree, space: spaces.Space[Any]) -> Tree:
+    """Return actions (N, *A) in which each invalid choice is replaced by a valid one, if the mask has one."""
+    inner = children(space)
+    if inner is not None:
+        return {k: valid_actions(x, mask[k], inner[k]) if k in mask else x for k, x in action.items()}
+    if len(action) != len(mask):  # refused by the environment
+        return action
+    low = torch.as_tensor(getattr(space, "start", getattr(space, "low", 0)), device=action.device)
+    index_NK, columns = (action - low).reshape(len(action), -1), []
+    for index_N, valid_NC in zip(index_NK.unbind(1), (mask != 0).split(choices(space), 1), strict=True):
+        count_N = valid_NC.sum(1)
+        order_NC = valid_NC.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # the valid ones first
+        other_N = order_NC.gather(1, (index_N % count_N.clamp(min=1))[:, None])[:, 0]
+        keep_N = valid_NC.gather(1, index_N[:, None])[:, 0] | (count_N == 0)
+        columns.append(torch.where(keep_N, index_N, other_N))
+    return (torch.stack(columns, 1).reshape(action.shape) + low).to(action.dtype)
 
 
 def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int = 4, steps: int = 200) -> None:

@@ -552,6 +552,7 @@ def test_config_contains_the_constructor_options() -> None:
         "num_envs": 2,
         "seed": 7,
         "info": {"mass": 1.0},
+        "action_mask": None,
         "replayable": True,
         "make_kwargs": {"max_episode_steps": 9},
     }

@@ -28,11 +28,14 @@ from rein.envs.base.contract import (
     checked_num_envs,
     restored,
 )
+from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, column, representation
 from rein.envs.gymnasium.history import ActionHistory
+from rein.envs.gymnasium.masks import warn_of_mask, with_mask
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, OPTIONS, explain
+from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
 
@@ -215,6 +218,9 @@ class GymnasiumEnvironment:
     Args:
         info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
             default also defines dtype and shape.
+        action_mask: add `info["action_mask"]` to the observation as the entry `action_mask`, so that agents choose
+            valid actions only. An observation that is not a Dict becomes the entry `observation`. False omits the
+            warning about an unused mask.
         replayable: whether a seed and actions reproduce an episode. False, for instance, if it depends on a clock.
         max_replay_steps: steps of an open episode that a resumed run can repeat.
 
@@ -233,6 +239,7 @@ class GymnasiumEnvironment:
         seed: int | None = None,
         *,
         info: Mapping[str, Any] | None = None,
+        action_mask: bool | None = None,
         replayable: bool = True,
         max_replay_steps: int = 1_000_000,
         **make_kwargs: Any,
@@ -245,7 +252,10 @@ class GymnasiumEnvironment:
         self._name = name_of(id_or_factory)
         self._make_kwargs = make_kwargs
         self._seeds = HostEpisodeSeeds(num_envs, seed)
-        self._envs = _make_all(id_or_factory, make_kwargs, num_envs)
+        self._envs: list[Any] = _make_all(id_or_factory, make_kwargs, num_envs)
+        self._action_mask = action_mask
+        if action_mask:
+            self._envs = [with_mask(environment, self._name) for environment in self._envs]
         self.single_observation_space = self._envs[0].observation_space
         self.single_action_space = self._envs[0].action_space
         self._observations = Codec("observation", self.single_observation_space)
@@ -255,6 +265,8 @@ class GymnasiumEnvironment:
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
         self._checked = False
+        self._warns = action_mask is None and ACTION_MASK not in self._info
+        self._warns = self._warns and entry(self.single_observation_space, ACTION_MASK) is None
 
     @property
     def seed(self) -> int | None:
@@ -279,6 +291,7 @@ class GymnasiumEnvironment:
             "num_envs": self.num_envs,
             "seed": self.seed,
             "info": {key: missing.tolist() for key, missing in self._info.items()},
+            "action_mask": self._action_mask,
             "replayable": self.replayable,
             "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
         }
@@ -423,13 +436,14 @@ class GymnasiumEnvironment:
             for index, result in zip(rows, results, strict=True):
                 check_parts(f"environment {index} of {self._name}", "step", result, STEP)
             raise
-        observation = final_observation = self._observed(observations, rows)
+        observation = final_observation = self._observations.stack(observations, rows)
         nothing = (False,) * len(rows)
         flags_3R = self._no_flags_3N[:, : len(rows)].copy()
         ended_2R = ended_flags(terminateds, truncateds, nothing, rows)
         if ended_2R is not None:
             flags_3R[:2] = ended_2R
             observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
+        self._check_masks(observation, rows)
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
@@ -457,7 +471,12 @@ class GymnasiumEnvironment:
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
         """Return the observations of the environments in `rows` (R,) as new tensors `(R, *O)`."""
-        return self._observations.stack(observations, rows)
+        observation = self._observations.stack(observations, rows)
+        self._check_masks(observation, rows)
+        return observation
+
+    def _check_masks(self, observation: Tree, rows: Sequence[int]) -> None:
+        check_masks(observation, self.single_observation_space, self.single_action_space, rows=rows)
 
     def _begin(self, seeds: Sequence[int]) -> Tree:
         rows = range(self.num_envs)
@@ -467,7 +486,7 @@ class GymnasiumEnvironment:
     def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
         for place in ended_R.nonzero()[0].tolist():
             observations[place] = self._begin_one(rows[place], self._seeds.advance(rows[place]))
-        return self._observed(observations, rows)
+        return self._observations.stack(observations, rows)
 
     def _begin_one(self, index: int, seed: int) -> Any:
         self._history.clear(index)
@@ -477,6 +496,9 @@ class GymnasiumEnvironment:
             self._note(error, index, ", in its reset")
             raise
         check_parts(f"environment {index} of {self._name}", "reset", result, RESET)
+        if self._warns:
+            self._warns = False
+            warn_of_mask(self._name, result[1])
         return result[0]
 
     def _replay(self, index: int, steps: int, taken: Tree) -> Any:
@@ -559,7 +581,7 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) 
     infos = info if isinstance(info, Mapping) else {}
     if filming:
         options = {**_camera(name, options), **options, "render_mode": "rgb_array"}
-    return GymnasiumEnvironment(name, num_envs, info=infos, **options)
+    return GymnasiumEnvironment(name, num_envs, info=infos, action_mask=bool(config.get("action_mask")), **options)
 
 
 def _camera(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

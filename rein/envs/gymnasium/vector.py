@@ -24,13 +24,16 @@ from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
 from rein.envs.base.contract import check_action, check_observation, checked_num_envs
+from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
 from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_parts, make, missing_values, name_of
+from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
 from rein.envs.gymnasium.workers import Workers, closed_on_error, in_processes, starting
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.networks.encoder import children
+from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
@@ -255,6 +258,8 @@ class GymnasiumVectorEnvironment:
         autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
         info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
             default also defines dtype and shape.
+        action_mask: add `info["action_mask"]` to the observation, as in `GymnasiumEnvironment`. Environments for which
+            `_action_mask` is False may choose every action.
         timeout: seconds that a call may take in processes; None for no limit.
 
     Raises:
@@ -274,10 +279,11 @@ class GymnasiumVectorEnvironment:
         *,
         autoreset_mode: AutoresetMode | str | None = None,
         info: Mapping[str, Any] | None = None,
+        action_mask: bool | None = None,
         timeout: float | None = None,
         **make_kwargs: Any,
     ) -> None:
-        self._info = missing_values(info)
+        self._info, self._action_mask = missing_values(info), action_mask
         self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
         self._make_kwargs = make_kwargs
         self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
@@ -302,6 +308,12 @@ class GymnasiumVectorEnvironment:
         self._observations = BatchCodec("observation", self.single_observation_space, observations, self.num_envs)
         self._actions = BatchCodec("action", self.single_action_space, actions, self.num_envs)
         self._finals = Codec("info.final_obs", self.single_observation_space)
+        self._warns = self._action_mask is None and ACTION_MASK not in self._info
+        self._warns = self._warns and entry(self.single_observation_space, ACTION_MASK) is None
+        masks = missing_masks(self._name, self._environment, self.single_action_space) if self._action_mask else None
+        self._masks = None if masks is None else BatchedMasks(self._name, masks, self.num_envs)
+        if masks is not None:
+            self.single_observation_space = folded_space(self.single_observation_space, masks)
 
     @classmethod
     def in_processes(
@@ -312,6 +324,7 @@ class GymnasiumVectorEnvironment:
         *,
         timeout: float | None = None,
         info: Mapping[str, Any] | None = None,
+        action_mask: bool | None = None,
         replayable: bool = False,
         **make_kwargs: Any,
     ) -> GymnasiumVectorEnvironment:
@@ -329,9 +342,9 @@ class GymnasiumVectorEnvironment:
             why = "environments in processes cannot repeat an episode on resume; use GymnasiumEnvironment"
             raise ValueError(f"in_processes(replayable={replayable}): {why}")
         missing = missing_values(info)  # checked before processes are started
-        source = in_processes(id_or_factory, num_envs, make_kwargs, missing)
+        source = in_processes(id_or_factory, num_envs, make_kwargs, missing, action_mask=bool(action_mask))
         with closed_on_error(source):
-            environment = cls(source, seed=seed, timeout=timeout, info=missing)
+            environment = cls(source, seed=seed, timeout=timeout, info=missing, action_mask=action_mask)
         environment._name = environment._workers.name = name_of(id_or_factory)
         environment._make_kwargs = make_kwargs
         return environment
@@ -362,6 +375,7 @@ class GymnasiumVectorEnvironment:
             "seed": self.seed,
             "autoreset_mode": self._mode.value,
             "info": {key: missing.tolist() for key, missing in self._info.items()},
+            "action_mask": self._action_mask,
             "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
         }
 
@@ -369,9 +383,15 @@ class GymnasiumVectorEnvironment:
         """Begin a new episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
-        observation, _ = self._parts("reset", RESET, seed=self._next_seeds())
+        observation, info = self._parts("reset", RESET, seed=self._next_seeds())
         self._resets_N = self._false_N
-        self._observation = self._observations.tensors(observation)
+        if self._warns:
+            self._warns = False
+            warn_of_mask(self._name, info)
+        if self._masks is not None:
+            check_has_mask(self._name, info)
+        self._observation = self._folded(self._observations.tensors(observation), info)
+        self._check_masks()
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -388,6 +408,7 @@ class GymnasiumVectorEnvironment:
         reward_N = np.where(valid_N, self._column("reward", reward, _FLOAT), np.float32(0.0))
         wanted = self._wanted(info, terminated_N | truncated_N)
         final_observation = self._conclude(self._observations.tensors(observation), info, terminated_N | truncated_N)
+        self._check_masks()
         return TimeStep(
             observation=self._observation,
             reward=torch.from_numpy(reward_N),
@@ -482,16 +503,28 @@ class GymnasiumVectorEnvironment:
     def _column(self, field: str, values: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         return array(field, values, dtype, (self.num_envs,))
 
-    def _conclude(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
-        """Reset ended episodes if the source does not. Sets the current observation and returns the final one."""
-        self._observation = observation
+    def _conclude(self, source: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
+        """Reset ended episodes if the source does not. Sets the current observation and returns the final one.
+
+        `source` and `info` are the observation, without the entry `action_mask`, and the infos of the step.
+        """
+        self._observation = observation = self._folded(source, info)
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets_N = ended_N
         elif ended_N.any():
             if self._mode is AutoresetMode.SAME_STEP:
-                return self._final_observation(observation, info, ended_N)
+                final_observation = self._final_observation(source, info, ended_N)
+                return _where(ended_N, self._folded(final_observation, info.get("final_info", {})), observation)
             self._observation = _where(ended_N, self._reset_where(ended_N), observation)
         return observation
+
+    def _folded(self, observation: Tree, info: Any) -> Tree:
+        """Return the observation with the action masks of `info`, if they are requested."""
+        return observation if self._masks is None else folded(observation, self._masks.read(info))
+
+    def _check_masks(self) -> None:
+        spaces_ = self.single_observation_space, self.single_action_space
+        check_masks(self._observation, *spaces_, must_act=~self._resets_N)
 
     def _reset_where(self, ended_N: np.ndarray[Any, Any]) -> Tree:
         """Reset ended episodes in the mode DISABLED."""
@@ -499,18 +532,18 @@ class GymnasiumVectorEnvironment:
         if self._takes_seeds:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         options = {"reset_mask": ended_N.copy()}  # new objects: the call modifies and may keep them
-        observation, _ = self._parts("reset", RESET, seed=seeds, options=options)
-        return self._observations.tensors(observation)
+        observation, info = self._parts("reset", RESET, seed=seeds, options=options)
+        return self._folded(self._observations.tensors(observation), info)
 
     def _final_observation(self, observation: Tree, info: Mapping[str, Any], ended_N: np.ndarray[Any, Any]) -> Tree:
-        """Return the final observations that the source returns in the mode SAME_STEP."""
+        """Return the final observations that the source returns in the mode SAME_STEP, in the rows that ended."""
         final = info.get("final_obs")
         if final is None:
             raise EnvironmentContractError(
                 f"info.final_obs: {self._name} must return it in the step in which an episode ends, got None"
             )
         if not (isinstance(final, np.ndarray) and final.dtype == object):
-            return _where(ended_N, self._observations.tensors(final), observation)
+            return self._observations.tensors(final)
         row_R = ended_N.nonzero()[0]
         rows = row_R.tolist()
         final_R = self._finals.stack([final[row] for row in rows], rows)

@@ -29,13 +29,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from rein.envs.base.contract import checked_num_envs
 from rein.envs.base.spaces import Codec, column
 from rein.envs.gymnasium.adapter import RESET, STEP, Source, check_parts, ended_flags, make, name_of, wanted_infos
+from rein.envs.gymnasium.masks import with_mask
 from rein.errors import WorkerDied, WorkerTimeout
+from rein.networks.reserved import ACTION_MASK
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +160,16 @@ class Workers:
 
 
 def in_processes(
-    source: Source, num_envs: int, make_kwargs: Mapping[str, Any], info: Mapping[str, np.ndarray[Any, Any]]
+    source: Source,
+    num_envs: int,
+    make_kwargs: Mapping[str, Any],
+    info: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    action_mask: bool = False,
 ) -> AsyncVectorEnv[Any, Any]:
-    """Start N processes with one environment each, in the mode DISABLED. `info` maps requested infos to defaults.
+    """Start N processes with one environment each, in the mode DISABLED.
+
+    `info` maps requested infos to defaults. `action_mask` adds masks to the observations, see `GymnasiumEnvironment`.
 
     Raises ValueError for an unknown id and for environments with different spaces, TypeError if `num_envs` is not an
     integer, and OSError for too few file descriptors. Raises WorkerDied if a process ends while it makes its
@@ -170,7 +180,7 @@ def in_processes(
     # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
     ends_with_parent = threading.current_thread() is threading.main_thread()
     singles = [
-        functools.partial(_make_in_worker, os.getpid(), ends_with_parent, index, source, make_kwargs, info)
+        functools.partial(_make_in_worker, os.getpid(), ends_with_parent, index, source, make_kwargs, info, action_mask)
         for index in range(num_envs)
     ]
     with starting():
@@ -250,6 +260,7 @@ def _make_in_worker(
     source: Source,
     make_kwargs: Mapping[str, Any],
     info: Mapping[str, np.ndarray[Any, Any]],
+    action_mask: bool,
 ) -> Any:
     """Make environment `index`. A worker ignores Ctrl-C and ends together with the process `main`."""
     if os.getpid() != main:
@@ -258,14 +269,16 @@ def _make_in_worker(
         if ends_with_parent and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     made = make(source, make_kwargs)
+    if action_mask:
+        made = with_mask(made, name_of(source))
     return _Checked(made, index, name_of(source), info) if isinstance(made, gymnasium.Env) else made
 
 
 class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Check results as `GymnasiumEnvironment` does, before Gymnasium casts them or writes them to shared memory.
 
-    Only the requested infos are passed on. All errors are picklable: Gymnasium pickles them in a thread, which loses
-    other errors.
+    Only the requested infos are passed on, and after a reset whether there is an action mask. All errors are picklable:
+    Gymnasium pickles them in a thread, which loses other errors.
     """
 
     def __init__(self, env: Any, index: int, name: str, info: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -279,11 +292,12 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             result = self.env.reset(**kwargs)
             check_parts(self._who, "reset", result, RESET)
             self._observations.stack([result[0]], self._rows)
-            return result[0], {}
+            has_mask = isinstance(result[1], Mapping) and ACTION_MASK in result[1]
+            return result[0], {ACTION_MASK: True} if has_mask else {}
 
     def step(self, action: Any) -> Any:
         with _portable():
-            result = self.env.step(action)
+            result = self.env.step(_as_arrays(self.env.action_space, action))
             check_parts(self._who, "step", result, STEP)
             observation, reward, terminated, truncated, info = result
             self._observations.stack([observation], self._rows)
@@ -298,6 +312,15 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     def render(self) -> Any:
         with _portable():
             return self.env.render()
+
+
+def _as_arrays(space: spaces.Space[Any], action: Any) -> Any:
+    """Return an action with arrays for every Box. For the shape (), Gymnasium passes scalars."""
+    if isinstance(space, spaces.Dict):
+        return {key: _as_arrays(part, action[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_as_arrays(part, value) for part, value in zip(space.spaces, action, strict=True))
+    return np.asarray(action) if isinstance(space, spaces.Box) else action
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from rein.envs.base.contract import restored
 from rein.envs.base.spaces import layout, tensor_dtype
 from rein.envs.wrappers.base import Wrapper, may_hold, where_inside, where_rows
 from rein.networks.encoder import Flatten, children
+from rein.networks.reserved import RESERVED, visible, visible_space
 from rein.ops.trees import map_tree
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
@@ -26,18 +27,22 @@ class FlattenObservation(Wrapper):
     """Flatten observations to float32 vectors (F,), as `gymnasium.spaces.flatten` does.
 
     Each Discrete and each entry of a MultiDiscrete becomes a one-hot vector. The parts of a Dict or Tuple are
-    concatenated in order.
+    concatenated in order. The entries `action_mask` and `critic_observation` stay as they are, and the vector is then
+    the entry `observation`.
     """
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
-        flat: Any = spaces.flatten_space(inner.single_observation_space)
-        self._space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-        self._flat = Flatten(inner.single_observation_space, inner.device)
+        space = visible_space(inner.single_observation_space)
+        flat: Any = spaces.flatten_space(space)
+        flat = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+        reserved = _reserved(inner.single_observation_space)
+        self._space = spaces.Dict({"observation": flat, **reserved}) if reserved else flat
+        self._flatten = Flatten(space, inner.device)
 
     @property
-    def single_observation_space(self) -> spaces.Box:
-        """Box (F,) float32."""
+    def single_observation_space(self) -> spaces.Space[Any]:
+        """Box (F,) float32, or a Dict with it and the reserved entries."""
         return self._space
 
     @property
@@ -45,23 +50,27 @@ class FlattenObservation(Wrapper):
         """Constructor options, as JSON values."""
         return self._config()
 
-    def _begin(self, observation: Tree, mask: Tensor | None) -> Tensor:
+    def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
         return self._flat(observation)
+
+    def _flat(self, observation: Tree) -> Tree:
+        flat_NF, reserved = self._flatten(visible(observation)), _reserved(observation)
+        return {"observation": flat_NF, **reserved} if reserved else flat_NF
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
-        final_NF = self._flat(time_step.final_observation)
+        final_observation = self._flat(time_step.final_observation)
         same = time_step.observation is time_step.final_observation
-        observation_NF = final_NF if same else self._flat(time_step.observation)
-        return time_step._replace(observation=observation_NF, final_observation=final_NF)
+        observation = final_observation if same else self._flat(time_step.observation)
+        return time_step._replace(observation=observation, final_observation=final_observation)
 
 
 class FrameStack(Wrapper):
     """Stack the last `length` observations, oldest first, along a new first axis: `(L, *O)`.
 
     A stack contains observations of one episode only. At the start of an episode it is the first observation `length`
-    times. `final_observation` is the stack after the last step. Each observation is kept in memory once. Raises
-    ValueError for a length below 1.
+    times. `final_observation` is the stack after the last step. Each observation is kept in memory once. The entries
+    `action_mask` and `critic_observation` are not stacked. Raises ValueError for a length below 1.
     """
 
     def __init__(self, inner: Environment, length: int = 4) -> None:
@@ -69,8 +78,12 @@ class FrameStack(Wrapper):
             raise ValueError(f"FrameStack(length={length}): give 1 or more")
         self.inner = inner
         self.length = length
-        self._space = stacked_space(inner.single_observation_space, length)
-        self._frames = [_zeros(inner.single_observation_space, inner.num_envs, inner.device)] * length
+        reserved = _reserved(inner.single_observation_space)
+        space = _stacked_part(inner.single_observation_space)
+        self._space = stacked_space(space, length)
+        if reserved:
+            self._space = spaces.Dict({**self._space.spaces, **reserved})  # type: ignore[attr-defined]  # a Dict
+        self._frames = [_zeros(space, inner.num_envs, inner.device)] * length
 
     @property
     def single_observation_space(self) -> spaces.Space[Any]:
@@ -96,14 +109,14 @@ class FrameStack(Wrapper):
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
         if mask is None:
-            self._frames = [observation] * self.length
+            self._frames = [_stacked_part(observation)] * self.length
         else:
             self._restart(mask, observation)
-        return self._stack()
+        return _with_reserved(self._stack(), observation)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
-        frames = [*self._frames[1:], time_step.final_observation]
+        frames = [*self._frames[1:], _stacked_part(time_step.final_observation)]
         ended_N = time_step.terminated | time_step.truncated
         began_N = ended_N | ~time_step.valid  # an invalid row that was stepped is a reset
         if mask is not None:
@@ -112,17 +125,40 @@ class FrameStack(Wrapper):
         self._frames = frames
         stack = self._stack()
         if not may_hold(began_N):
+            stack = _with_reserved(stack, time_step.final_observation)
             return time_step._replace(observation=stack, final_observation=stack)
         self._restart(began_N, time_step.observation)
         observation = self._stack()
-        final_observation = where_rows(ended_N, stack, observation)
-        return time_step._replace(observation=observation, final_observation=final_observation)
+        final_observation = _with_reserved(where_rows(ended_N, stack, observation), time_step.final_observation)
+        return time_step._replace(
+            observation=_with_reserved(observation, time_step.observation), final_observation=final_observation
+        )
 
     def _restart(self, began_N: Tensor, observation: Tree) -> None:
-        self._frames = [where_rows(began_N, observation, frame) for frame in self._frames]
+        first = _stacked_part(observation)
+        self._frames = [where_rows(began_N, first, frame) for frame in self._frames]
 
     def _stack(self) -> Tree:
         return map_tree(lambda *frames: torch.stack(frames, 1), *self._frames)
+
+
+def _reserved(tree: Any) -> dict[str, Any]:
+    """Return the reserved entries of an observation or an observation space."""
+    parts = tree.spaces if isinstance(tree, spaces.Dict) else tree
+    return {name: parts[name] for name in sorted(RESERVED) if name in parts} if isinstance(parts, Mapping) else {}
+
+
+def _stacked_part(tree: Any) -> Any:
+    """Return an observation or an observation space without its reserved entries."""
+    if not _reserved(tree):
+        return tree
+    parts = tree.spaces if isinstance(tree, spaces.Dict) else tree
+    others = {name: part for name, part in parts.items() if name not in RESERVED}
+    return spaces.Dict(others) if isinstance(tree, spaces.Dict) else others
+
+
+def _with_reserved(stack: Tree, observation: Tree) -> Tree:
+    return {**stack, **_reserved(observation)} if _reserved(observation) else stack
 
 
 def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
