@@ -19,7 +19,7 @@ from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_fo
 from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
-from rein.networks.reserved import Features, inputs_of
+from rein.networks.reserved import Features, Inputs, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core, for example functools.partial(LSTM, features=64)
@@ -56,7 +56,9 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        self.preprocess = Preprocessor(
+            observation_space, generator.device, normalize=normalize_observation, masks=True, **scaling
+        )
         self.encoder = encoder_for(observation_space, generator, encoder)
         inputs = features_of(self.encoder, self.preprocess.features)
         members = 1 if shared else 2
@@ -74,42 +76,45 @@ class ActorCritic(nn.Module):
         """Size C of the carry; 0 without a core."""
         return sum(core.carry_size for core in self.cores)  # type: ignore[misc]  # nn.Module does not declare the `carry_size` of a core
 
-    def forward(self, x_BF: Tensor) -> tuple[Distribution, Tensor]:
+    def forward(self, x: Features) -> tuple[Distribution, Tensor]:
         """Return the distribution over actions and the value (B,). Only for networks without a core."""
-        return self._heads(*self._hidden(x_BF).unbind(0))
+        inputs = inputs_of(x)
+        return self._heads(inputs, *self._hidden(inputs.features).unbind(0))
 
-    def step(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor, Tensor | None]:
+    def step(self, x: Features, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor, Tensor | None]:
         """Return the distribution, the value (N,), and the carry after this step."""
         if carry_NC is None:
-            return *self(x_NF), None
-        hidden_KNH = self._hidden(x_NF)
+            return *self(x), None
+        inputs = inputs_of(x)
+        hidden_KNH = self._hidden(inputs.features)
         stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]  # see above
-        distribution, value_N = self._heads(*(y for y, _ in stepped))
+        distribution, value_N = self._heads(inputs, *(y for y, _ in stepped))
         return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
-    def sequence(self, x_TNF: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
+    def sequence(self, x: Features, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
         """Return the results of `step` at each of T steps, starting with this carry. A reset zeroes the carry."""
-        steps, num_envs = x_TNF.shape[:2]
-        hidden_KTNH = self._hidden(x_TNF.flatten(0, 1)).unflatten(1, (steps, num_envs))
+        inputs = inputs_of(x)
+        hidden_KTNH = self._hidden(inputs.features.flatten(0, 1)).unflatten(1, reset_TN.shape)
         seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # see above
-        return self._heads(*seen)
+        return self._heads(inputs, *seen)
 
-    def look(self, x: Tensor, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
+    def look(self, x: Features, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
         """Return the results for rows (B, F), or for sequences (T, N, F) if a carry and resets are given."""
         return self(x) if carry_NC is None or reset_TN is None else self.sequence(x, carry_NC, reset_TN)
 
-    def policy(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
+    def policy(self, x: Features, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
         """Return only the distribution, and the carry after this step."""
         if carry_NC is None:
-            return self.policy_head(self._member(0, x_NF)), None
-        distribution, _, carry_NC = self.step(x_NF, carry_NC)
+            inputs = inputs_of(x)
+            return self.policy_head(self._member(0, inputs.features), inputs.action_mask), None
+        distribution, _, carry_NC = self.step(x, carry_NC)
         return distribution, carry_NC
 
-    def value(self, x_NF: Tensor, carry_NC: Tensor | None = None) -> Tensor:
+    def value(self, x: Features, carry_NC: Tensor | None = None) -> Tensor:
         """Return only the value (N,)."""
         if carry_NC is not None:
-            return self.step(x_NF, carry_NC)[1]
-        return self.value_head(self._member(self.hidden.members - 1, x_NF)).squeeze(-1)
+            return self.step(x, carry_NC)[1]
+        return self.value_head(self._member(self.hidden.members - 1, inputs_of(x).features)).squeeze(-1)
 
     def _hidden(self, x_BF: Tensor) -> Tensor:
         return self.hidden(through(self.encoder, x_BF))
@@ -117,8 +122,9 @@ class ActorCritic(nn.Module):
     def _member(self, k: int, x_BF: Tensor) -> Tensor:
         return self.hidden.member(k, through(self.encoder, x_BF))
 
-    def _heads(self, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
-        return self.policy_head(actor), self.value_head(actor if critic is None else critic).squeeze(-1)
+    def _heads(self, inputs: Inputs, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
+        value = self.value_head(actor if critic is None else critic).squeeze(-1)
+        return self.policy_head(actor, inputs.action_mask), value
 
     def _with_carry(self, x_K: Tensor, carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
         """Return each core with its input and its part of the carry."""

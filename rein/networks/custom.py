@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rein.networks.encoder import Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
+from rein.networks.reserved import Features, inputs_of
 from rein.ops.distributions import Distribution
 from rein.types import Tree
 
@@ -51,15 +52,17 @@ class ObservationNetwork(nn.Module):
         generator: torch.Generator,
         hidden: Sequence[int],
         activation: str,
+        *,
+        masks: bool = False,
     ) -> None:
         super().__init__()
-        self.preprocess = Preprocessor(observation_space, generator.device)
+        self.preprocess = Preprocessor(observation_space, generator.device, masks=masks)
         self.encoder = encoder_for(observation_space, generator)
         self.hidden = Stack(1, features_of(self.encoder, self.preprocess.features), hidden, activation, generator)
 
-    def features(self, observation: Tree) -> Tensor:
-        """Return the features (B, H) of observations (B, ...)."""
-        return self.hidden(through(self.encoder, self.preprocess(observation)))[0]
+    def features(self, x: Features) -> Tensor:
+        """Return the features (B, H) of preprocessed observations."""
+        return self.hidden(through(self.encoder, inputs_of(x).features))[0]
 
 
 class ActorNetwork(ObservationNetwork):
@@ -73,12 +76,13 @@ class ActorNetwork(ObservationNetwork):
         hidden: Sequence[int],
         activation: str,
     ) -> None:
-        super().__init__(observation_space, generator, hidden, activation)
+        super().__init__(observation_space, generator, hidden, activation, masks=True)
         self.head = action_head(self.hidden.features, action_space, generator, squash=None)
 
     def forward(self, observation: Tree) -> ActionDistribution:
         """Return the distribution over actions."""
-        return ActionDistribution(self.head, self.head(self.features(observation)))
+        x = self.preprocess(observation)
+        return ActionDistribution(self.head, self.head(self.features(x), inputs_of(x).action_mask))
 
 
 class ValueNetwork(ObservationNetwork):
@@ -98,7 +102,7 @@ class ValueNetwork(ObservationNetwork):
 
     def forward(self, observation: Tree) -> Tensor:
         """Return the values."""
-        values = self.head(self.features(observation))
+        values = self.head(self.features(self.preprocess(observation)))
         return values.squeeze(-1) if self._of_states else values
 
 
@@ -115,8 +119,8 @@ def actor(
     The distribution has `sample(generator)`, `mode()`, `log_prob(action)` and `entropy()`. It is categorical for
     Discrete, MultiDiscrete and MultiBinary actions and for integers of a Box. For other Boxes it is a Gaussian,
     squashed by tanh if the bounds are finite. The components of a Dict or Tuple are independent, and their actions are
-    a dictionary. Images go through convolutions, other observations are flattened. Parameters are drawn from
-    `generator`.
+    a dictionary. Images go through convolutions, other observations are flattened. If observations have the entry
+    `action_mask`, invalid actions have probability 0. Parameters are drawn from `generator`.
     """
     return ActorNetwork(observation_space, action_space, generator, hidden, activation)
 

@@ -1,6 +1,6 @@
 """Heads: networks from features to a distribution over actions, and checks of the bounds of continuous actions.
 
-Shapes: B rows, H features, A dimensions of an action.
+Shapes: B rows, H features, A dimensions of an action, L choices of all integers of an action.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ class DiscreteHead(nn.Module):
             "start", torch.as_tensor(start, dtype=torch.int64, device=generator.device), persistent=False
         )
 
-    def forward(self, features_BH: Tensor) -> Distribution:
-        """Return a Categorical or MultiDiscrete distribution."""
-        return self.distribution(self.linear(features_BH))
+    def forward(self, features_BH: Tensor, mask_BL: Tensor | None = None) -> Distribution:
+        """Return a Categorical or MultiDiscrete distribution over the choices that the boolean mask allows."""
+        return self.distribution(self.linear(features_BH), mask_BL)
 
-    def distribution(self, logits: Tensor) -> Distribution:
+    def distribution(self, logits: Tensor, mask: Tensor | None = None) -> Distribution:
         """Return the distribution for an output of `linear`."""
-        return Categorical.from_logits(logits) if self.single else MultiDiscrete.from_logits(logits, self.sizes)
+        if self.single:
+            return Categorical.from_logits(logits, mask)
+        return MultiDiscrete.from_logits(logits, self.sizes, mask)
 
     def to_action(self, distribution: Distribution, sample: Tensor) -> Tensor:
         """Convert a sample to an action, `(N, *A)`, which counts from the smallest value in the space."""
@@ -118,11 +120,11 @@ class ContinuousHead(nn.Module):
         for name, bound in (("low", space.low), ("high", space.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
 
-    def forward(self, features_BH: Tensor) -> Distribution:
-        """Return a clipped Normal, a SquashedNormal, or a BallNormal."""
+    def forward(self, features_BH: Tensor, mask: None = None) -> Distribution:
+        """Return a clipped Normal, a SquashedNormal, or a BallNormal. Continuous actions have no mask."""
         return self.distribution(self.linear(features_BH))
 
-    def distribution(self, output: Tensor) -> Distribution:
+    def distribution(self, output: Tensor, mask: None = None) -> Distribution:
         """Return the distribution for an output of `linear`."""
         mean, log_std = output.chunk(2, -1) if self.state_dependent_std else (output, self.log_std)
         if self.squash == "ball":
@@ -148,9 +150,10 @@ class ProductHead(nn.Module):
         self.names = tuple(heads)
         self.heads = nn.ModuleList(heads.values())
 
-    def forward(self, features_BH: Tensor) -> Product:
-        """Return a Product of the distributions of all heads."""
-        return Product({name: head(features_BH) for name, head in self._named()})
+    def forward(self, features_BH: Tensor, masks: Mapping[str, Tree] | None = None) -> Product:
+        """Return a Product of the distributions of all heads. Components without a mask are not restricted."""
+        masks = masks or {}
+        return Product({name: head(features_BH, masks.get(name)) for name, head in self._named()})
 
     def to_action(self, distribution: Any, sample: Tree) -> Tree:
         """Convert a sample to an action. Returns the sample itself if no component changes."""

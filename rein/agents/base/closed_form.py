@@ -70,13 +70,14 @@ def policy_gradient(
     """
     if not _covers(networks, coefficients):
         return None
-    top_KMH, saved = stack_forward(batch.features, networks.hidden.layers, networks.hidden.activation)
+    inputs = inputs_of(batch.features)
+    top_KMH, saved = stack_forward(inputs.features, networks.hidden.layers, networks.hidden.activation)
     actor_MH, critic_MH = top_KMH[0], top_KMH[-1]
     head: Any = networks.policy_head
     value_head = networks.value_head
     output_MA = head.linear(actor_MH)
     value_M = F.linear(critic_MH, value_head.weight, value_head.bias).squeeze(-1)
-    distribution = head.distribution(output_MA)
+    distribution = head.distribution(output_MA, inputs.action_mask)
     log_prob_M = distribution.log_prob(batch.sample)
 
     weight = _row_weight(batch, share)
@@ -88,6 +89,8 @@ def policy_gradient(
     if isinstance(coefficients.entropy, Tensor) or coefficients.entropy != 0.0:
         entropy_weight_M = (torch.ones_like(slope_M) * weight) * -coefficients.entropy
     grad_output_MA, grad_log_std = _policy_score(distribution, batch.sample, slope_M, entropy_weight_M)
+    if inputs.action_mask is not None:
+        grad_output_MA.masked_fill_(~inputs.action_mask, 0.0)
     grad_value_M1 = (value_M - batch.target).mul_(weight * coefficients.value).unsqueeze(-1)
 
     grad_top_KMH = torch.empty_like(top_KMH)

@@ -21,6 +21,7 @@ from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
+from rein.networks.reserved import inputs_of
 from rein.ops.backend import graph
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
@@ -102,7 +103,8 @@ class OnPolicyAgent(NetworkAgent):
         """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
-            self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
+            rows = len(inputs_of(x).features)
+            self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
         distribution, self.carry = self.networks.policy(x, self.carry)
         sample = distribution.sample(self.generator) if explore else distribution.mode()
         return self.networks.policy_head.to_action(distribution, sample)
@@ -121,8 +123,9 @@ class OnPolicyAgent(NetworkAgent):
         """Return the distribution and the values. The carry advances in `record_observation`."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
-            self.carry = torch.zeros(len(x), self.networks.carry_size, dtype=torch.float32, device=self.device)
-            self.carry_reset = torch.ones(len(x), dtype=torch.bool, device=self.device)
+            rows = len(inputs_of(x).features)
+            self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
+            self.carry_reset = torch.ones(rows, dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self.carry)
         return distribution, value_N
 
@@ -156,7 +159,10 @@ class OnPolicyAgent(NetworkAgent):
             distribution, value_N = self._evaluate(transition.observation)
             sample = self.networks.policy_head.from_action(distribution, transition.action)
             action = self.networks.policy_head.to_action(distribution, sample)
-            return _extras(distribution, value_N, sample, action)
+            extras = _extras(distribution, value_N, sample, action)
+            if self.networks.preprocess.masks:
+                _check_allowed(extras["log_prob"], transition.valid)
+            return extras
 
     def _reset_carry(self, mask_N: Tensor, carry_NC: Tensor) -> None:
         """Set the carry, zeroed in the environments of the mask."""
@@ -201,7 +207,7 @@ class OnPolicyAgent(NetworkAgent):
         shaped = (lambda x: x) if recurrent else torch.flatten
         features = self.networks.preprocess(rollout.flat("observation"))
         return Batch(
-            features=features.unflatten(0, advantage_TN.shape) if recurrent else features,
+            features=map_tree(lambda x: x.unflatten(0, advantage_TN.shape), features) if recurrent else features,
             sample=take("sample" if "sample" in rollout else "action"),
             log_prob=take("log_prob"),
             value=take("value"),
@@ -221,6 +227,16 @@ class OnPolicyAgent(NetworkAgent):
 def _extras(distribution: Distribution, value_N: Tensor, sample: Tree, action: Tree) -> dict[str, Tree]:
     extras = {"value": value_N, "log_prob": distribution.log_prob(sample)}
     return extras if sample is action else extras | {"sample": sample}
+
+
+def _check_allowed(log_prob_N: Tensor, valid_N: Tensor) -> None:
+    """Raise ValueError if a valid row has an action that its mask does not allow."""
+    masked_N = (log_prob_N < torch.finfo(log_prob_N.dtype).min / 4) & valid_N
+    if bool(masked_N.any()):
+        raise ValueError(
+            f"the action of environment {int(masked_N.nonzero()[0])} is not valid according to its action_mask: "
+            "choose a valid action"
+        )
 
 
 def _is_ours(value: Tree, ours: Tree) -> bool:

@@ -87,7 +87,8 @@ class MultiDiscrete(NamedTuple):
         if sum(sizes) != logits_NL.shape[-1]:
             raise ValueError(f"sizes {tuple(sizes)} add up to {sum(sizes)}, but a row has {logits_NL.shape[-1]} logits")
         parts = _mask(logits_NL, mask_NL).split(list(sizes), -1)
-        lowest, most = _lowest(logits_NL), max(sizes)
+        # lower than masked choices, so that an integer without an allowed choice is uniform over its own choices
+        lowest, most = 1.5 * _lowest(logits_NL), max(sizes)
         padded = [F.pad(part, (0, most - part.shape[-1]), value=lowest) for part in parts]
         return MultiDiscrete(_log_softmax(torch.stack(padded, -2)))
 
