@@ -163,7 +163,7 @@ class Checkpoints:
             try:
                 yield read_checkpoint(path)
             except CheckpointError as error:
-                logger.warning("%s; using the checkpoint before it", error)
+                logger.warning("%s; skipping this checkpoint", error)
 
     def _writer(self) -> Writer:
         if not self._writers:

@@ -32,6 +32,7 @@ from rein.agents.td3 import TD3
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.contract import check_action
 from rein.episodes.random_policy import RandomPolicy
+from rein.networks.encoder import tensors_of
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract, EnvironmentContract
@@ -167,6 +168,8 @@ def test_actions_are_in_the_space_and_updates_are_finite(kind: Any, space: space
         metrics = agent.optimize_model()
         observation = step.observation
     assert agent.updates and all(value.isfinite() for value in metrics.values())
+    gaussian = any(isinstance(part, spaces.Box) and part.dtype.kind == "f" for _, part in tensors_of(space))
+    assert ("log_std" in metrics) == gaussian
 
 
 @each_space

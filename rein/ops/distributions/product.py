@@ -25,6 +25,15 @@ class Product(NamedTuple):
 
     factors: Mapping[str, Any]  # distributions over the components
 
+    @property
+    def log_std(self) -> Tensor | None:
+        """Log standard deviations of all Gaussian factors, `(..., A)`; None without one."""
+        found = [factor.log_std for factor in self.factors.values() if getattr(factor, "log_std", None) is not None]
+        if not found:
+            return None
+        rows = torch.broadcast_shapes(*(each.shape[:-1] for each in found))
+        return torch.cat([each.expand(*rows, each.shape[-1]) for each in found], -1)
+
     def noise(self, generator: torch.Generator) -> dict[str, Tree]:
         """Draw the random numbers of all factors, in their order."""
         return {key: factor.noise(generator) for key, factor in self.factors.items()}

@@ -150,3 +150,13 @@ def test_compiled_function_accepts_a_product() -> None:
     distribution = product()
     sample = distribution.sample(generator(0, "agent"))
     close(torch.compile(loss, backend="eager")(distribution, sample), loss(distribution, sample))
+
+
+def test_log_std_joins_all_gaussian_factors() -> None:
+    normal = Normal(torch.zeros(5, 2), torch.tensor([-1.0, 0.5]))
+    wide = Normal(torch.zeros(5, 1), torch.full((5, 1), 0.25))
+    discrete = Categorical.from_logits(torch.zeros(5, 3))
+    log_std = Product({"a": normal, "b": Product({"c": wide, "d": discrete})}).log_std
+    assert log_std is not None
+    assert torch.equal(log_std, torch.tensor([-1.0, 0.5, 0.25]).expand(5, 3))
+    assert Product({"d": discrete}).log_std is None
