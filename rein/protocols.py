@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rein.types import TimeStep, Trajectory, Transition, Tree
+from rein.types import Group, TimeStep, Trajectory, Transition, Tree
 
 
 @runtime_checkable
@@ -123,6 +123,26 @@ class PartlySteppable(Protocol):
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
         """Step the rows where `mask` `(N,)` is True; `action` `(N, *A)` has all rows."""
+        ...
+
+
+@runtime_checkable
+class Worlds(Protocol):
+    """Multi-agent environment: W worlds of A agents are W * A rows. Test wrappers with `hasattr`, see `Wrapper`.
+
+    Row `world * A + agent` belongs to one agent. All rows of a world have the same episode seed, and a world resets as
+    a whole: when all its agents have ended. Until then, the row of an agent that has ended repeats its last
+    observation, with reward 0 and `valid` False. Methods with a mask (N,) apply to every world with a row in the mask.
+    """
+
+    @property
+    def worlds(self) -> int:
+        """Number of worlds, W."""
+        ...
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """Groups of agents by name, for statistics. Empty if all agents are of the same kind."""
         ...
 
 

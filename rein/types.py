@@ -93,6 +93,14 @@ class StepState(NamedTuple):
     metrics: Mapping[str, Any] | None = None  # metrics that optimize_model returned in this step
 
 
+class Group(NamedTuple):
+    """Agents of the same kind in all worlds of a multi-agent environment."""
+
+    rows: Tensor  # (R,) int64, rows of these agents
+    observation_space: Any  # gymnasium.spaces.Space of these agents, before any padding to the space of a row
+    action_space: Any  # the same for actions
+
+
 class Episodes(NamedTuple):
     """Finished episodes, one row each, in the order of their ends; numpy arrays."""
 

@@ -93,7 +93,10 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     recipe = find(name)
     if "data" in inspect.signature(recipe).parameters:  # such a recipe would read or record another run
         return None
-    return call(recipe, parse(recipe, f"rein train {name}", [], {**options, "num_envs": num_envs_of(run), **given}))
+    options = {**options, "num_envs": num_envs_of(run), **given}
+    if "worlds" in options:  # their number is that of the recipe
+        del options["num_envs"]
+    return call(recipe, parse(recipe, f"rein train {name}", [], options))
 
 
 def num_envs_of(run: Run | Described) -> int:
@@ -148,6 +151,9 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
             raise _NotOurs(f"its environment {kind} is not part of rein" if kind else "run.json names no environment")
         if "inner" not in config:
             known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
+            if "worlds" in config:
+                agents = own_environments()[kind](**{**config, "worlds": 1}).num_envs
+                known["worlds"] = -(-known.pop("num_envs") // agents)
             return own_environments()[kind](**{**config, **known})
         inner = _built(_described(config.pop("inner")), given, filming, depth + 1)
         return inner if kind == _FILMING else own_environments()[kind](inner, **config)

@@ -61,10 +61,10 @@ def _options(
     built = environment_of(stored, environment, filming=video is not None)
     with contextlib.closing(built):
         if target is None:
-            results = replay(built, episodes)
+            results = replay(built, episodes, run=stored)
         else:
             with film(target, built, fps) as add:
-                results = replay(built, episodes, film=add)
+                results = replay(built, episodes, film=add, run=stored)
     for result in results:
         say(_result_line(result))
     if video is not None:

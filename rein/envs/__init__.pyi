@@ -4,11 +4,13 @@ from rein.envs import probes as probes
 from rein.envs import wrappers as wrappers
 from rein.envs.acrobot import Acrobot as Acrobot
 from rein.envs.base.simulation import SimulatedEnvironment as SimulatedEnvironment
+from rein.envs.base.worlds import SimulatedWorlds as SimulatedWorlds
 from rein.envs.cartpole import CartPole as CartPole
 from rein.envs.gridworld import Gridworld as Gridworld
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment as GymnasiumEnvironment
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment as GymnasiumVectorEnvironment
 from rein.envs.mountain_car import MountainCar as MountainCar
 from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuous
+from rein.envs.navigation import Navigation as Navigation
 from rein.envs.pendulum import Pendulum as Pendulum
 from rein.envs.turtleworld import Turtleworld as Turtleworld

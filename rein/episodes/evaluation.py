@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_integers
+from rein.envs.base.contract import agents_per_world, check_integers
 from rein.envs.base.masks import check_masks
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
@@ -67,6 +67,21 @@ class Evaluation(NamedTuple):
         """Highest return."""
         return float(self.episode_return.max())
 
+    def world_returns(self, environment: Environment) -> Tensor:
+        """Return the sums of the returns of all agents of each multi-agent world, (K,) float64.
+
+        `environment` is the one that was evaluated.
+        """
+        return self.episode_return.view(-1, agents_per_world(environment)).sum(1)
+
+    def group_returns(self, environment: Any) -> dict[str, Tensor]:
+        """Return the returns of the agents of each group by name, float64. `environment` is the one evaluated."""
+        row_E = torch.arange(len(self.seed), device=self.seed.device) % environment.num_envs
+        return {
+            name: self.episode_return[torch.isin(row_E, group.rows.to(row_E))]
+            for name, group in environment.groups.items()
+        }
+
 
 @check_keywords
 def evaluate(
@@ -86,7 +101,8 @@ def evaluate(
     Args:
         policy: Policy or agent.
         environment: Environment with N rows.
-        episodes: Number of episodes, E.
+        episodes: Number of episodes, E. In multi-agent worlds each agent has an episode, and E is rounded up to whole
+            worlds.
         max_episode_steps: Truncate episodes after this number of steps. None sets no limit.
         recorder: Records all episodes.
         episode_seeds: Seeds (E,) of the episodes to play, in environments that are `Replayable`. Default: new episodes
@@ -102,6 +118,7 @@ def evaluate(
     check_parts(acting, environment)
     if not isinstance(episodes, numbers.Integral) or episodes < 1:
         raise ValueError(f"evaluate(episodes={episodes!r}): expected an integer of at least 1")
+    episodes = in_whole_worlds(environment, episodes)
     if max_episode_steps is not None and max_episode_steps < 1:
         raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): expected at least 1, or None for no limit")
     if episode_seeds is not None and episode_seeds.shape != (episodes,):
@@ -117,6 +134,12 @@ def evaluate(
             result = _play(acting, environment, max_episode_steps, recorder, round)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def in_whole_worlds(environment: Environment, episodes: int) -> int:
+    """Return the number of episodes, rounded up to whole multi-agent worlds."""
+    agents = agents_per_world(environment)
+    return -(-episodes // agents) * agents
 
 
 def greedy_policy(policy: Any) -> Any:

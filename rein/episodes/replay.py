@@ -1,19 +1,24 @@
 """Replay stored episodes and compare them bit by bit.
 
-Shapes: L transitions of an episode, N environments, O an observation, A an action. All arrays are on the CPU.
+Shapes: L transitions of an episode, N environments, O an observation, A an action, K agents of a world (1 without
+multi-agent worlds). All arrays are on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from rein.envs.base.contract import agents_per_world
 from rein.episodes.step import step_active
 from rein.ops.trees import map_tree, to_device
 from rein.types import TimeStep, Tree
+
+if TYPE_CHECKING:
+    from rein.store.reader import Run
 
 _Path = tuple[str, ...]  # ("observation", "camera")
 _HALF = (torch.float16, torch.bfloat16)  # stores convert these to float32
@@ -71,18 +76,24 @@ class Replay(NamedTuple):
 
 
 def replay(
-    environment: Any, episodes: Sequence[Recorded], *, film: Callable[[np.ndarray[Any, Any]], None] | None = None
+    environment: Any,
+    episodes: Sequence[Recorded],
+    *,
+    film: Callable[[np.ndarray[Any, Any]], None] | None = None,
+    run: Run | None = None,
 ) -> list[Replay]:
     """Replay stored episodes from their seeds and actions, and compare the results with the stored data.
 
     Each episode is played in the row in which it was recorded (modulo N), up to N at once. An episode that was cut by
-    training may end as truncated although the environment continues.
+    training may end as truncated although the environment continues. An episode of an agent in a multi-agent world is
+    replayed with the actions of all agents of the world.
 
     Args:
         environment: A `Replayable` environment that is used for nothing else.
         episodes: Episodes to replay.
         film: Function that receives the frame before each action, up to the first difference. Requires a single
             episode.
+        run: Run of the episodes. Required for multi-agent worlds, to read the actions of the other agents.
 
     Raises:
         ValueError: If an episode cannot be replayed, or not in this environment.
@@ -91,27 +102,34 @@ def replay(
         raise ValueError(f"replay(film=...): got {len(episodes)} episodes; pass a single one")
     if not (getattr(environment, "replayable", False) and hasattr(environment, "reset_to")):
         raise ValueError(f"{type(environment).__name__} is not replayable: a seed does not reproduce an episode")
-    rows: list[list[_Comparison]] = [[] for _ in range(environment.num_envs)]
-    compared = [_Comparison(episode) for episode in episodes]
+    agents = agents_per_world(environment)
+    if agents > 1 and run is None:
+        raise ValueError(
+            "replay: an episode of a multi-agent world needs run=, to read the actions of the other agents"
+        )
+    compared = [_Comparison(episode, environment.num_envs, agents, run) for episode in episodes]
+    queues: list[list[_Comparison]] = [[] for _ in range(environment.num_envs // agents)]  # of environments or worlds
     for comparison in compared:
-        rows[comparison.episode.environment % len(rows)].append(comparison)
-    for turn in range(max(map(len, rows))):
-        chosen = {index: row[turn] for index, row in enumerate(rows) if turn < len(row)}
-        _play(environment, chosen, film)
+        queues[comparison.row // agents].append(comparison)
+    for turn in range(max(map(len, queues))):
+        _play(environment, {index: queue[turn] for index, queue in enumerate(queues) if turn < len(queue)}, film)
     return [comparison.result for comparison in compared]
 
 
 class _Comparison:
     """Stored episode and its agreement with the replay so far."""
 
-    def __init__(self, episode: Recorded) -> None:
+    def __init__(self, episode: Recorded, num_envs: int = 1, agents: int = 1, run: Run | None = None) -> None:
         self.episode = episode
+        self.row = episode.environment % num_envs  # in which the episode is replayed
         name = f"episode {episode.id}"
         if episode.seed < 0:
             raise ValueError(f"{name}: cannot be replayed, because its seed is unknown")
         if "action" not in episode.fields:
             raise ValueError(f"{name}: cannot be replayed, because its actions were not stored")
-        self.actions: Tree = map_tree(np.asarray, episode.fields["action"])
+        self.actions: Tree = map_tree(lambda x: np.asarray(x)[:, None], episode.fields["action"])  # (L, K, *A)
+        if agents > 1:
+            self.actions = _actions_of_world(episode, agents, run)
         raw = "raw_reward" if "raw_reward" in episode.fields else "reward"  # the environment's reward
         self._fields = [name for name in ("observation", raw, "terminated", "truncated") if name in episode.fields]
         self._stored = {name: dict(_by_path(episode.fields[name], (name,))) for name in self._fields}
@@ -164,27 +182,27 @@ class _Comparison:
 def _play(
     environment: Any, chosen: Mapping[int, _Comparison], film: Callable[[np.ndarray[Any, Any]], None] | None
 ) -> None:
-    """Play one episode in each row of `chosen`. Other rows and finished episodes are not compared."""
+    """Play one episode in each environment or world of `chosen`. Others and finished episodes are not compared."""
+    agents = agents_per_world(environment)
     first = next(iter(chosen.values()))
-    by_row = [chosen.get(row, first) for row in range(environment.num_envs)]
-    seeds_N = torch.tensor(
-        [comparison.episode.seed for comparison in by_row], dtype=torch.int64, device=environment.device
-    )
+    played = [chosen.get(index, first) for index in range(environment.num_envs // agents)]
+    seeds = [comparison.episode.seed for comparison in played for _ in range(agents)]
+    seeds_N = torch.tensor(seeds, dtype=torch.int64, device=environment.device)
     observation, step = _on_host(environment.reset_to(seeds_N)), 0
     while True:
-        for row, comparison in chosen.items():
+        for comparison in chosen.values():
             if comparison.is_open(step):
-                comparison.see(step, map_tree(lambda x, i=row: x[i], observation))
-        open_episodes = {row: comparison for row, comparison in chosen.items() if comparison.is_open(step)}
+                comparison.see(step, map_tree(lambda x, i=comparison.row: x[i], observation))
+        open_episodes = {c.row: c for c in chosen.values() if c.is_open(step)}
         if not open_episodes:
             return
         if film is not None:
             film(environment.render(next(iter(open_episodes))))
-        actions = [_action(comparison, step) for comparison in by_row]
-        action = map_tree(lambda *rows: torch.from_numpy(np.stack(rows)), *actions)
-        active_N = torch.tensor(
-            [row in open_episodes for row in range(environment.num_envs)], dtype=torch.bool, device=environment.device
-        )
+        actions = [_action(comparison, step) for comparison in played]
+        action = map_tree(lambda *parts: torch.from_numpy(np.concatenate(parts)), *actions)
+        open_worlds = {row // agents for row in open_episodes}
+        active = [row // agents in open_worlds for row in range(environment.num_envs)]
+        active_N = torch.tensor(active, dtype=torch.bool, device=environment.device)
         time_step = step_active(environment, to_device(action, environment.device), active_N)
         observation = _on_host(time_step.observation)
         _compare_rows(step, open_episodes, time_step)
@@ -208,8 +226,25 @@ def _by_path(tree: Tree, path: _Path) -> Iterator[tuple[_Path, Any]]:
         yield path, tree
 
 
+def _actions_of_world(episode: Any, agents: int, run: Any) -> Tree:
+    """Return the actions (L, K, *A) of all agents of the world in which an episode was played.
+
+    The action of an agent that has left is not stored. It is replaced by the first action of the agent.
+    """
+    epochs = run.epochs
+    epoch = np.searchsorted(epochs["first_step"], episode.first_step, "right") - 1
+    row = int(epochs["first_row"][epoch] + episode.first_step - epochs["first_step"][epoch])
+    begin = episode.environment // agents * agents
+    rows, world = slice(row, row + episode.length), slice(begin, begin + agents)
+    actions = map_tree(lambda x: x[:, world], run.field("action", rows))
+    if "valid" not in run.fields:
+        return actions
+    step_LK = np.arange(episode.length)[:, None] * run.field("valid", rows)[:, world]
+    return map_tree(lambda x: x[step_LK, np.arange(agents)], actions)
+
+
 def _action(comparison: _Comparison, step: int) -> Tree:
-    """Return the action of a step. After the end of the episode the last action is repeated."""
+    """Return the actions (K, *A) of a step. After the end of the episode the last action is repeated."""
     return map_tree(lambda actions: actions[min(step, len(actions) - 1)], comparison.actions)
 
 

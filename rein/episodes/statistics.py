@@ -3,7 +3,7 @@
 `EpisodeStatistics` processes the rows of an epoch when it is read, in order and in float64. It costs nothing per step,
 and its results do not depend on when it is read.
 
-Shapes: T vector steps, N environments, E episodes, L transitions of an episode.
+Shapes: T vector steps, N environments, E episodes, L transitions of an episode, W multi-agent worlds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,23 @@ WINDOW = 100  # episodes in the `..._100` metrics
 
 
 class EpisodeStatistics:
-    """Running sums of N open episodes, episodes that ended in this epoch, and the last 100 ended episodes."""
+    """Running sums of N open episodes, episodes that ended in this epoch, and the last 100 ended episodes.
 
-    def __init__(self, num_envs: int, rows: RowBuffer) -> None:
-        """`rows` is the record to read. Call `begin_epoch` before clearing it."""
+    Args:
+        num_envs: number of environments N.
+        rows: record to read. Call `begin_epoch` before clearing it.
+        worlds: number of multi-agent worlds W, for statistics of whole worlds; 0 for none.
+        groups: rows of the agents of each group, for statistics of groups.
+    """
+
+    def __init__(
+        self, num_envs: int, rows: RowBuffer, *, worlds: int = 0, groups: Mapping[str, Tensor] | None = None
+    ) -> None:
         self._rows = rows
+        self._groups = {name: frozenset(members.tolist()) for name, members in (groups or {}).items()}
+        self._agents = num_envs // worlds if worlds else 0
+        self._world_return_W, self._world_length_W = np.zeros(worlds), np.zeros(worlds, np.int64)
+        self._worlds_ended: list[tuple[float, int]] = []  # (sum of the returns of its agents, length)
         self._return_N = np.zeros(num_envs)  # float64
         self._length_N = np.zeros(num_envs, np.int64)
         self._ended: list[tuple[int, int, float, int]] = []  # (row, environment, return, length)
@@ -43,6 +55,7 @@ class EpisodeStatistics:
         self.catch_up()
         self._ended_before += len(self._ended)
         self._ended, self._caught_up, self._first_row_step = [], 0, vector_steps
+        self._worlds_ended = []
 
     def observe_reset(self) -> None:
         """Discard open episodes after a reset of all environments outside a step.
@@ -52,6 +65,8 @@ class EpisodeStatistics:
         self.catch_up()
         self._return_N[:] = 0.0
         self._length_N[:] = 0
+        self._world_return_W[:] = 0.0
+        self._world_length_W[:] = 0
         if self._rows.length:
             valid_N, terminated_N, truncated_N = (self._rows[name][-1] for name in ("valid", "terminated", "truncated"))
             valid_N &= terminated_N | truncated_N
@@ -77,15 +92,28 @@ class EpisodeStatistics:
         for t, (a, b) in enumerate(itertools.pairwise(first_T)):
             self._return_N += reward_TN[t]
             self._length_N += valid_TN[t]
+            if self._agents:
+                self._world_return_W += reward_TN[t].reshape(-1, self._agents).sum(1)
+                self._world_length_W += valid_TN[t].reshape(-1, self._agents).any(1)
             if a < b:
                 ended = environment_E[a:b]
                 columns = ended.tolist(), self._return_N[ended].tolist(), self._length_N[ended].tolist()
                 found += zip(itertools.repeat(start + t), *columns)
                 self._return_N[ended] = 0.0
                 self._length_N[ended] = 0
+                if self._agents:
+                    self._end_worlds(np.unique(ended // self._agents))
         self._ended += found
         self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
         self._caught_up = stop
+
+    def _end_worlds(self, world_R: np.ndarray) -> None:
+        """Record those of these worlds in which no agent has an open episode."""
+        over_R = world_R[~self._length_N.reshape(-1, self._agents)[world_R].any(1)]
+        columns = self._world_return_W[over_R].tolist(), self._world_length_W[over_R].tolist()
+        self._worlds_ended += zip(*columns, strict=True)
+        self._world_return_W[over_R] = 0.0
+        self._world_length_W[over_R] = 0
 
     def open_lengths(self) -> np.ndarray:
         """Return the number of transitions of each open episode (N,)."""
@@ -99,12 +127,22 @@ class EpisodeStatistics:
         return [(self._ended_before + i, *e[1:]) for i, e in enumerate(self._ended) if e[0] == last]
 
     def read(self, metric: str) -> float:
-        """Return the current value of a metric in `METRICS`; NaN without episodes."""
+        """Return the current value of a metric in `metrics`; NaN without episodes."""
         self.catch_up()
+        if metric in WORLD_METRICS:
+            return _mean([world[WORLD_METRICS[metric]] for world in self._worlds_ended])
+        if metric not in METRICS:
+            rows = self._groups[metric.removeprefix("return_")]
+            return _mean([episode_return for _, n, episode_return, _ in self._ended if n in rows])
         column, windowed = METRICS[metric]
         if windowed:
             return _mean([e[column] for e in self._window]) if len(self._window) == WINDOW else math.nan
         return _mean([e[2 + column] for e in self._ended])
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics: `METRICS`, and those of worlds and groups if there are any."""
+        return (*METRICS, *(WORLD_METRICS if self._agents else ()), *(f"return_{name}" for name in self._groups))
 
     def episodes(self) -> Episodes:
         """Return the episodes that ended in this epoch so far, with final observations if the rows contain them."""
@@ -132,7 +170,13 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return sums, ended episodes and the window. The rows are saved separately."""
+        worlds = {
+            "world_return": torch.from_numpy(self._world_return_W.copy()),
+            "world_length": torch.from_numpy(self._world_length_W.copy()),
+            "worlds_ended": [list(world) for world in self._worlds_ended],
+        }
         return {
+            **(worlds if self._agents else {}),
             "return": torch.from_numpy(self._return_N.copy()),
             "length": torch.from_numpy(self._length_N.copy()),
             "ended": [list(e) for e in self._ended],
@@ -154,6 +198,10 @@ class EpisodeStatistics:
         self._window = [(float(g), int(k)) for g, k in state["window"]]
         self._first_row_step, self._caught_up = int(state["first_row_step"]), int(state["caught_up"])
         self._ended_before = int(state["ended_before"])
+        if self._agents:
+            self._world_return_W = state["world_return"].numpy(force=True).copy()
+            self._world_length_W = state["world_length"].numpy(force=True).copy()
+            self._worlds_ended = [(float(total), int(length)) for total, length in state["worlds_ended"]]
 
 
 # name -> (0 for returns or 1 for lengths, True for the last 100 episodes instead of those of this epoch)
@@ -163,6 +211,9 @@ METRICS = {
     "episode_return_100": (0, True),
     "episode_length_100": (1, True),
 }
+
+
+WORLD_METRICS = {"world_return": 0, "world_length": 1}  # name -> 0 for sums of returns or 1 for lengths
 
 
 def _mean(values: list[Any]) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rein.episodes import Evaluation, Recorder
 from rein.episodes import evaluate as play
-from rein.episodes.evaluation import check_parts, greedy_policy
+from rein.episodes.evaluation import check_parts, greedy_policy, in_whole_worlds
 from rein.episodes.step import check_held
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
@@ -56,7 +56,8 @@ def evaluate_every(
         rein.evaluate_every(loop, agent, rein.envs.Gridworld(num_envs=16, seed=1), episodes=100, every=10)
 
     The metrics are `<name>_return` and `<name>_length`, both means over the episodes, and `<name>_return_std`,
-    `<name>_return_min` and `<name>_return_max`. Then the event `evaluated` fires, and `state.memory["evaluations"]`
+    `<name>_return_min` and `<name>_return_max`. Multi-agent worlds also have `<name>_world_return`, the mean over
+    worlds, and `<name>_return_<group>`. Then the event `evaluated` fires, and `state.memory["evaluations"]`
     describes the latest evaluation: `number` (counted over the whole run and all evaluations), `name`, `return`,
     `length`, `episodes`, `return_std`, `return_min`, `return_max`.
 
@@ -110,6 +111,7 @@ def evaluate_every(
         loop.own(f"{name}_policy", acting)
     recorder = None if store is None else _record(loop, environment, store, name)
     evaluated = loop.events.get("evaluated") or loop.define("evaluated")
+    episodes = in_whole_worlds(environment, episodes)
     options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
     evaluator = _Evaluator(acting, environment, options, name, evaluated, on_failure == "drop", same_episodes)
     if at_end:
@@ -143,14 +145,14 @@ class _Evaluator:
     def evaluate(self, state: State) -> None:
         """Play the episodes, set the metrics and fire `evaluated`."""
         if state._left:
-            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            self._report(state, None)
             return
         self.work.begin(state)
         try:
             result = self._play(state)
         except Unfinished:
             self.work.leave(state)
-            self._report(state, dict.fromkeys(_FOUND, math.nan))
+            self._report(state, None)
             return
         except Exception as error:  # raised or logged, depending on on_failure
             recorder = self._options["recorder"]
@@ -161,16 +163,27 @@ class _Evaluator:
             )
             return
         found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
-        self._report(state, found)
+        self._report(state, result)
         number = state.memory.get("evaluations", {"number": 0})["number"] + 1
         episodes = self._options["episodes"]
         state.memory["evaluations"] = {"number": number, "name": self._name, **found, "episodes": episodes}
         state.memory[self._at] = state.total_iterations
         self._evaluated.fire(state)
 
-    def _report(self, state: State, found: dict[str, float]) -> None:
-        for key, value in found.items():
-            state.metrics[f"{self._name}_{key}"] = value
+    def _report(self, state: State, result: Evaluation | None) -> None:
+        """Set the metrics, to NaN without a result."""
+        environment: Any = self._environment
+        names, found = [*_FOUND], {}
+        if hasattr(environment, "worlds"):
+            names += ["world_return", *(f"return_{group}" for group in environment.groups)]
+        if result is not None:
+            found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
+            if hasattr(environment, "worlds"):
+                found["world_return"] = float(result.world_returns(environment).mean())
+                returns = result.group_returns(environment)
+                found |= {f"return_{group}": float(returns_E.mean()) for group, returns_E in returns.items()}
+        for key in names:
+            state.metrics[f"{self._name}_{key}"] = found.get(key, math.nan)
 
     def evaluate_end(self, state: State) -> None:
         """Evaluate at the end of a run, unless the current state was just evaluated. Handler of the final events."""

@@ -40,6 +40,7 @@ RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128}
 HELP = {
     "store": "store of the trajectories, or None",
     "num_envs": "number of environments",
+    "worlds": "number of multi-agent worlds",
     "seed": "seed of all random streams",
     "device": "device of the agent and of environments simulated in torch",
     "compile": "compile losses and environments simulated in torch with torch.compile",

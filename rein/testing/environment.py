@@ -6,7 +6,10 @@
 
 Make the episodes short enough that some end within `steps` random steps.
 
-Shapes: T steps, N environments, O one observation, A one action.
+For an environment of multi-agent worlds, `make(num_envs, seed)` returns `num_envs` worlds. The tests then also check
+the rules of `rein.protocols.Worlds`.
+
+Shapes: T steps, N rows (environments, or agents of all worlds), W worlds, O one observation, A one action.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_observation, check_time_step
+from rein.envs.base.contract import agents_per_world, check_observation, check_time_step
 from rein.envs.base.masks import choices
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
@@ -32,7 +35,7 @@ from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment
 from rein.testing.stateful import check_plain, copy_state, first_difference
-from rein.types import TimeStep, Tree
+from rein.types import Group, TimeStep, Tree
 
 _SEED = 11
 
@@ -52,19 +55,22 @@ class EnvironmentContract:
     The random actions honour action masks.
     """
 
-    num_envs = 4
+    num_envs = 4  # number of environments or worlds
     steps = 200  # number of random steps; an episode must end within them
-    different_starts = 2  # smallest number of different first observations among `num_envs` environments
+    different_starts = 2  # smallest number of different first observations among all rows
 
     def make(self, num_envs: int, seed: int | None) -> Any:
-        """Return new environments, built without a seed if `seed` is None."""
+        """Return new environments, or `num_envs` worlds; built without a seed if `seed` is None."""
         raise NotImplementedError
 
     def test_implements_environment_protocol(self) -> None:
         """Attributes have the types of the protocol, and the config is JSON."""
         environment = self.make(self.num_envs, _SEED)
         assert isinstance(environment, Environment), "attributes or methods of rein.protocols.Environment are missing"
-        assert environment.num_envs == self.num_envs, f"num_envs is {environment.num_envs}, not {self.num_envs}"
+        if hasattr(environment, "worlds"):
+            self._check_worlds(environment)
+        else:
+            assert environment.num_envs == self.num_envs, f"num_envs is {environment.num_envs}, not {self.num_envs}"
         assert environment.seed == _SEED, f"seed is {environment.seed}, not {_SEED}"
         for name in ("single_observation_space", "single_action_space"):
             assert isinstance(getattr(environment, name), spaces.Space), f"{name} is not a gymnasium space"
@@ -76,10 +82,10 @@ class EnvironmentContract:
         """Checks structure, shapes, dtypes, device, finite numbers and the bounds of every Box."""
         environment = self._make(self.num_envs, _SEED)
         space, rollout = environment.single_observation_space, self._rollout(environment)
-        check_observation(rollout.start, self.num_envs, space)
+        check_observation(rollout.start, environment.num_envs, space)
         check_bounds(rollout.start, space)
         for time_step in rollout.time_steps:
-            check_time_step(time_step, self.num_envs, space)
+            check_time_step(time_step, environment.num_envs, space)
             check_bounds(time_step.observation, space)
             check_bounds(time_step.final_observation, space)
             for path, leaf in leaves(time_step):
@@ -107,12 +113,40 @@ class EnvironmentContract:
             assert first_difference(before, action) is None, "apply_action changed its argument"
 
     def test_new_episode_begins_in_the_step_that_ends_one(self) -> None:
-        """The episode seed changes exactly in the step that ends an episode."""
-        rollout = self._rollout(self._make(self.num_envs, _SEED))
+        """The episode seed changes exactly in the step that ends an episode, or the last episode of a world."""
+        environment = self._make(self.num_envs, _SEED)
+        rollout, ends = self._rollout(environment), _Ends(environment)
         for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
-            ended_N, known = time_step.terminated | time_step.truncated, bool((after_N >= 0).any())
-            assert not known or torch.equal(before_N != after_N, ended_N), (
-                "a seed changed without the end of an episode"
+            over_N, known = ends.after(time_step), bool((after_N >= 0).any())
+            assert not known or torch.equal((before_N != after_N).cpu(), over_N), (
+                "a seed changed without the end of an episode, or the opposite"
+            )
+
+    def test_agents_that_have_left_repeat_their_last_observation(self) -> None:
+        """Rows of these agents are not valid, end no episode and have reward 0 until their world resets.
+
+        Their actions have no effect.
+        """
+        environment, twin = (self._make(self.num_envs, _SEED) for _ in range(2))
+        if not hasattr(environment, "worlds"):
+            return
+        rollout, ends = self._rollout(environment), _Ends(environment)
+        current, first = rollout.start, rollout.actions[0]
+        twin.reset()
+        for time_step, action in zip(rollout.time_steps, rollout.actions, strict=True):
+            left_N = ends.left.clone()
+            over_N = ends.after(time_step)
+            assert torch.equal(time_step.valid.cpu(), ~left_N), "a row is not valid exactly while its agent has left"
+            gone = rows_of(time_step, left_N)
+            still = not any(x.any() for x in (gone.reward, gone.terminated, gone.truncated))
+            assert still, f"the row of an agent that has left has a reward or ended: {gone}"
+            check_same(time_step.observation, current, left_N & ~over_N, "the observation of an agent that has left")
+            current = time_step.observation
+            gone_N = left_N.to(environment.device)
+            other = map_tree(lambda a, b, m=gone_N: torch.where(m.view(-1, *[1] * (a.ndim - 1)), b, a), action, first)
+            difference = first_difference(time_step, twin.apply_action(other))
+            assert difference is None or not environment.replayable, (
+                f"the action of an agent that has left changes {difference}"
             )
 
     def test_final_observation_equals_observation_within_episode(self) -> None:
@@ -128,10 +162,10 @@ class EnvironmentContract:
         start = environment.reset()
         seeds = environment.episode_seeds.tolist()
         assert not environment.replayable or len(set(seeds)) == self.num_envs, f"episode seeds repeat: {seeds}"
-        rows = [rows_of(start, torch.tensor([index])) for index in range(self.num_envs)]
+        rows = [rows_of(start, torch.tensor([index])) for index in range(environment.num_envs)]
         different = [row for k, row in enumerate(rows) if all(first_difference(row, x) for x in rows[:k])]
         count, wanted = len(different), self.different_starts
-        assert count >= wanted, f"{self.num_envs} environments have {count} different starts, fewer than {wanted}"
+        assert count >= wanted, f"{environment.num_envs} rows have {count} different starts, fewer than {wanted}"
 
     def test_same_seed_gives_same_rollout(self) -> None:
         """The seed determines everything that is random. Another seed gives other episodes."""
@@ -147,22 +181,23 @@ class EnvironmentContract:
         environment = self._make(self.num_envs, _SEED)
         many = self._rollout(environment)
         for count in (1, 2):
-            few = self._rollout(self._make(count, _SEED))
+            fewer = self._make(count, _SEED)
+            few = self._rollout(fewer)
             if environment.replayable:
-                difference = first_difference(few, rows_of(many, torch.arange(count)))
+                difference = first_difference(few, rows_of(many, torch.arange(fewer.num_envs)))
                 assert difference is None, f"num_envs={count} and num_envs={self.num_envs} differ at {difference}"
 
     def test_episode_seeds_follow_seed_environment_and_episode(self) -> None:
-        """The k-th episode of environment i has the seed `rein.ops.random.episode_seeds(seed, i, k)`."""
+        """The k-th episode of environment or world i has the seed `rein.ops.random.episode_seeds(seed, i, k)`."""
         environment = self._make(self.num_envs, _SEED)
-        count_N = torch.zeros(self.num_envs, dtype=torch.int64)
+        count_N, ends = torch.zeros(environment.num_envs, dtype=torch.int64), _Ends(environment)
         assert (environment.episode_seeds == -1).all(), "episode_seeds is not -1 before the first reset"
         for _ in range(2):
             environment.reset()
+            ends.left[:] = False
             for action in [None, *self._actions(environment)]:
                 if action is not None:
-                    time_step = environment.apply_action(action)
-                    count_N += (time_step.terminated | time_step.truncated).cpu()
+                    count_N += ends.after(environment.apply_action(action))
                 _check_seeds(environment, count_N)
             count_N += 1  # reset begins the next episode
 
@@ -199,9 +234,9 @@ class EnvironmentContract:
         environment = self._make(self.num_envs, _SEED)
         if environment.replayable:
             rollout = self._rollout(environment)
-            for row in range(self.num_envs):
-                second = self._check_replay(rollout, row, 0)
-                self._check_replay(rollout, row, second)
+            for index in range(self.num_envs):
+                second = self._check_replay(rollout, index, 0)
+                self._check_replay(rollout, index, second)
 
     def test_reseed_works_only_before_first_reset(self) -> None:
         """`training_loop(seed=)` seeds environments that were built without a seed."""
@@ -221,7 +256,9 @@ class EnvironmentContract:
         environment.reset()
         environment.apply_action(action)
         longer = map_tree(lambda tensor: torch.cat([tensor, tensor[:1]]), action)
-        check_refused(lambda: environment.apply_action(longer), f"{self.num_envs + 1} actions for {self.num_envs}")
+        check_refused(
+            lambda: environment.apply_action(longer), f"{environment.num_envs + 1} actions for {environment.num_envs}"
+        )
 
     def test_reset_where_leaves_other_rows_unchanged(self) -> None:
         """`reset_where(mask)`, if present, begins the next episodes in the mask and leaves other rows unchanged."""
@@ -230,15 +267,17 @@ class EnvironmentContract:
             return
         environment.reset()
         twin.reset()
-        mask_N, count_N = torch.arange(self.num_envs) % 2 == 1, torch.zeros(self.num_envs, dtype=torch.int64)
+        ends = _Ends(environment)
+        mask_N, count_N = ends.index % 2 == 1, torch.zeros(environment.num_envs, dtype=torch.int64)
         for k, action in enumerate(self._actions(environment), start=1):
             time_step, untouched = environment.apply_action(action), twin.apply_action(action)
-            count_N += (time_step.terminated | time_step.truncated).cpu()
+            count_N += ends.after(time_step)
             if environment.replayable:
                 check_same(time_step, untouched, ~mask_N, f"after a reset of other rows, step {k}")
             if k % 5 == 0:
                 observation = environment.reset_where(mask_N.to(environment.device))
                 count_N += mask_N
+                ends.left[mask_N] = False
                 check_same(observation, time_step.observation, ~mask_N, "a row outside of the mask")
                 if environment.replayable:
                     begun = fresh.reset_to(environment.episode_seeds)
@@ -251,7 +290,7 @@ class EnvironmentContract:
         if not hasattr(environment, "apply_action_where"):
             return
         current, _ = environment.reset(), twin.reset()
-        even_N = torch.arange(self.num_envs, device=environment.device) % 2 == 0
+        even_N = (_Ends(environment).index % 2 == 0).to(environment.device)
         for k, action in enumerate(self._actions(environment), start=1):
             whole = twin.apply_action(action)
             for mask_N in (even_N, ~even_N):
@@ -291,21 +330,40 @@ class EnvironmentContract:
         assert ends, f"no episode ended in {self.steps} random steps; increase `steps`, or shorten the episodes"
         return rollout
 
-    def _check_replay(self, rollout: _Rollout, row: int, begin: int) -> int:
-        """Replay the episode of environment `row` that began before step `begin`; return the step after its end."""
-        environment, rows = self._make(1, _SEED + 1), torch.tensor([row])
-        first = environment.reset_to(rows_of(rollout.seeds[begin], rows))
+    def _check_worlds(self, environment: Any) -> None:
+        """Check the attributes of an environment of worlds."""
+        worlds, rows = environment.worlds, environment.num_envs
+        assert worlds == self.num_envs, f"worlds is {worlds}, not {self.num_envs}"
+        assert rows % worlds == 0, f"num_envs is {rows}, which is not a multiple of {worlds} worlds"
+        for name, group in environment.groups.items():
+            assert isinstance(group, Group), f"groups[{name!r}] is not a rein.types.Group"
+            row_R = group.rows
+            assert len(row_R.unique()) == len(row_R) and bool(((row_R >= 0) & (row_R < rows)).all()), (
+                f"groups[{name!r}].rows are not different rows below {rows}: {row_R}"
+            )
+
+    def _check_replay(self, rollout: _Rollout, index: int, begin: int) -> int:
+        """Replay the episode of environment or world `index` that began before step `begin`.
+
+        Returns the step after its end.
+        """
+        environment = self._make(1, _SEED + 1)
+        rows = torch.arange(environment.num_envs) + index * environment.num_envs
+        first, ends = environment.reset_to(rows_of(rollout.seeds[begin], rows)), _Ends(environment)
         expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
         difference = first_difference(rows_of(expected, rows), first)
         assert difference is None, f"the first observation of a replayed episode differs at {difference}"
         for t in range(begin, self.steps):
             time_step = environment.apply_action(rows_of(rollout.actions[t], rows))
             expected = rows_of(rollout.time_steps[t], rows)
-            ended = bool(expected.terminated | expected.truncated)
-            pair = [x._replace(observation=None) if ended else x for x in (expected, time_step)]
+            left_N = ends.left.clone()
+            over = bool(ends.after(expected).any())
+            pair = [x._replace(observation=None) if over else x for x in (expected, time_step)]
+            if over:  # the final observation of an agent that has left is the first of the next episode
+                pair = [rows_of(x, ~left_N) for x in pair]
             difference = first_difference(*pair)
             assert difference is None, f"step {t - begin + 1} of a replayed episode differs at {difference}"
-            if ended:
+            if over:
                 return t + 1
         return self.steps
 
@@ -354,6 +412,23 @@ def valid_actions(action: Tree, mask: Tree, space: spaces.Space[Any]) -> Tree:
     return (torch.stack(columns, 1).reshape(action.shape) + low).to(action.dtype)
 
 
+class _Ends:
+    """Finds the steps in which an environment, or a whole world, begins a new episode."""
+
+    def __init__(self, environment: Any) -> None:
+        agents = agents_per_world(environment)
+        self.index = torch.arange(environment.num_envs) // agents  # (N,) environment or world of each row
+        self.left = torch.zeros(environment.num_envs, dtype=torch.bool)  # (N,) whether the row waits for its world
+        self._agents = agents
+
+    def after(self, time_step: TimeStep) -> Tensor:
+        """Return the rows (N,) that begin a new episode in this step."""
+        left_N = self.left | (time_step.terminated | time_step.truncated).cpu()
+        over_N = left_N.view(-1, self._agents).all(1).repeat_interleave(self._agents)
+        self.left = left_N & ~over_N
+        return over_N
+
+
 def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int = 4, steps: int = 200) -> None:
     """Run all tests of `EnvironmentContract` on the environments that `make(num_envs, seed)` returns.
 
@@ -375,7 +450,8 @@ def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int =
 
 
 def _check_seeds(environment: Any, count_N: Tensor) -> None:
-    got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, torch.arange(len(count_N)), count_N)
+    index_N = _Ends(environment).index
+    got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, index_N, count_N)
     known = environment.replayable or not (got_N == -1).all()
     assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
 

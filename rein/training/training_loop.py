@@ -19,7 +19,7 @@ from rein.agents.base.optimizers import check_parameters, learning_rates
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
-from rein.episodes.statistics import METRICS, CompletedEpisodes
+from rein.episodes.statistics import CompletedEpisodes
 from rein.episodes.step import check_fit
 from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
@@ -83,7 +83,8 @@ def training_loop(
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
     rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
-    statistics = EpisodeStatistics(environment.num_envs, rows)
+    groups = {name: group.rows for name, group in getattr(environment, "groups", {}).items()}
+    statistics = EpisodeStatistics(environment.num_envs, rows, worlds=getattr(environment, "worlds", 0), groups=groups)
     completed = CompletedEpisodes(rows, statistics)
     finite = FiniteData(agent) if check_finite else None
 
@@ -330,6 +331,8 @@ def keep_open_episodes(loop: Loop, rows: RowBuffer, completed: CompletedEpisodes
 def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """Set the metrics `episode_return` and `episode_length` of the epoch, and of the last 100 episodes as `..._100`.
 
+    The metrics of multi-agent worlds are `world_return`, `world_length` and `return_<group>`.
+
     A step that failed after the agent had recorded it counts as an iteration, so that clocks, iterations and rows stay
     aligned. If it has no row, an invalid row is added, or the rows of the epoch begin after it.
     """
@@ -353,7 +356,7 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
         statistics.begin_epoch(state.clocks.vector_steps)
         rows.clear()
 
-    for name in METRICS:
+    for name in statistics.metrics:
         loop.metrics.compute(name, lambda name=name: statistics.read(name))
 
 

@@ -105,7 +105,7 @@ def agree(run: rein.Run, count: int) -> None:
     episodes = all_of(run, count)
     assert len(episodes) == count
     assert all(episode.final_observation is not None for episode in episodes)  # compared only if present
-    results = replay(environment_of(run), episodes)
+    results = replay(environment_of(run), episodes, run=run)
     assert [result.id for result in results] == [episode.id for episode in episodes]
     assert [result.difference for result in results] == [None] * count
     assert {result.compared for result in results} == {("observation", "reward", "terminated", "truncated")}
@@ -131,7 +131,11 @@ def test_every_native_environment_is_tested() -> None:
 def test_native_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
     kind = NATIVE[name]
     limit = {"max_episode_steps": 20} if "max_episode_steps" in inspect.signature(kind).parameters else {}
-    agree(record(kind(num_envs=8, seed=3, **limit), tmp_path / "run", 100), 100)
+    agree(record(kind(**{count_option(kind): 8}, seed=3, **limit), tmp_path / "run", 100), 100)
+
+
+def count_option(kind: Any) -> str:
+    return "worlds" if "worlds" in inspect.signature(kind).parameters else "num_envs"
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 500), ("Taxi-v4", 30), ("HalfCheetah-v5", 10)])
@@ -144,7 +148,7 @@ def test_gymnasium_episodes_are_reproduced(name: str, limit: int, tmp_path: Path
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NATIVE)
 def test_long_native_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
-    agree(record(NATIVE[name](num_envs=8, seed=3), tmp_path / "run", 100), 100)
+    agree(record(NATIVE[name](**{count_option(NATIVE[name]): 8}, seed=3), tmp_path / "run", 100), 100)
 
 
 @pytest.mark.slow

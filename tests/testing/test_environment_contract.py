@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 import torch
 
+from rein.envs.base.worlds import SimulatedWorlds
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.errors import EnvironmentContractError
@@ -225,6 +226,51 @@ class StepWhereHidesOtherSteps(Wrapped):
         )
 
 
+class Runners(SimulatedWorlds):
+    """Two runners in each world, who leave when they have covered a distance of 5."""
+
+    agents = 2
+    single_observation_space = gymnasium.spaces.Box(0.0, 9.0, (1,))
+    single_action_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    initial_range = ((0.0, 2.0),)
+
+    def dynamics(self, state: torch.Tensor, action: torch.Tensor) -> Any:
+        state = state + action[..., 0].clamp(0.0, 1.0)
+        return state, state[0].clone(), state[0] > 5.0
+
+
+class Worlds(Wrapped):
+    """Multi-agent worlds without a fault."""
+
+    def __init__(self, num_envs: int, seed: int | None) -> None:
+        self.inner: Any = Runners(num_envs, seed=seed, max_episode_steps=12)
+
+
+class AgentsThatHaveLeftStayValid(Worlds):
+    def changed(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(valid=torch.ones_like(time_step.valid))
+
+
+class AgentsThatHaveLeftAreObservedAsZeros(Worlds):
+    def changed(self, time_step: TimeStep) -> TimeStep:
+        observation, final = (
+            torch.where(time_step.valid[:, None], x, 0.0) for x in (time_step.observation, time_step.final_observation)
+        )
+        return time_step._replace(observation=observation, final_observation=final)
+
+
+class RowsOfAWorldHaveDifferentSeeds(Worlds):
+    @property
+    def episode_seeds(self) -> torch.Tensor:
+        return self.inner.episode_seeds + torch.arange(self.inner.num_envs) * (self.inner.episode_seeds >= 0)
+
+
+class WorldsAreMiscounted(Worlds):
+    @property
+    def worlds(self) -> int:
+        return self.inner.num_envs
+
+
 FAULTS: list[tuple[type[Wrapped], str]] = [
     (ConfigIsNoJson, "test_implements_environment_protocol"),
     (RewardsInFloat64, "test_returned_data_fits_spaces"),
@@ -255,6 +301,10 @@ FAULTS: list[tuple[type[Wrapped], str]] = [
     (StepWhereStepsAll, "test_apply_action_where_leaves_other_rows_unchanged"),
     (StepWhereHidesOtherSteps, "test_apply_action_where_leaves_other_rows_unchanged"),
     (ClosesOnce, "test_close_twice"),
+    (AgentsThatHaveLeftStayValid, "test_agents_that_have_left_repeat_their_last_observation"),
+    (AgentsThatHaveLeftAreObservedAsZeros, "test_agents_that_have_left_repeat_their_last_observation"),
+    (RowsOfAWorldHaveDifferentSeeds, "test_episode_seeds_follow_seed_environment_and_episode"),
+    (WorldsAreMiscounted, "test_implements_environment_protocol"),
 ]
 
 
@@ -268,7 +318,7 @@ def contract(make: Callable[[int, int | None], Any]) -> EnvironmentContract:
 
 @pytest.mark.parametrize(("broken", "test"), FAULTS, ids=[broken.__name__ for broken, _ in FAULTS])
 def test_broken_environment_fails_test_of_its_fault(broken: type[Wrapped], test: str) -> None:
-    getattr(contract(correct), test)()
+    getattr(contract(Worlds if issubclass(broken, Worlds) else correct), test)()
     with pytest.raises((AssertionError, EnvironmentContractError, ValueError)):
         getattr(contract(broken), test)()
 

@@ -48,6 +48,12 @@ def checked_count(given: str, value: Any) -> int:
     return count
 
 
+def agents_per_world(environment: Any) -> int:
+    """Return the number of agents in a multi-agent world. It is 1 if the environment has no worlds."""
+    worlds = getattr(environment, "worlds", None)
+    return 1 if worlds is None else environment.num_envs // worlds
+
+
 def check_rows(time_step: TimeStep, num_envs: int) -> None:
     """Check shapes and dtypes of a TimeStep. Reads no values, so it does not wait for the device.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rein.envs.base.spaces import representation
 from rein.ops.trees import map_tree
-from rein.types import TimeStep, Tree
+from rein.types import Group, TimeStep, Tree
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -108,6 +108,16 @@ class Wrapper:
     def steps_separately(self) -> bool:
         """Whether `apply_action_where` costs less than stepping all environments."""
         return getattr(self.inner, "steps_separately", False)
+
+    @property
+    def worlds(self) -> int:
+        """Number of multi-agent worlds. Raises AttributeError if the inner environment has no worlds."""
+        return self.inner.worlds
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """Groups of agents of the inner environment. Raises AttributeError if it has no worlds."""
+        return self.inner.groups
 
     @property
     def episode_seeds(self) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.envs.base.contract import agents_per_world
 from rein.envs.base.video import Video, as_frame, frames_per_second, imageio
 from rein.envs.wrappers.base import Wrapper, require, unwrapped, where_inside
 from rein.files import absolute
@@ -27,7 +28,8 @@ class RecordVideo(Wrapper):
     A frame shows the state in which the action was selected. The state after the last action is not shown, because the
     next episode has begun when the step returns. If a reset or `close` cuts an episode short, the video ends there. A
     video appears in the folder when it is finished. If the file exists, the video gets the next free name. After
-    `load_state_dict`, recording waits for the next episode. Every step waits for the device.
+    `load_state_dict`, recording waits for the next episode. Every step waits for the device. The videos of a
+    multi-agent environment show the episodes of world 0.
 
     Args:
         inner: environment that renders.
@@ -81,7 +83,7 @@ class RecordVideo(Wrapper):
         self._episodes, self._steps = episodes, steps
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
-        if mask is None or bool(mask[0]):
+        if mask is None or bool(mask[: agents_per_world(self)].any()):
             self._end_episode()
         return observation
 
@@ -90,8 +92,12 @@ class RecordVideo(Wrapper):
         frame = None
         if begins_video or self._video is not None:
             frame = as_frame(self.inner.render(0), self.unwrapped)
+        seed_1 = self.episode_seeds[:1] if hasattr(self, "worlds") else None
         time_step = self._step_inner(action, mask)
         ended, valid = torch.stack([(time_step.terminated | time_step.truncated)[0], time_step.valid[0]]).tolist()
+        if seed_1 is not None:  # an agent may leave before the episode of its world ends
+            valid = bool(time_step.valid[: agents_per_world(self)].any())
+            ended = bool(self.episode_seeds[0] != seed_1)
         if valid:
             self._steps += 1
             if frame is not None:

@@ -47,7 +47,7 @@ class FrameSkip(Wrapper):
             following = self._step_inner(action, on_N)
             time_step = _joined(time_step, following, on_N)
             on_N = on_N & ~(following.terminated | following.truncated)
-        return time_step
+        return _consistent(time_step, self)
 
 
 def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
@@ -61,6 +61,14 @@ def _joined(time_step: TimeStep, following: TimeStep, on_N: Tensor) -> TimeStep:
         valid=time_step.valid,
         info=where_rows(on_N, following.info, time_step.info),
     )
+
+
+def _consistent(time_step: TimeStep, environment: Wrapper) -> TimeStep:
+    """Return the step with equal observations for agents that have left, whose world may have been reset."""
+    if not hasattr(environment, "worlds"):
+        return time_step
+    final = where_rows(time_step.valid, time_step.final_observation, time_step.observation)
+    return time_step._replace(final_observation=final)
 
 
 class TimeLimit(Wrapper):
@@ -108,5 +116,7 @@ class TimeLimit(Wrapper):
         ended_N = time_step.terminated | time_step.truncated
         self._steps_N = steps_N.masked_fill(ended_N | reached_N, 0)
         cut_N = reached_N & ~ended_N
-        observation = self.inner.reset_where(cut_N) if may_hold(cut_N) else time_step.observation
-        return time_step._replace(observation=observation, truncated=time_step.truncated | reached_N)
+        if may_hold(cut_N):
+            time_step = time_step._replace(observation=self.inner.reset_where(cut_N))
+            time_step = _consistent(time_step, self)
+        return time_step._replace(truncated=time_step.truncated | reached_N)

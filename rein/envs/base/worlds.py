@@ -1,0 +1,237 @@
+"""Base class of multi-agent worlds simulated in torch.
+
+Shapes: S state variables, W worlds, A agents of a world, N = W * A rows, O one observation, P episode seeds, Q numbers
+that describe the start of a world.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.envs.base.contract import check_rows_of, checked_count, restored
+from rein.envs.base.drawing import Frame
+from rein.envs.base.seeding import EpisodeSeeds
+from rein.envs.base.simulation import SimulatedEnvironment, transposed
+from rein.envs.base.spaces import representation
+from rein.errors import EnvironmentContractError
+from rein.foreign_names import check_keywords
+from rein.ops.random import uniform
+from rein.ops.trees import map_tree
+from rein.types import Group, TimeStep, Tree
+
+
+class SimulatedWorlds(SimulatedEnvironment):
+    """Base class of W multi-agent worlds of A agents that are simulated with batched tensor operations.
+
+    A subclass defines `agents`, the spaces of one agent, `initial_range` and `dynamics`, as with
+    `SimulatedEnvironment`. The state is one tensor (S, W, A): `state[s, w, a]` is variable s of agent a in world w.
+    Row `w * A + a` of observations, actions and rewards belongs to this agent.
+
+    An agent leaves when it is terminated. Its state then no longer changes, and its row repeats the last observation
+    with reward 0 and `valid` False. A world resets when all its agents have left, or after `max_episode_steps`.
+
+    Args:
+        worlds: number of worlds W.
+        seed: random seed of all worlds. By default it is drawn at the first reset.
+        max_episode_steps: steps after which the episode of a world is truncated; None for no limit.
+        device: device of observations and actions.
+    """
+
+    agents: int  # number of agents of a world, A
+    agent_groups: Mapping[str, Sequence[int]] = {}  # name -> agents (0 to A - 1), for statistics by group
+
+    @check_keywords
+    @torch.inference_mode(False)
+    def __init__(
+        self,
+        worlds: int = 16,
+        *,
+        seed: int | None = None,
+        max_episode_steps: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        name = type(self).__name__
+        self.worlds = checked_count(f"{name}(worlds={worlds!r})", worlds)
+        self.agents = checked_count(f"{name}(agents={self.agents!r})", self.agents)
+        super().__init__(self.worlds * self.agents, seed=seed, max_episode_steps=max_episode_steps, device=device)
+        self._steps_W = torch.zeros(self.worlds, dtype=torch.int64, device=self.device)
+        self._left_WA = torch.zeros(self.worlds, self.agents, dtype=torch.bool, device=self.device)
+        self._seen = torch.zeros_like(self._rows(self.observe(self._state_SWA)))  # (N, O) observation of the last step
+        self._seeds = EpisodeSeeds(self.worlds, seed, self.device, self._start)
+
+    @abstractmethod
+    def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute one step of all worlds.
+
+        Return new tensors, and do not modify the arguments. Do not draw random numbers: an episode must be determined
+        by its seed and its actions. State, reward and `terminated` of agents that have left are ignored. To let other
+        agents know that an agent has left, set a state variable in the step in which it is terminated.
+
+        Args:
+            state: (S, W, A) float32.
+            action: `(W, A, *action)`, a dictionary of such tensors for a Dict or Tuple, or (W, A) float32 if the
+                environment has `action_values`. Actions in a Box are not clipped.
+
+        Returns:
+            next state (S, W, A) float32, reward (W, A) float32, terminated (W, A) bool.
+        """
+
+    def observe(self, state: Tensor, /) -> Tensor:
+        """Return the observations (O, W, A) float32 of states (S, W, A). By default the observation is the state."""
+        return state
+
+    def initial_state(self, seeds: Tensor, /) -> Tensor:
+        """Return the first states (S, P, A) float32 of the worlds with these episode seeds (P,) int64.
+
+        By default state variable s of every agent is uniform in `initial_range[s]`. For other distributions, override
+        this method and use the functions of `rein.ops.random`. The state of a world may depend on its seed only.
+        """
+        low_S11, high_S11 = self._tensor(self.initial_range)[:, :, None, None].unbind(1)
+        place_S1A = torch.arange(len(low_S11) * self.agents, device=seeds.device).view(-1, 1, self.agents)
+        return uniform(seeds[:, None], place_S1A) * (high_S11 - low_S11) + low_S11
+
+    def draw(self, state: list[list[float]], /) -> Frame:  # type: ignore[override]
+        """Return an RGB frame (height, width, 3) uint8 of the state (S, A) of one world. Not implemented by default."""
+        raise NotImplementedError(f"{type(self).__name__} does not render; define draw(state)")
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Groups of agents by name: the rows of the agents in `agent_groups`."""
+        first_W1 = torch.arange(0, self.num_envs, self.agents, device=self.device)[:, None]
+        spaces = self.single_observation_space, self.single_action_space
+        agents = {
+            name: torch.tensor(members, dtype=torch.int64, device=self.device)
+            for name, members in self.agent_groups.items()
+        }
+        return {name: Group((first_W1 + members).flatten(), *spaces) for name, members in agents.items()}
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: seeds of the current episodes, equal in all rows of a world; -1 before the first reset."""
+        return self._seeds.current.repeat_interleave(self.agents)
+
+    def reset_to(self, episode_seeds: Tensor) -> Tensor:
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual.
+
+        Raises ValueError if the rows of a world have different seeds.
+        """
+        check_rows_of("reset_to", episode_seeds, self.num_envs, torch.int64)
+        seed_WA = self._by_world(episode_seeds)
+        if not torch.equal(seed_WA, seed_WA[:, :1].expand_as(seed_WA)):
+            raise ValueError(f"reset_to: expected one seed for all {self.agents} rows of a world, got {episode_seeds}")
+        return self._begin(self._seeds.override(seed_WA[:, 0]))
+
+    def reset_where(self, mask: Tensor) -> Tensor:
+        """Begin the next episode of every world with a row in `mask` (N,). Returns all current observations.
+
+        Raises RuntimeError before the first reset.
+        """
+        self._check_begun("reset_where")
+        check_rows_of("reset_where", mask, self.num_envs, torch.bool)
+        self._seen = self._restart_worlds(self._by_world(mask).any(1), self._seen)
+        self.watch(self._seen)
+        return self._seen
+
+    def render(self, index: int = 0) -> Frame:
+        """Return an RGB frame (height, width, 3) of the world of one row."""
+        return self.draw(self._state_SWA[:, range(self.num_envs)[index] // self.agents].tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state and the episode of every world, and the agents that have left."""
+        names = {"state": self._state_SN, "steps": self._steps_W, "left": self._left_WA, "observation": self._seen}
+        return {"seeds": self._seeds.state_dict(), **names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`. Raises ValueError for another number of worlds."""
+        state_SN, steps_W = restored(state, "state", self._state_SN), restored(state, "steps", self._steps_W)
+        left_WA, seen = restored(state, "left", self._left_WA), restored(state, "observation", self._seen)
+        self._seeds.load_state_dict(state["seeds"])
+        self._state_SN, self._steps_W = state_SN.contiguous(), steps_W
+        self._left_WA, self._seen = left_WA, seen
+
+    def __repr__(self) -> str:
+        return representation(self, f"worlds={self.worlds}, agents={self.agents}")
+
+    @property
+    def _state_SWA(self) -> Tensor:
+        return self._state_SN.view(-1, self.worlds, self.agents)
+
+    def _by_world(self, x_N: Tensor) -> Tensor:
+        return x_N.view(self.worlds, self.agents, *x_N.shape[1:])
+
+    def _rows(self, observation_OWA: Tensor) -> Tensor:
+        return transposed(observation_OWA.flatten(1))
+
+    def _observation(self) -> Tensor:
+        self._seen = self._rows(self.observe(self._state_SWA))
+        self.watch(self._seen)
+        return self._seen
+
+    def _start(self, seed_P: Tensor) -> Tensor:
+        """Return (P, Q): the first states (S, A) of worlds, followed by their observations (A, O)."""
+        state_SPA = self.initial_state(seed_P)
+        observation_OPA = self.observe(state_SPA)
+        return torch.cat([state_SPA.transpose(0, 1).flatten(1), observation_OPA.permute(1, 2, 0).flatten(1)], 1)
+
+    def _begin(self, start_NQ: Tensor) -> Tensor:  # with a row for each world
+        self._steps_W, self._left_WA = torch.zeros_like(self._steps_W), torch.zeros_like(self._left_WA)
+        size = len(self._state_SN)
+        start_WSA = start_NQ[:, : size * self.agents].view(self.worlds, size, self.agents)
+        self._state_SN = start_WSA.transpose(0, 1).flatten(1).contiguous()
+        return self._observation()
+
+    def _restart_worlds(self, over_W: Tensor, observation: Tensor) -> Tensor:
+        """Begin the next episode of these worlds. Returns `observation` (N, O) with their first observations."""
+        start_WQ, size = self._seeds.advance(over_W), len(self._state_SN)
+        start_WSA = start_WQ[:, : size * self.agents].view(self.worlds, size, self.agents)
+        first_WAO = start_WQ[:, size * self.agents :].view(self.worlds, self.agents, -1)
+        over_W1 = over_W[:, None]
+        self._state_SN = torch.where(over_W1, start_WSA.transpose(0, 1), self._state_SWA).flatten(1)
+        self._steps_W, self._left_WA = self._steps_W.masked_fill(over_W, 0), self._left_WA & ~over_W1
+        return torch.where(over_W1[:, :, None], first_WAO, self._by_world(observation)).flatten(0, 1)
+
+    def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
+        if not self._checked or self._has_components or action.shape != self._action_shape:
+            self._check(action)
+        control = map_tree(self._by_world, self._control(action))
+        state_SWA, reward_WA, terminated_WA = self.dynamics(self._state_SWA, control)
+        if not self._checked:
+            self._check_dynamics(state_SWA, reward_WA, terminated_WA)
+            self._checked = True
+        stepped_W = None if mask is None else self._by_world(mask).any(1)
+        on_WA = ~self._left_WA if stepped_W is None else ~self._left_WA & stepped_W[:, None]
+        state_SWA = torch.where(on_WA, state_SWA, self._state_SWA)
+        self._state_SN = state_SWA.flatten(1)
+        terminated_WA = terminated_WA & on_WA
+        self._steps_W = self._steps_W + (1 if stepped_W is None else stepped_W)
+        truncated_WA = (self._steps_W >= self._limit)[:, None] & on_WA
+        self._left_WA = self._left_WA | terminated_WA | truncated_WA
+        over_W, on_N1 = self._left_WA.all(1), on_WA.view(-1, 1)
+        final_observation = torch.where(on_N1, self._rows(self.observe(state_SWA)), self._seen)
+        observation = final_observation
+        if self.device.type != "cpu" or bool(over_W.any()):  # reading a flag on a GPU would wait
+            observation = self._restart_worlds(over_W, final_observation)
+            final_observation = torch.where(on_N1, final_observation, observation)  # no episode ends in these rows
+        self._seen = observation
+        reward_N = torch.where(on_WA, reward_WA, 0.0).flatten()
+        ends = terminated_WA.flatten(), truncated_WA.flatten()
+        self.watch(observation)
+        return TimeStep(observation, reward_N, *ends, final_observation, on_WA.flatten(), {})
+
+    def _check_dynamics(self, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
+        rows = (self.worlds, self.agents)
+        for name, value, shape, dtype in (
+            ("state", state, self._state_SWA.shape, torch.float32),
+            ("reward", reward, rows, torch.float32),
+            ("terminated", terminated, rows, torch.bool),
+        ):
+            if value.shape != shape or value.dtype is not dtype:
+                raise EnvironmentContractError(
+                    f"{type(self).__name__}.dynamics: expected {name} as {dtype} of shape {tuple(shape)}, "
+                    f"got {value.dtype} of shape {tuple(value.shape)}"
+                )
